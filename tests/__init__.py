@@ -1,0 +1,1 @@
+"""Tests; their folders mirror the packages, beside laws/, papers/, faults/ and architecture/."""

@@ -1,0 +1,48 @@
+"""One thread a process, the published data sets where they are, and markers that skip with a reason."""
+
+from __future__ import annotations
+
+import os
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")  # before torch and numpy load; worker processes inherit it
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+# The same examples every time, and no time limit per example: a busy machine is no fault.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+def _data_folder() -> Path | None:
+    value = os.environ.get("PACBAYES_FL_DATA", "")
+    return Path(value) if value and Path(value).is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Return the folder of published data sets, or skip; whoever asks for it is marked `real_data`."""
+    folder = _data_folder()
+    if folder is None:
+        pytest.skip("set PACBAYES_FL_DATA to the folder with the published data sets")
+    return folder
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark users of `data_root`, and skip what this machine cannot run."""
+    no_gpu = None if torch.cuda.is_available() else pytest.mark.skip(reason="no CUDA device")
+    reason = "PACBAYES_FL_DATA names no folder with the published data sets"
+    no_data = pytest.mark.skip(reason=reason) if _data_folder() is None else None
+    for item in items:
+        if "data_root" in getattr(item, "fixturenames", ()):
+            item.add_marker("real_data")
+        for name, skip in (("gpu", no_gpu), ("real_data", no_data)):
+            if skip is not None and item.get_closest_marker(name):
+                item.add_marker(skip)
