@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data_gen import DataGenError, needs, weather
+from data_gen.physics import physical_sky
+from data_gen.station import Weather
+
+
+def test_typical_year_has_one_year_of_stamps_and_twelve_source_years(typical: Weather) -> None:
+    assert len(typical.index) == 8760
+    assert set(np.diff(typical.seconds)) == {3600}
+    assert typical.seconds[0] == np.datetime64("2018-01-01T05:30", "s").astype(np.int64)
+    assert typical.utc_offset == -5.0
+    assert not typical.utc_hours
+    assert typical.manifest["years"] == [1980, 1981, 1986, 1988, 1989, 1990, 1994, 1996, 2001, 2003]
+    assert "TMY3" in typical.manifest["attribution"]
+
+
+def test_typical_year_changes_its_segment_with_the_source_year(typical: Weather) -> None:
+    local = (typical.seconds - 5 * 3600).astype("datetime64[s]")
+    months = local.astype("datetime64[M]").astype(int) % 12 + 1
+    assert [set(typical.segment[months == month]) for month in range(1, 13)] == [{i} for i in range(12)]
+
+
+def test_typical_year_keeps_its_dni(typical: Weather) -> None:
+    pvlib = needs.need_pvlib()
+    path = pvlib.__file__.replace("__init__.py", f"data/{weather.TYPICAL_FILE}")
+    frame, _ = pvlib.iotools.read_tmy3(path, map_variables=True)
+    sky = physical_sky(typical, typical.altitude)
+    high = typical.height > 5
+    np.testing.assert_allclose(sky.dni[high], frame["dni"].to_numpy()[high], rtol=1e-3, atol=0.5)
+    np.testing.assert_allclose(typical.diffuse, frame["dhi"].to_numpy())
+
+
+def test_clear_sky_is_the_same_every_time(sky: Weather) -> None:
+    again = weather.load("clearsky")
+    np.testing.assert_array_equal(again.beam, sky.beam)
+    assert sky.segment.max() == 0
+    assert 800 < (sky.beam + sky.diffuse).max() < 1000
+    assert sky.beam[sky.height == 0].max() < 1
+    assert sky.wind.min() > 0
+    assert "synthetic" in sky.manifest["source"]
+
+
+def test_clear_sky_follows_the_place() -> None:
+    tropics = weather.load("clearsky", place=(0.0, 30.0))
+    assert tropics.latitude == 0.0
+    assert tropics.utc_offset == 2.0
+
+
+def test_a_name_that_is_no_source_is_a_path() -> None:
+    with pytest.raises(DataGenError, match="cannot read weather file 'clear-sky'"):
+        weather.load("clear-sky")
