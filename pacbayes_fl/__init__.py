@@ -1,0 +1,1 @@
+"""Bayesian personalised federated learning with certificates."""

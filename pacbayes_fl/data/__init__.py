@@ -1,0 +1,1 @@
+"""Rows of clients: batches, scaling, splits and tables."""

@@ -1,0 +1,70 @@
+"""The errors that a user can meet: one family, each naming where it happened and what to do.
+
+Every class is also the builtin error of its kind, so that code that knows nothing of this library handles it well.
+"""
+
+from __future__ import annotations
+
+
+class PacBayesFLError(Exception):
+    """Base of every error that this library raises on purpose.
+
+    Args:
+        message: what was expected and what came, naming the argument.
+        client: name of the client that it concerns, if one.
+        round: number of the federated round, if one.
+        cause: what made it fail, in a few words.
+        hint: what the reader can do.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        client: str | None = None,
+        round: int | None = None,
+        cause: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Store the fields and build the one-line text."""
+        self.client, self.round, self.cause, self.hint = client, round, cause, hint
+        place = "" if client is None else f"client {client!r}: "
+        when = "" if round is None else f"round {round}: "
+        advice = "" if hint is None else f" ({hint})"
+        super().__init__(f"{when}{place}{message}{advice}")
+
+
+class ShapeError(PacBayesFLError, ValueError):
+    """A tensor has not the shape or dtype that was asked for."""
+
+
+class StudyError(PacBayesFLError, ValueError):
+    """A study names something that does not exist or asks for what cannot be."""
+
+
+class DataError(PacBayesFLError, ValueError):
+    """Rows of a client cannot be used: not finite, missing, of the wrong kind, or in the wrong place."""
+
+
+class AssumptionError(PacBayesFLError, ValueError):
+    """A premise without which no number can be formed does not hold."""
+
+
+class NumericalError(PacBayesFLError, ArithmeticError):
+    """A computation left the finite numbers or lost positive definiteness."""
+
+
+class ClientError(PacBayesFLError):
+    """A client failed or answered something unusable."""
+
+
+class CheckpointError(PacBayesFLError):
+    """A saved state cannot be written, read or trusted."""
+
+
+class PrivacyError(PacBayesFLError):
+    """A privacy guarantee cannot be given as asked."""
+
+
+class DeployError(PacBayesFLError):
+    """A run on several machines cannot start or go on."""

@@ -1,0 +1,148 @@
+"""Random numbers that belong to a client.
+
+A draw for client k depends on (seed, round, client id, draw, position) and on nothing else, so batched, one-by-one,
+permuted, re-bucketed and remote runs see the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from operator import index
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import DataError, StudyError
+
+Engine = Literal["philox", "generators"]
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def _product_high_low(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply 32-bit words without leaving int64: the high half is summed from 16-bit halves."""
+    low = (word & 0xFFFF) * factor
+    high = (word >> 16) * factor + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Turn a counter into four random words by Philox4x32-10 (Salmon et al., SC 2011, section 3.2).
+
+    Args:
+        counter: four int64 tensors of 32-bit words, of shapes [*] that broadcast.
+        key: two 32-bit words.
+
+    Returns:
+        Four int64 tensors [*] of 32-bit words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _product_high_low(_MULTIPLIERS[0], c0)
+        high1, low1 = _product_high_low(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+class Noise:
+    """One random stream per client.
+
+    Two engines, recorded with the run: "philox" is counter-based, vectorised over clients and gives the same numbers on
+    every device; "generators" re-seeds one `torch.Generator` per client and draws on the CPU. Both are functions of the
+    position within the client's flat draw, so that a longer draw begins with the shorter one.
+
+    Args:
+        seed: of the experiment, 0 <= seed < 2**32.
+        round: round number, 0 <= round < 2**32; 0 is the personalisation after training.
+        ids: client ids, 0 <= id < 2**63.
+        device: where the numbers are wanted.
+        engine: "philox" or "generators".
+
+    Raises:
+        StudyError: when seed or round is out of range or the engine unknown.
+        DataError: when an id is out of range.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        round: int,
+        ids: Sequence[int],
+        device: torch.device | str | None = None,
+        engine: Engine = "philox",
+    ) -> None:
+        """Store the key; nothing is drawn yet."""
+        self.seed, self.round, self.ids, self.engine = index(seed), index(round), tuple(map(index, ids)), engine
+        for name, number in (("seed", self.seed), ("round", self.round)):
+            if not 0 <= number <= _WORD:
+                raise StudyError(f"{name} must be in 0..{_WORD}, got {number}")
+        if engine not in get_args(Engine):
+            raise StudyError(f"noise must be one of {', '.join(get_args(Engine))}, got {engine!r}")
+        for client in self.ids:
+            if not 0 <= client < 2**63:
+                raise DataError(f"ids must be in 0..2**63 - 1, got {client}")
+        self._id = torch.tensor(self.ids, dtype=torch.int64).to(device)
+        self._draw = 0
+
+    def _uniforms(self, numbers: int) -> Tensor:
+        """Draw float64 numbers [K, numbers] in the open interval (0, 1)."""
+        draw, self._draw = self._draw, self._draw + 1
+        if self.engine == "generators":
+            rows = torch.empty(len(self.ids), numbers, dtype=torch.float64)
+            for row, client in zip(rows, self.ids, strict=True):
+                digest = hashlib.sha256(f"{self.seed}/{self.round}/{client}/{draw}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+                torch.rand(numbers, generator=generator, out=row)
+            return rows.clamp_min_(2.0**-54).to(self._id.device)
+        block = torch.arange((numbers + 1) // 2, device=self._id.device)
+        ids = self._id.unsqueeze(-1)
+        counter = (block, ids & _WORD, ids >> 32, torch.full_like(block, draw))
+        words = philox(counter, (self.seed, self.round))
+        high = torch.stack((words[0], words[2]), -1).flatten(-2)[:, :numbers]
+        low = torch.stack((words[1], words[3]), -1).flatten(-2)[:, :numbers]
+        return ((high << 20) | (low >> 12)).double().add_(0.5).mul_(2.0**-52)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Draw uniforms in (0, 1).
+
+        Args:
+            like: gives shape [K, *], dtype and device; a dimension that may be padded must come right after K.
+
+        Returns:
+            [K, *].
+        """
+        numbers = like[0].numel() if like.shape[0] else 0
+        uniform = self._uniforms(numbers).view(like.shape).to(like.dtype)
+        return uniform.clamp_(max=1 - torch.finfo(like.dtype).eps / 2)  # rounding to float32 may reach 1
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Draw standard normals by inversion, so that the float32 draw is the float64 one rounded.
+
+        Args:
+            like: gives shape [K, *], dtype and device; a dimension that may be padded must come right after K.
+
+        Returns:
+            [K, *].
+        """
+        numbers = like[0].numel() if like.shape[0] else 0
+        normal: Tensor = torch.special.ndtri(self._uniforms(numbers))
+        return normal.view(like.shape).to(like.dtype)
+
+    def rows(self, mask: Tensor, n: int) -> Tensor:
+        """Draw a minibatch of rows per client without replacement.
+
+        Args:
+            mask: [K, N] bool, True on real rows.
+            n: rows wanted; clients with fewer get all of theirs, then padding.
+
+        Returns:
+            Row positions [K, min(n, N)], int64.
+        """
+        keys = torch.where(mask, self._uniforms(mask.shape[1]), 2.0)
+        return torch.argsort(keys, dim=1, stable=True)[:, :n]

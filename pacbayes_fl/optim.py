@@ -1,0 +1,106 @@
+"""Optimisers as functions on trees, batched over clients.
+
+Adam is elementwise, so a batched Adam equals one per client but for its step count and for clipping: here both are per
+client.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.tensors import leaves, tree_map
+
+Tree = TypeVar("Tree")
+
+
+class Adam(NamedTuple, Generic[Tree]):
+    """Moments of Adam (Kingma and Ba 2015, Algorithm 1) and the number of steps taken."""
+
+    first: Tree
+    second: Tree
+    steps: Tensor  # [] for a server, [K] for clients, int64
+
+
+def _like(count: Tensor, leaf: Tensor) -> Tensor:
+    return count.view(count.shape + (1,) * (leaf.dim() - count.dim()))
+
+
+def adam_init(parameters: Tree, clients: int | None = None) -> Adam[Tree]:
+    """Begin Adam at zero moments.
+
+    Args:
+        parameters: leaves [*] of a server or [K, *] of clients.
+        clients: K when every client counts its own steps, None for a server.
+
+    Returns:
+        The state before the first step.
+    """
+    device = next(iter(leaves(parameters).values())).device
+    steps = torch.zeros(() if clients is None else (clients,), dtype=torch.int64, device=device)
+    return Adam(tree_map(torch.zeros_like, parameters), tree_map(torch.zeros_like, parameters), steps)
+
+
+def adam(
+    parameters: Tree,
+    gradient: Tree,
+    state: Adam[Tree],
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+) -> tuple[Tree, Adam[Tree]]:
+    """Take one Adam step downhill (Kingma and Ba 2015, Algorithm 1).
+
+    Args:
+        parameters: leaves [*] or [K, *].
+        gradient: of the loss to be lowered, the same leaves.
+        state: what `adam_init` or the last step returned.
+        rate: learning rate.
+        betas: decay of the two moments.
+        epsilon: added to the root of the second moment.
+
+    Returns:
+        New parameters and new state; the inputs are left as they are.
+    """
+    steps = state.steps + 1
+    first = tree_map(lambda m, g: betas[0] * m + (1 - betas[0]) * g, state.first, gradient)
+    second = tree_map(lambda v, g: betas[1] * v + (1 - betas[1]) * g.square(), state.second, gradient)
+
+    def step(leaf: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        count = _like(steps, leaf).double()  # 1 - 0.999 in float32 is off by 5e-5
+        first_share, second_share = ((1 - beta**count).to(leaf.dtype) for beta in betas)
+        return leaf - rate * (m / first_share) / ((v / second_share).sqrt() + epsilon)
+
+    return tree_map(step, parameters, first, second), Adam(first, second, steps)
+
+
+def sgd(parameters: Tree, gradient: Tree, rate: float) -> Tree:
+    """Take one plain step downhill.
+
+    Args:
+        parameters: leaves [*] or [K, *].
+        gradient: of the loss to be lowered, the same leaves.
+        rate: learning rate.
+
+    Returns:
+        New parameters.
+    """
+    return tree_map(lambda leaf, g: leaf - rate * g, parameters, gradient)
+
+
+def clip_per_client(gradient: Tree, bound: float) -> Tree:
+    """Shorten each client's gradient to a norm of at most `bound`, whatever the others' norms are.
+
+    Args:
+        gradient: leaves [K, *].
+        bound: largest Euclidean norm over all leaves of one client.
+
+    Returns:
+        The clipped tree [K, *].
+    """
+    rows = [leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves(gradient).values()]  # in float32 2e19 overflows
+    norm = torch.cat(rows, 1).square().sum(1).sqrt()
+    factor = (bound / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+    return tree_map(lambda leaf: leaf * _like(factor, leaf).to(leaf.dtype), gradient)

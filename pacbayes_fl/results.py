@@ -1,0 +1,478 @@
+"""What a run leaves behind: numbers and names, saved to and loaded from its run folder.
+
+`rounds.jsonl` grows line by line while the run lives; the other files are written at the end, `metrics.json` last: a
+folder that has it is a finished run. Every file is replaced as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
+
+GROUPS: Final = ("existing", "new")
+_FIXED: Final = ("id", "group", "name", "m")
+_PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of `rounds.jsonl`.
+
+    Args:
+        round: rounds finished, counted from 1.
+        clients: how many took part.
+        dropped: names of clients that were left out for a fault.
+        values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds.
+    """
+
+    round: int
+    clients: int
+    dropped: tuple[str, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One line of `clients.csv`: a client's metrics in one group.
+
+    Args:
+        id: the stable client number.
+        name: what tables call it.
+        group: "existing" (took part in training) or "new" (never trained).
+        m: its training rows.
+        metrics: numbers by name; NaN says that the metric does not apply, absence that it was not taken.
+    """
+
+    id: int
+    name: str
+    group: str
+    m: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what the table could not hold."""
+        if self.group not in GROUPS:
+            raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
+        if taken := [name for name in self.metrics if name in (*_FIXED, "n_clients", "")]:
+            raise StudyError(f"metrics cannot be called {', '.join(map(repr, taken))}", client=self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Everything that tables, plots and reports read of one run.
+
+    Args:
+        study: name of the study.
+        method: name of the method.
+        seed: the run's seed.
+        task: "regression" or "classification".
+        rounds: one record a round.
+        clients: one row per client and group.
+        predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
+            mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
+            in the order of that group's rows and everything in the data's own units.
+        labels: what can be said in JSON: names and units of features and target, notes, quantile levels; tuples come
+            back as lists.
+    """
+
+    study: str
+    method: str
+    seed: int
+    task: str
+    rounds: tuple[RoundRecord, ...] = ()
+    clients: tuple[ClientRow, ...] = ()
+    predictions: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics, in the order in which the clients' rows first mention them."""
+        return tuple(dict.fromkeys(name for row in self.clients for name in row.metrics))
+
+    def column(self, group: str, metric: str) -> list[float]:
+        """Return a metric of every client of a group, in the order of the rows; NaN where a client has none."""
+        return [float(row.metrics.get(metric, math.nan)) for row in self.clients if row.group == group]
+
+    def summary(self, seed: int = 0) -> dict[str, Any]:
+        """Summarise the clients of each group: what `metrics.json` holds.
+
+        Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
+        the 95 % percentile bootstrap of the mean over clients. Clients whose value is NaN are left out, and then
+        the entry says over how many `n_clients` it was taken; a metric that is NaN for all is left out itself. A number
+        that is not finite is None. A dot nests: "pm.accuracy" stands in `["pm"]["accuracy"]`.
+
+        Args:
+            seed: of the bootstrap.
+
+        Returns:
+            `{"study", "method", "seed", "task", "groups": {"existing": {"n_clients", "rsmse": {"mean", "std", "median",
+            "interval"}, ...}, "new": ...}}`, ready for JSON; a group without clients is absent.
+        """
+        groups: dict[str, Any] = {}
+        for group in GROUPS:
+            if not (n_clients := sum(row.group == group for row in self.clients)):
+                continue
+            groups[group] = {"n_clients": n_clients}
+            for metric in self.metrics:
+                values = np.asarray(self.column(group, metric), dtype=np.float64)
+                values = values[~np.isnan(values)]
+                if not values.size:
+                    continue
+                entry = groups[group]
+                for part in metric.split("."):
+                    entry = entry.setdefault(part, {})
+                entry.update(_statistics(values, seed))
+                if values.size < n_clients:
+                    entry["n_clients"] = int(values.size)
+        return {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "groups": groups}
+
+    def save(self, folder: Path | str) -> None:
+        """Write the result files of a run folder, each at once and `metrics.json` last.
+
+        Args:
+            folder: the run folder, made if it does not exist.
+
+        Raises:
+            StudyError: when the labels are not JSON.
+            CheckpointError: when a file cannot be written.
+        """
+        folder = Path(folder)
+        try:
+            labels = _json(self.labels)
+        except (TypeError, ValueError) as error:
+            raise StudyError(f"labels must be JSON: {error}") from error
+        # a clone each, because safetensors refuses tensors that share memory
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
+        (folder / "metrics.json").unlink(missing_ok=True)
+        write_atomic(folder / "rounds.jsonl", "".join(map(_line, self.rounds)).encode())
+        write_atomic(folder / "clients.csv", _clients_csv(self).encode())
+        write_atomic(folder / "predictions.safetensors", safetensors.torch.save(tensors))
+        write_atomic(folder / "labels.json", labels.encode())
+        write_atomic(folder / "metrics.json", _json(self.summary()).encode())
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything, numbers bit by bit; NaN equals NaN, and labels are compared as JSON."""
+        if not isinstance(other, Result):
+            return NotImplemented
+        mine, theirs = self.predictions, other.predictions
+        return (
+            (self.study, self.method, self.seed, self.task) == (other.study, other.method, other.seed, other.task)
+            and [*map(_line, self.rounds)] == [*map(_line, other.rounds)]
+            and _clients_csv(self) == _clients_csv(other)
+            and _json(self.labels) == _json(other.labels)
+            and mine.keys() == theirs.keys()
+            and all(_same(tensor, theirs[name]) for name, tensor in mine.items())
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Compare two tensors [*] with NaN equal to itself."""
+    a, b = a.cpu(), b.cpu()
+    return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _statistics(values: np.ndarray, seed: int) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return float(value) if math.isfinite(value) else None
+
+    with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
+        mean, low, high = nested_bootstrap([values.tolist()], seed)
+        std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+        median = float(np.median(values))
+    return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
+
+
+def _clients_csv(result: Result) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*_FIXED, *result.metrics])
+    for row in result.clients:  # repr of a float reads back as the same float; an empty cell is a metric not taken
+        cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in result.metrics]
+        table.writerow([row.id, row.group, row.name, row.m, *cells])
+    return text.getvalue()
+
+
+def load(folder: Path | str) -> Result:
+    """Read a finished run folder.
+
+    Args:
+        folder: where `Result.save` wrote.
+
+    Returns:
+        A result equal to the one that was saved.
+
+    Raises:
+        StudyError: when a file is missing, so that this is no finished run folder.
+        DataError: naming the file that cannot be read.
+    """
+    folder = Path(folder)
+    names = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise StudyError(
+            f"{folder} is not a finished run folder: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing",
+            hint="has the run finished? resume with --resume",
+        )
+    with _readable(folder / "metrics.json") as path:
+        head = json.loads(path.read_text("utf-8"))
+        study, method, seed, task = (head[key] for key in ("study", "method", "seed", "task"))
+    with _readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+        if tuple(rows[0][:4]) != _FIXED:
+            raise ValueError(f"expected columns {', '.join(_FIXED)}, got {', '.join(rows[0][:4])}")
+        clients = tuple(
+            ClientRow(
+                int(client),
+                name,
+                group,
+                int(m),
+                {metric: float(cell) for metric, cell in zip(rows[0][4:], cells, strict=True) if cell},
+            )
+            for client, group, name, m, *cells in rows[1:]
+        )
+    with _readable(folder / "predictions.safetensors") as path:
+        predictions = safetensors.torch.load(path.read_bytes())
+    with _readable(folder / "labels.json") as path:
+        labels = json.loads(path.read_text("utf-8"))
+    return Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[Path]:
+    """Turn whatever is wrong with the contents of a file into an error that names it."""
+    try:
+        yield path
+    except (ValueError, KeyError, IndexError, TypeError, OSError, SafetensorError, csv.Error) as error:
+        hint = "the file was damaged or edited; resume the run with --resume to write it again"
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+
+
+def _line(record: RoundRecord) -> str:
+    def number(value: float) -> float | str | None:  # JSON has no NaN and no infinity
+        value = float(value)
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+
+    values = {name: number(value) for name, value in record.values.items()}
+    line = {"round": record.round, "clients": record.clients, "dropped": list(record.dropped), "values": values}
+    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def append_round(folder: Path | str, record: RoundRecord) -> None:
+    """Add one line to `rounds.jsonl`; it is on disk when this returns, or not there at all.
+
+    Write a round's line before its checkpoint: `truncate_rounds` drops a line too many, nothing restores a lost one.
+
+    Args:
+        folder: the run folder.
+        record: the round that has just finished.
+
+    Raises:
+        CheckpointError: when the line cannot be written.
+    """
+    path = Path(folder) / "rounds.jsonl"
+    try:
+        with path.open("ab") as file:
+            end = file.tell()
+            try:
+                file.write(_line(record).encode())
+                file.flush()
+                os.fsync(file.fileno())
+                if end == 0:
+                    sync_folder(path.parent)
+            except OSError:
+                with contextlib.suppress(OSError):  # half a line would join the next one
+                    os.ftruncate(file.fileno(), end)
+                raise
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror}", round=record.round, cause=error.strerror
+        ) from error
+
+
+def read_rounds(folder: Path | str) -> tuple[RoundRecord, ...]:
+    """Read `rounds.jsonl`, of a finished or a living run.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The records in order, without a last line that was cut short; empty when there is no file.
+
+    Raises:
+        DataError: naming the line that cannot be read.
+    """
+    path = Path(folder) / "rounds.jsonl"
+    if not path.is_file():
+        return ()
+    records = []
+    with _readable(path):
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # after the last newline: a torn line
+            try:
+                read = json.loads(line)
+                values = {key: math.nan if value is None else float(value) for key, value in read["values"].items()}
+                records.append(RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"line {number}: {error}") from error
+    return tuple(records)
+
+
+def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
+    """Drop the lines of rounds that no checkpoint covers, and a torn last line.
+
+    Args:
+        folder: the run folder.
+        round: the round that the run resumes from; later ones are dropped.
+
+    Returns:
+        The records that stay.
+
+    Raises:
+        DataError: naming a line that cannot be read.
+        CheckpointError: when the file cannot be replaced.
+    """
+    kept = tuple(record for record in read_rounds(folder) if record.round <= round)
+    if (Path(folder) / "rounds.jsonl").exists():
+        write_atomic(Path(folder) / "rounds.jsonl", "".join(map(_line, kept)).encode())
+    return kept
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until its bytes are on disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: after a crash or on a full disk it holds the old bytes or the new ones.
+
+    Args:
+        path: the file.
+        data: its new bytes.
+
+    Raises:
+        CheckpointError: when it cannot be written; the old file stays and nothing else is left.
+    """
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write_synced(half, data)
+        os.replace(half, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Say on what a run was computed.
+
+    Args:
+        device: the device that it uses.
+
+    Returns:
+        Versions (None for a package that is not installed), device, threads and platform, ready for JSON.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    device = torch.device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "versions": versions,
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def nested_bootstrap(
+    values: Sequence[Sequence[float]], seed: int = 0, draws: int = 2000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Percentile bootstrap of a mean over seeds and clients.
+
+    Seeds are drawn with replacement, and clients within them. When every seed has the same number of clients they
+    are taken to be the same clients in the same order, and one draw of clients serves all seeds of a replicate
+    (crossed, Owen's pigeonhole bootstrap): a client that is hard is hard under every seed, and drawing it anew for
+    each would average that away and make the interval too narrow by up to sqrt(seeds). Should the clients in truth
+    be different ones, the crossed draw only widens the interval: it counts noise of single entries up to 3 times,
+    the nested one up to 2 times. With unequal numbers, clients are drawn for each drawn seed on its own (nested). A
+    single seed is kept as it is: the interval then speaks of clients only. With few seeds the part that is due to
+    seeds is too narrow by about sqrt((seeds - 1) / seeds), as in every percentile bootstrap.
+
+    Args:
+        values: `values[seed][client]`; a NaN makes all three numbers NaN.
+        seed: of the bootstrap itself.
+        draws: number of replicates.
+        level: of the interval.
+
+    Returns:
+        The mean (every seed weighs alike), and the lower and upper end of the interval.
+
+    Raises:
+        ShapeError: when there is no seed, or a seed without clients.
+        StudyError: when the level is outside (0, 1) or there is no draw.
+    """
+    rows = [np.asarray(row, dtype=np.float64) for row in values]
+    if not rows or any(row.ndim != 1 or not row.size for row in rows):
+        raise ShapeError(f"values must hold at least one client for every seed, got lengths {[len(r) for r in values]}")
+    if not 0.0 < level < 1.0 or draws < 1:
+        raise StudyError(f"level must be in (0, 1) and draws at least 1, got {level} and {draws}")
+    mean = float(np.mean([row.mean() for row in rows]))
+    if not all(np.isfinite(row).all() for row in rows):
+        return mean, math.nan, math.nan
+    random = np.random.default_rng(seed)
+    n_seeds, sizes = len(rows), np.array([row.size for row in rows])
+    if len(set(sizes.tolist())) == 1:
+        # how often each seed and each client was drawn: all that a replicate's mean depends on
+        seeds = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=draws)
+        clients = random.multinomial(sizes[0], np.full(sizes[0], 1 / sizes[0]), size=draws)
+        means = ((seeds @ np.stack(rows)) * clients).sum(1) / (n_seeds * sizes[0])
+    else:
+        padded = np.zeros((n_seeds, sizes.max()))
+        for row, target in zip(rows, padded, strict=True):
+            target[: row.size] = row
+        chosen = random.integers(n_seeds, size=(draws, n_seeds, 1))
+        n_clients = sizes[chosen]
+        position = random.integers(n_clients, size=(draws, n_seeds, padded.shape[1]))
+        counted = np.arange(padded.shape[1]) < n_clients
+        means = ((padded[chosen, position] * counted).sum(2, keepdims=True) / n_clients).mean((1, 2))
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return mean, float(low), float(high)

@@ -1,0 +1,195 @@
+"""Strict tables: nested mappings from a TOML file into frozen dataclasses, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pacbayes_fl.errors import StudyError
+
+Part = TypeVar("Part")
+NONE = "none"
+"""How a table says None, for which TOML has no word."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Advise on a word that is not known.
+
+    Args:
+        word: what was given.
+        valid: what would have been right.
+
+    Returns:
+        "did you mean ...?", or the list of valid words.
+    """
+    valid = list(valid)
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
+
+
+def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
+    """Build a frozen dataclass from a table; fields that the table leaves out keep their defaults.
+
+    Args:
+        cls: a dataclass of numbers, strings, flags, tuples, mappings and dataclasses of these.
+        table: values by name.
+        where: what errors call the table, such as "study.toml [method]".
+
+    Returns:
+        The value.
+
+    Raises:
+        StudyError: naming the key, where it stands and the nearest valid key, or the kind of value that was expected.
+    """
+    hints = get_type_hints(cls)
+    for key in table:
+        if key not in hints:
+            raise StudyError(f"{where}: unknown key {key!r}", hint=nearest(key, hints))
+    values = {key: _convert(hints[key], value, f"{where} {key}") for key, value in table.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise StudyError(f"{where}: {error}") from error
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    origin, choices = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if type(None) in choices and (value is None or value == NONE):
+            return None
+        for choice in choices:
+            try:
+                return _convert(choice, value, where)
+            except StudyError as error:
+                last = error
+        raise last
+    if origin is Literal:
+        if value in choices:
+            return value
+        raise StudyError(f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return parse(kind, value, where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(choices[0], item, where) for item in value)
+    if (origin or kind) is Mapping and isinstance(value, Mapping):
+        return dict(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    name = getattr(kind, "__name__", str(kind))
+    raise StudyError(f"{where} must be of type {name}, got {value!r}")
+
+
+def as_table(part: Any) -> dict[str, Any]:
+    """Turn a dataclass into a nested table of plain values.
+
+    Args:
+        part: the dataclass.
+
+    Returns:
+        Names and values; None as "none", tuples as lists.
+    """
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return as_table(value)
+        if isinstance(value, Mapping):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        return NONE if value is None else value
+
+    return {field.name: plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Write a nested table of plain values as TOML.
+
+    Args:
+        table: what `as_table` gives.
+        prefix: dotted name of the table itself.
+
+    Returns:
+        The text.
+    """
+    simple = [f"{_key(name)} = {to_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
+    text = "\n".join(simple) + ("\n" if simple else "")
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            path = f"{prefix}.{_key(name)}" if prefix else _key(name)
+            inner = to_toml(value, path)
+            header = any(not isinstance(item, Mapping) for item in value.values())
+            text += f"\n[{path}]\n{inner}" if header else inner
+    return text
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def to_value(value: Any) -> str:
+    """Write a plain value as TOML.
+
+    Args:
+        value: number, flag, string or list of these.
+
+    Returns:
+        The text.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(to_value(item) for item in value)}]"
+    if isinstance(value, float) and value != value:
+        return "nan"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def override(table: dict[str, Any], assignment: str) -> None:
+    """Put `part.key=value` into a nested table, in place.
+
+    Args:
+        table: the study's table.
+        assignment: as given to `--set`; the value is read as TOML, or as a string where it is not TOML.
+
+    Raises:
+        StudyError: when there is no "=".
+    """
+    path, equals, text = assignment.partition("=")
+    if not equals:
+        raise StudyError(f"--set takes KEY=VALUE, got {assignment!r}", hint="such as --set method.tau=0.5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = path.strip().split(".")
+    for name in parents:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise StudyError(f"--set {assignment}: {name!r} is not a table")
+        table = inner
+    table[last] = value
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one nested table over another.
+
+    Args:
+        base: values that hold where `over` has none.
+        over: values that win.
+
+    Returns:
+        A new table.
+    """
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[name] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged

@@ -1,0 +1,245 @@
+"""Trees of tensors: the states, messages and updates of every method.
+
+A tree is a tensor, a NamedTuple of trees or a mapping of trees. Trees of client state begin every leaf with the client
+dimension `K`; their flat names ("q.loc.w0") are what checkpoints and the wire carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import ShapeError
+
+Tree = TypeVar("Tree")
+
+
+def _children(tree: Any) -> list[tuple[str, Any]] | None:
+    """Return named children of an inner node, None for a leaf, and refuse anything else."""
+    if isinstance(tree, Tensor):
+        return None
+    if isinstance(tree, Mapping):
+        return [(str(key), tree[key]) for key in tree]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    raise ShapeError(f"a tree holds tensors, NamedTuples and mappings, got {type(tree).__name__}")
+
+
+def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function to corresponding leaves of trees of one structure.
+
+    Args:
+        function: takes one leaf [*] of each tree and returns a tensor.
+        tree: the first tree; its structure is the result's.
+        *others: further trees of the same structure.
+
+    Returns:
+        A tree of the same structure.
+
+    Raises:
+        ShapeError: when something in a tree is neither a tensor nor a container, or the structures differ.
+    """
+    children = _children(tree)
+    if children is None:
+        if not all(isinstance(other, Tensor) for other in others):
+            raise ShapeError("trees must have one structure, got a tensor beside a container")
+        return cast(Tree, function(tree, *others))
+    names = [name for name, _ in children]
+    rest = [dict(_children(other) or []) for other in others]
+    for other in rest:
+        if other.keys() != set(names):
+            raise ShapeError(f"trees must have one structure, got {sorted(names)} beside {sorted(other)}")
+    mapped = [tree_map(function, child, *(other[name] for other in rest)) for name, child in children]
+    if isinstance(tree, Mapping):
+        return cast(Tree, dict(zip(names, mapped, strict=True)))
+    return type(tree)(*mapped)
+
+
+def _walk(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    children = _children(tree)
+    if children is None:
+        yield prefix, tree
+        return
+    for name, child in children:
+        yield from _walk(child, f"{prefix}.{name}" if prefix else name)
+
+
+def leaves(tree: Any) -> dict[str, Tensor]:
+    """Flatten a tree into names and tensors, in a fixed order.
+
+    Args:
+        tree: any tree of tensors [*].
+
+    Returns:
+        Flat names such as "q.loc.w0" with their tensors [*].
+
+    Raises:
+        ShapeError: when two leaves would bear one name, or something is neither a tensor nor a container.
+    """
+    flat: dict[str, Tensor] = {}
+    for name, leaf in _walk(tree, ""):
+        if name in flat:
+            raise ShapeError(f"two leaves are called {name!r}")
+        flat[name] = leaf
+    return flat
+
+
+def unleaves(like: Tree, flat: Mapping[str, Tensor], exact: bool = True) -> Tree:
+    """Rebuild a tree from flat names, refusing missing, foreign or misshapen leaves.
+
+    Args:
+        like: a tree of the wanted structure, with leaves [*].
+        flat: what `leaves` returned.
+        exact: ask for the very shapes of `like` too, not only for its names and dtypes.
+
+    Returns:
+        A tree of `like`'s structure that holds the tensors of `flat`.
+
+    Raises:
+        ShapeError: naming the leaf, what was expected and what came.
+    """
+    expected = leaves(like)
+    if expected.keys() != flat.keys():
+        missing, unknown = sorted(expected.keys() - flat.keys()), sorted(flat.keys() - expected.keys())
+        raise ShapeError(f"leaves missing: {missing}, not known: {unknown}")
+    for name, leaf in expected.items():
+        got = flat[name]
+        if (exact and got.shape != leaf.shape) or got.dtype != leaf.dtype:
+            wanted, came = (f"{list(tensor.shape)} {tensor.dtype}" for tensor in (leaf, got))
+            raise ShapeError(f"leaf {name!r} must be {wanted}, got {came}")
+    names = iter(expected)
+    return tree_map(lambda _: flat[next(names)], like)
+
+
+def select(tree: Tree, index: Tensor) -> Tree:
+    """Take clients out of a tree.
+
+    Args:
+        tree: leaves [K, *].
+        index: positions [k] of the wanted clients, int64.
+
+    Returns:
+        A tree with leaves [k, *].
+    """
+    return tree_map(lambda leaf: leaf.index_select(0, index), tree)
+
+
+def scatter(tree: Tree, index: Tensor, part: Tree) -> Tree:
+    """Put the clients of `part` back into a tree, leaving both inputs as they are.
+
+    Args:
+        tree: leaves [K, *].
+        index: positions [k] where the clients of `part` go, int64.
+        part: leaves [k, *].
+
+    Returns:
+        A tree with leaves [K, *].
+    """
+    return tree_map(lambda leaf, new: leaf.index_copy(0, index, new), tree, part)
+
+
+def cat(trees: Sequence[Tree]) -> Tree:
+    """Join trees along the client dimension.
+
+    Args:
+        trees: at least one tree; leaves [k_i, *].
+
+    Returns:
+        A tree with leaves [sum of k_i, *].
+
+    Raises:
+        ShapeError: when there is no tree.
+    """
+    if not trees:
+        raise ShapeError("cat needs at least one tree, got none")
+    return tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+
+
+def expand(tree: Tree, clients: int) -> Tree:
+    """Give every client its own view of a server tree.
+
+    Args:
+        tree: leaves [*], without a client dimension.
+        clients: K.
+
+    Returns:
+        A tree with leaves [K, *] that share memory.
+    """
+    return tree_map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
+
+
+def total(tree: Tree) -> Tree:
+    """Sum a tree over clients, keeping a client dimension of one.
+
+    Args:
+        tree: leaves [K, *].
+
+    Returns:
+        A tree with leaves [1, *].
+    """
+    return tree_map(lambda leaf: leaf.sum(0, keepdim=True), tree)
+
+
+def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
+    """Average a tree over clients.
+
+    mean = sum_k w_k leaf_k / sum_k w_k
+
+    Args:
+        tree: floating leaves [K, *]; one that is not finite spoils the mean even at weight 0 (see `where`).
+        weight: non-negative weights [K], not all 0.
+
+    Returns:
+        A tree with leaves [*].
+
+    Raises:
+        ShapeError: when a leaf holds integers, whose shares would be rounded to 0.
+    """
+    share = weight / weight.sum()
+
+    def mean(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            raise ShapeError(f"only floating leaves have a mean, got {leaf.dtype}")
+        average: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
+        return average
+
+    return tree_map(mean, tree)
+
+
+def finite(tree: Any) -> Tensor:
+    """Say which clients hold only finite numbers.
+
+    Args:
+        tree: leaves [K, *].
+
+    Returns:
+        bool [K], on the leaves' device; nothing is read by the host.
+
+    Raises:
+        ShapeError: when the tree has no leaf.
+    """
+    flags = [leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in leaves(tree).values()]
+    if not flags:
+        raise ShapeError("finite needs a tree with at least one leaf, got none")
+    return torch.stack(flags).all(0)
+
+
+def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
+    """Choose client by client between two trees.
+
+    Args:
+        keep: bool [K].
+        tree: leaves [K, *], taken where `keep` holds.
+        other: leaves [K, *], taken elsewhere; NaN that is not taken leaves no trace.
+
+    Returns:
+        A tree with leaves [K, *].
+    """
+
+    def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+        return torch.where(keep.view(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+
+    return tree_map(choose, tree, other)

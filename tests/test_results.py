@@ -1,0 +1,367 @@
+"""What a run folder holds is what was saved, whatever happened on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
+from pacbayes_fl.results import (
+    ClientRow,
+    Result,
+    RoundRecord,
+    append_round,
+    environment,
+    load,
+    nested_bootstrap,
+    read_rounds,
+    truncate_rounds,
+    write_atomic,
+)
+
+
+def record(number: int) -> RoundRecord:
+    return RoundRecord(number, 4, ("haus, süd",), {"rsmse": 0.1 / 3, "spread": math.nan, "score_norm": math.inf})
+
+
+def result() -> Result:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 5, 2, generator=generator, dtype=torch.float64)
+    values[0, 0, 0] = math.nan
+    return Result(
+        study="polynomial",
+        method="pac_pfl",
+        seed=7,
+        task="regression",
+        rounds=(record(1), record(2)),
+        clients=(
+            ClientRow(4, "house, 4", "existing", 10, {"rsmse": 0.1 / 3, "ce": 0.2}),
+            ClientRow(2, 'say "2"', "existing", 12, {"rsmse": 0.5, "ce": math.nan}),
+            ClientRow(9, "ö", "existing", 3, {"rsmse": 2.0, "nlpd": math.inf}),
+            ClientRow(4, "house, 4", "new", 10, {"rsmse": 1e-300}),
+        ),
+        predictions={
+            "existing.x_test": values,
+            "existing.alias": values,
+            "existing.mean": values[..., 0],  # shares memory with the one above
+            "existing.lower": values[..., :1].expand(3, 5, 2),
+            "existing.mask_test": values[..., 0] > 0,
+            "new.mean": torch.zeros(1, 5, dtype=torch.float32),
+        },
+        labels={"target": {"name": "power", "unit": "kW"}, "levels": [0.05, 0.95], "note": "ζ = 1"},
+    )
+
+
+def test_a_saved_result_loads_equal(tmp_path: Path) -> None:
+    saved = result()
+    saved.save(tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    assert loaded == saved
+    assert loaded.labels == saved.labels
+    assert loaded.clients[0] == saved.clients[0]
+    assert loaded.column("existing", "nlpd")[2] == math.inf
+    assert math.isnan(loaded.rounds[1].values["spread"])
+    assert loaded.predictions["existing.mask_test"].dtype == torch.bool
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "clients.csv",
+        "labels.json",
+        "metrics.json",
+        "predictions.safetensors",
+        "rounds.jsonl",
+    ]
+
+
+def test_equality_sees_every_part() -> None:
+    one = result()
+    mean = one.predictions["new.mean"]
+    assert one == result()
+    assert one != replace(one, seed=8)
+    assert one != replace(one, rounds=one.rounds[:1])
+    assert one != replace(one, clients=one.clients[::-1])
+    assert one != replace(one, labels={})
+    assert one != replace(one, predictions=dict(one.predictions) | {"new.mean": mean + 1e-6})
+    assert one != replace(one, predictions=dict(one.predictions) | {"new.mean": mean.double()})
+    assert one != "a result"
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=st.text(st.characters(exclude_categories=["Cs"])),
+    value=st.floats(),
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+)
+def test_any_text_and_number_survives(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: float, text: str
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    saved = Result(
+        study=text,
+        method="m",
+        seed=0,
+        task="regression",
+        rounds=(RoundRecord(1, 1, (name,), {"a": value}),),
+        clients=(ClientRow(0, name, "new", 0, {"a": value}),),
+        labels={"note": text},
+    )
+    saved.save(folder)
+    loaded = load(folder)
+    assert loaded == saved
+    assert loaded.clients[0].name == name
+    assert np.array_equal(loaded.column("new", "a"), [value], equal_nan=True)
+
+
+def test_clients_csv_has_one_row_per_client_and_group(tmp_path: Path) -> None:
+    result().save(tmp_path)
+    with (tmp_path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["id", "group", "name", "m", "rsmse", "ce", "nlpd"]
+    assert rows[1] == ["4", "existing", "house, 4", "10", repr(0.1 / 3), "0.2", ""]
+    assert rows[2] == ["2", "existing", 'say "2"', "12", "0.5", "nan", ""]
+    assert rows[4] == ["4", "new", "house, 4", "10", "1e-300", "", ""]
+    assert len(rows) == 5
+
+
+def test_summary_is_numpys_and_is_what_metrics_json_holds(tmp_path: Path) -> None:
+    summary = result().summary()
+    rsmse = np.array([0.1 / 3, 0.5, 2.0])
+    assert {key: summary[key] for key in ("study", "method", "seed", "task")} == {
+        "study": "polynomial",
+        "method": "pac_pfl",
+        "seed": 7,
+        "task": "regression",
+    }
+    existing, new = summary["groups"]["existing"], summary["groups"]["new"]
+    assert existing["n_clients"] == 3 and new["n_clients"] == 1
+    assert set(existing["rsmse"]) == {"mean", "std", "median", "interval"}
+    assert existing["rsmse"]["mean"] == pytest.approx(rsmse.mean())
+    assert existing["rsmse"]["std"] == pytest.approx(np.std(rsmse, ddof=1))
+    assert existing["rsmse"]["median"] == 0.5
+    low, high = existing["rsmse"]["interval"]
+    assert rsmse.min() <= low < rsmse.mean() < high <= rsmse.max()
+    assert new["rsmse"] == {"mean": 1e-300, "std": 0.0, "median": 1e-300, "interval": [1e-300, 1e-300]}
+    # two clients have no CE: the mean says over how many it goes; an infinite value is null, not a made-up number
+    assert existing["ce"]["mean"] == 0.2 and existing["ce"]["n_clients"] == 1
+    assert existing["nlpd"]["mean"] is None and existing["nlpd"]["n_clients"] == 1
+    assert "ce" not in new
+    result().save(tmp_path)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == summary
+
+
+def test_summary_nests_at_dots_and_leaves_out_what_no_client_has() -> None:
+    metrics = {"pm.accuracy": 0.5, "gm.accuracy": 0.25, "ce": math.nan}
+    groups = Result("s", "m", 0, "classification", clients=(ClientRow(0, "a", "new", 1, metrics),)).summary()["groups"]
+    assert groups == {
+        "new": {
+            "n_clients": 1,
+            "pm": {"accuracy": {"mean": 0.5, "std": 0.0, "median": 0.5, "interval": [0.5, 0.5]}},
+            "gm": {"accuracy": {"mean": 0.25, "std": 0.0, "median": 0.25, "interval": [0.25, 0.25]}},
+        }
+    }
+
+
+def test_a_row_that_the_table_cannot_hold_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"'ghost'.*existing, new, got 'old'"):
+        ClientRow(0, "ghost", "old", 1)
+    with pytest.raises(StudyError, match="'name'"):
+        ClientRow(0, "ghost", "new", 1, {"name": 1.0})
+
+
+def test_an_unfinished_folder_says_what_is_missing(tmp_path: Path) -> None:
+    result().save(tmp_path)
+    (tmp_path / "metrics.json").unlink()
+    with pytest.raises(StudyError, match=r"is not a finished run folder: metrics\.json is missing .*--resume"):
+        load(tmp_path)
+    (tmp_path / "labels.json").unlink()
+    with pytest.raises(StudyError, match=r"metrics\.json and labels\.json are missing"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("metrics.json", '{"study": "a"', "metrics.json"),
+        ("metrics.json", "{}", "metrics.json"),
+        ("metrics.json", "[]", "metrics.json"),
+        ("clients.csv", "", "clients.csv"),
+        ("clients.csv", "id,name\n", "clients.csv.*expected columns id, group, name, m"),
+        ("clients.csv", "id,group,name,m,a\n1,new,x,2\n", "clients.csv"),
+        ("clients.csv", "id,group,name,m\n1,old,x,2\n", "clients.csv.*existing, new"),
+        ("labels.json", "\xff", "labels.json"),
+        ("predictions.safetensors", "{}", "predictions.safetensors"),
+        ("rounds.jsonl", '{"round": 1}\n', "rounds.jsonl.*line 1"),
+    ],
+)
+def test_a_garbled_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    result().save(tmp_path)
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=message):
+        load(tmp_path)
+
+
+def test_labels_that_are_not_json_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for labels in ({"path": tmp_path}, {"level": math.nan}):
+        with pytest.raises(StudyError, match="labels must be JSON"):
+            replace(result(), labels=labels).save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_crash_while_saving_again_never_shows_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result().save(tmp_path)
+    replaced: list[str] = []
+
+    def crash(source: Path, target: Path) -> None:
+        if len(replaced) == 2:
+            raise KeyboardInterrupt
+        replaced.append(Path(target).name)
+        Path(source).rename(target)
+
+    monkeypatch.setattr("pacbayes_fl.results.os.replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        replace(result(), seed=8).save(tmp_path)
+    with pytest.raises(StudyError, match="not a finished run folder"):
+        load(tmp_path)
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "a.txt", b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pacbayes_fl.results.os.fsync", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*a\.txt: No space left"):
+        write_atomic(tmp_path / "a.txt", b"new")
+    assert (tmp_path / "a.txt").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_rounds_are_appended_and_truncated(tmp_path: Path) -> None:
+    assert read_rounds(tmp_path) == ()
+    assert truncate_rounds(tmp_path, 3) == ()
+    for number in range(1, 6):
+        append_round(tmp_path, record(number))
+    assert [each.round for each in read_rounds(tmp_path)] == [1, 2, 3, 4, 5]
+    assert read_rounds(tmp_path)[2].dropped == ("haus, süd",)
+    assert [each.round for each in truncate_rounds(tmp_path, 3)] == [1, 2, 3]
+    append_round(tmp_path, record(4))
+    assert [each.round for each in read_rounds(tmp_path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kept", [1, 20, -1])
+def test_a_torn_last_line_is_dropped(tmp_path: Path, kept: int) -> None:
+    append_round(tmp_path, record(1))
+    whole = (tmp_path / "rounds.jsonl").read_bytes()
+    (tmp_path / "rounds.jsonl").write_bytes(whole + whole[:kept])
+    assert len(read_rounds(tmp_path)) == 1
+    truncate_rounds(tmp_path, 10)
+    append_round(tmp_path, record(2))
+    assert [each.round for each in read_rounds(tmp_path)] == [1, 2]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_round(tmp_path, record(1))
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pacbayes_fl.results.os.fsync", full)
+    with pytest.raises(CheckpointError, match=r"round 2: cannot write .*rounds\.jsonl: No space left"):
+        append_round(tmp_path, record(2))
+    monkeypatch.setattr("pacbayes_fl.results.os.fsync", sync)
+    append_round(tmp_path, record(2))
+    assert [each.round for each in read_rounds(tmp_path)] == [1, 2]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_device_is_a_named_error(tmp_path: Path) -> None:
+    (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="No space left"):
+        append_round(tmp_path, record(1))
+
+
+def test_environment_is_json_and_knows_its_versions() -> None:
+    read = json.loads(json.dumps(environment()))
+    assert (
+        read["versions"]["torch"] == torch.__version__.split("+")[0] or read["versions"]["torch"] == torch.__version__
+    )
+    assert set(read["versions"]) >= {"python", "torch", "gpytorch", "numpy", "pacbayes_fl"}
+    assert read["device"] == "cpu" and read["threads"] == torch.get_num_threads() and read["platform"]
+
+
+def test_bootstrap_is_deterministic_and_leaves_the_global_generator_alone() -> None:
+    values = np.random.default_rng(5).normal(size=(3, 20)).tolist()
+    before = np.random.get_state()[1].copy()  # noqa: NPY002  the global one is what must not be used
+    assert nested_bootstrap(values) == nested_bootstrap(values)
+    assert nested_bootstrap(values, seed=1) != nested_bootstrap(values, seed=2)
+    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    assert nested_bootstrap([[3.0]]) == (3.0, 3.0, 3.0)
+    assert nested_bootstrap([[1.0, 3.0], [5.0]])[0] == 3.5
+    assert all(math.isnan(number) for number in nested_bootstrap([[1.0, math.nan]]))
+
+
+@pytest.mark.parametrize("values", [[], [[]], [[1.0], []]])
+def test_bootstrap_refuses_nothing(values: list[list[float]]) -> None:
+    with pytest.raises(ShapeError, match="at least one client"):
+        nested_bootstrap(values)
+
+
+def test_bootstrap_refuses_a_level_outside_0_1() -> None:
+    with pytest.raises(StudyError, match="level"):
+        nested_bootstrap([[1.0]], level=95)
+
+
+def test_one_seed_matches_a_plain_bootstrap_over_clients() -> None:
+    values = np.random.default_rng(3).gamma(2.0, size=40)
+    random = np.random.default_rng(4)
+    means = values[random.integers(40, size=(20000, 40))].mean(1)
+    mean, low, high = nested_bootstrap([values.tolist()], draws=20000)
+    assert mean == pytest.approx(values.mean())
+    assert [low, high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.02)
+
+
+def test_seeds_with_unequal_numbers_match_a_plain_nested_bootstrap() -> None:
+    random = np.random.default_rng(5)
+    rows = [random.gamma(1.0, size=size) + np.arange(size) for size in (2, 4, 9)]
+    means = []
+    for _ in range(10000):
+        drawn = [rows[index] for index in random.integers(3, size=3)]
+        means.append(np.mean([row[random.integers(row.size, size=row.size)].mean() for row in drawn]))
+    mean, low, high = nested_bootstrap([row.tolist() for row in rows], draws=20000)
+    assert mean == pytest.approx(np.mean([row.mean() for row in rows]))
+    assert [low, high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.1)
+
+
+def test_clients_are_drawn_jointly_over_seeds() -> None:
+    """Five seeds that all see the same hard clients know no more about clients than one seed does."""
+    clients = np.random.default_rng(0).normal(size=30).tolist()
+    _, low, high = nested_bootstrap([clients])
+    _, low5, high5 = nested_bootstrap([clients] * 5)
+    assert high5 - low5 == pytest.approx(high - low, rel=0.1)
+    # one client fewer under one seed: drawn on their own, and the interval shrinks
+    _, low_nested, high_nested = nested_bootstrap([clients] * 4 + [clients[:-1]])
+    assert high_nested - low_nested < 0.6 * (high - low)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_bootstrap_covers(ragged: bool) -> None:
+    """Values = client + seed + noise for the crossed case, seed + noise for clients that differ by seed."""
+    random = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        seeds, noise = random.normal(size=(12, 1)), random.normal(size=(12, 20))
+        values = seeds + noise + (0.0 if ragged else random.normal(size=(1, 20)))
+        rows = [row[: 20 - (index % 3) * ragged].tolist() for index, row in enumerate(values)]
+        _, low, high = nested_bootstrap(rows, seed=trial, draws=300)
+        hits += low <= 0.0 <= high
+    assert 0.87 <= hits / 200 <= 0.99
