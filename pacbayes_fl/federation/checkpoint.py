@@ -1,0 +1,429 @@
+"""The saved state of a run: written so that no crash, kill or full disk can take the last good round away.
+
+`RUN/checkpoints/round_000040/` holds `state.safetensors`, `state.json` and `manifest.json` with their SHA-256. A round
+is written as `round_000040.tmp`, synced, and then renamed: what bears the final name is complete, and what was altered
+since shows in its checksum. `RunLock` keeps a second run out, `StopSignal` ends a run in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, MappingProxyType, TracebackType
+from typing import IO, Any, Final, NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pacbayes_fl.errors import CheckpointError
+from pacbayes_fl.results import sync_folder, write_atomic, write_synced
+
+FORMAT_VERSION: Final = 1
+MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
+
+Migration = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
+# from a version to the next: tensors and meta in, tensors and meta out
+_MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({})
+_NO_SPACE: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A round as it was saved.
+
+    Args:
+        round: rounds finished.
+        tensors: flat names with tensors [*], on the CPU.
+        meta: what was saved beside them; JSON, so tuples are lists and keys are strings.
+        warnings: what was wrong with newer rounds, for the user to read.
+    """
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+class _DamagedError(Exception):
+    """A round on disk that must not be used; the text says which file of it."""
+
+
+def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int = 2) -> Path:
+    """Save a round, then drop those that it makes superfluous.
+
+    Until the new round is on disk with its final name, nothing older is touched. Afterwards the `keep` newest up to
+    this one stay; rounds with a higher number belong to a history that was left (they were damaged, or the run was
+    resumed from before them) and go as well.
+
+    Args:
+        folder: the run folder.
+        round: rounds finished.
+        tensors: flat names with tensors [*] of any dtype and device.
+        meta: anything JSON: the resolved study, client ids, the privacy ledger.
+        keep: how many rounds stay on disk, at least 1.
+
+    Returns:
+        The folder of the saved round.
+
+    Raises:
+        CheckpointError: when it cannot be written, naming the round that is still intact on disk; no half folder stays.
+    """
+    if keep < 1:
+        raise CheckpointError(f"keep must be at least 1, got {keep}", round=round)
+    try:
+        state_json = json.dumps({"round": round, "meta": meta}, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"meta must be JSON: {error}", round=round) from error
+    # a clone each, because safetensors refuses tensors that share memory
+    flat = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    files = {"state.safetensors": safetensors.torch.save(flat), "state.json": state_json}
+    manifest: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "round": round,
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    files["manifest.json"] = json.dumps(manifest | {"manifest_sha256": _digest(manifest)}, indent=2).encode()
+
+    root = Path(folder) / "checkpoints"
+    final = root / f"round_{round:06d}"
+    half, replaced = final.with_suffix(".tmp"), final.with_suffix(".old")
+    try:
+        if not root.is_dir():
+            root.mkdir(parents=True)
+            sync_folder(root.parent)
+        _discard(half)
+        half.mkdir()
+        for name, data in files.items():
+            write_synced(half / name, data)
+        sync_folder(half)
+        if final.exists():  # one of the two names always holds a whole round, and `load` knows both
+            _discard(replaced)
+            final.rename(replaced)
+        half.rename(final)
+        sync_folder(root)
+        write_atomic(root / "latest", f"{final.name}\n".encode())
+    except (OSError, CheckpointError) as error:
+        with contextlib.suppress(OSError):
+            clean(folder)
+        raise _not_written(final, round, error) from error
+    stay = list(dict.fromkeys(number for number, _ in _rounds(root) if number <= round))[:keep]
+    with contextlib.suppress(OSError):  # the new round is safe; what could not be dropped now goes next time
+        _discard(replaced)
+        for number, path in _rounds(root):
+            if number not in stay:
+                _discard(path)
+    return final
+
+
+def load(folder: Path | str) -> Checkpoint | None:
+    """Read the newest round that is intact.
+
+    Reading changes nothing on disk, so that a run may be looked at while it lives.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The round, with a warning for each newer one that is damaged; None where nothing was ever saved.
+
+    Raises:
+        CheckpointError: when rounds were saved and none is intact, naming each; when the newest was written by a later
+            version of this library, or by one that cannot be migrated.
+    """
+    root = Path(folder) / "checkpoints"
+    rounds = _rounds(root)
+    damaged = []
+    with contextlib.suppress(OSError, ValueError):  # the pointer only tells of a folder that somebody took away
+        latest = int((root / "latest").read_text("utf-8").strip().removeprefix("round_"))
+        if latest > max((number for number, _ in rounds), default=-1):
+            damaged.append(f"round {latest} is missing")
+    for number, path in rounds:
+        try:
+            tensors, meta = _read(path, number)
+        except _DamagedError as error:
+            damaged.append(str(error))
+            continue
+        return Checkpoint(number, tensors, meta, tuple(f"{what}; using round {number}" for what in damaged))
+    if damaged:
+        raise CheckpointError(f"no round in {root} is intact: {'; '.join(damaged)}", hint="start the run anew")
+    return None
+
+
+def clean(folder: Path | str) -> None:
+    """Remove what a killed run left half-written; only for whoever holds the `RunLock`, which calls it.
+
+    Args:
+        folder: the run folder.
+    """
+    root = Path(folder) / "checkpoints"
+    for path in sorted(root.glob("round_*.old")):  # killed between the two renames of a round that is saved again
+        if path.with_suffix("").exists():
+            _discard(path)
+        else:
+            path.rename(path.with_suffix(""))
+    for path in root.glob("round_*.tmp"):
+        _discard(path)
+    (root / "latest.tmp").unlink(missing_ok=True)
+
+
+def check_study(saved: Mapping[str, Any], current: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE) -> None:
+    """Refuse to go on with a run under another study than it was started with.
+
+    Args:
+        saved: the resolved study of the checkpoint, nested mappings.
+        current: the resolved study of now.
+        may_change: keys that may differ: a last name ("rounds"), a dotted key ("federation.rounds"), or a whole part
+            ("report").
+
+    Raises:
+        CheckpointError: listing every key that differs with both values.
+    """
+
+    def flat(part: Any, prefix: str = "") -> dict[str, str]:
+        if isinstance(part, Mapping) and (part or not prefix):
+            pairs = [flat(part[name], f"{prefix}.{name}" if prefix else str(name)).items() for name in part]
+            return {key: value for each in pairs for key, value in each}
+        return {prefix: json.dumps(part, ensure_ascii=False, default=str)}
+
+    def free(key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") or key.endswith(f".{name}") for name in may_change)
+
+    def same(a: str | None, b: str | None) -> bool:  # as JSON, where tuples are lists; text for NaN, value for 1 = 1.0
+        return a == b or (a is not None and b is not None and bool(json.loads(a) == json.loads(b)))
+
+    old, new = flat(saved), flat(current)
+    keys = [key for key in dict.fromkeys([*old, *new]) if not same(old.get(key), new.get(key)) and not free(key)]
+    if keys:
+        lines = [f"{key}: saved {old.get(key, 'nothing')}, now {new.get(key, 'nothing')}" for key in keys]
+        raise CheckpointError(
+            f"the study is not the one that this run was started with: {'; '.join(lines)}",
+            cause="another study",
+            hint="set the values back, or choose another output folder",
+        )
+
+
+class ClientMatch(NamedTuple):
+    """Which saved client is which present one; see `match_clients`."""
+
+    source: Tensor  # [k] positions among the saved clients, int64
+    target: Tensor  # [k] positions of the same clients now, int64
+    new: tuple[int, ...]  # ids without a saved state
+    departed: tuple[int, ...]  # saved ids that are not here any more
+
+
+def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
+    """Match the clients of a checkpoint with those of now by id, never by position.
+
+    `tensors.scatter(initial, match.target, tensors.select(saved, match.source))` is the state to go on with: known
+    clients get their saved state in today's order, new ones keep their initial state, departed ones are gone.
+
+    Args:
+        saved_ids: ids in the order of the saved states.
+        ids: ids in the order of now.
+
+    Returns:
+        Positions to take from and to put to, and the ids on one side only.
+
+    Raises:
+        CheckpointError: when an id occurs twice on one side.
+    """
+    for what, numbers in (("saved", saved_ids), ("present", ids)):
+        if twice := [number for number, count in Counter(numbers).items() if count > 1]:
+            raise CheckpointError(f"{what} clients must have different ids, got {', '.join(map(str, twice))} twice")
+    position = {number: place for place, number in enumerate(saved_ids)}
+    present = set(ids)
+    found = [(position[number], place) for place, number in enumerate(ids) if number in position]
+    return ClientMatch(
+        torch.tensor([source for source, _ in found], dtype=torch.int64),
+        torch.tensor([target for _, target in found], dtype=torch.int64),
+        tuple(number for number in ids if number not in position),
+        tuple(number for number in saved_ids if number not in present),
+    )
+
+
+class RunLock:
+    """Hold a run folder for one run: `with RunLock(folder): ...`.
+
+    The lock is the kernel's, on `run.lock`: it is gone the moment its process is, so a killed run leaves none behind.
+    On entering, leftovers of a killed run are removed.
+
+    Args:
+        folder: the run folder, made if it does not exist.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        """Store the folder; nothing is locked yet."""
+        self.folder = Path(folder)
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> RunLock:
+        """Take the lock, or raise CheckpointError saying who holds it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = (self.folder / "run.lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
+            if not isinstance(error, BlockingIOError):
+                raise CheckpointError(f"cannot lock {self.folder}: {error.strerror}", cause=error.strerror) from error
+            hint = "wait for it to end, or choose another output folder"
+            raise CheckpointError(f"folder {self.folder} in use by {owner}", cause="in use", hint=hint) from error
+        # the text is for the message above only; the file stays, since removing it would let two runs lock two files
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}, host {socket.gethostname()}\n")
+        file.flush()
+        self._file = file
+        clean(self.folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            self._file.truncate(0)
+            self._file.close()
+            self._file = None
+
+
+class StopSignal:
+    """Let SIGTERM and Ctrl-C end a run after the current round.
+
+    `with StopSignal() as stop:` run rounds, and after each `if stop.requested:` save and leave. The first signal
+    is only noted. It also puts the default action back, so that a second one ends the process at once, even inside a
+    long tensor operation. Leaving the block restores the handlers of before. Outside the main thread, where Python
+    allows no handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        """Prepare; nothing is caught yet."""
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came: finish the round, save, leave."""
+        return self.received is not None
+
+    def __enter__(self) -> StopSignal:
+        """Start to listen."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Restore the handlers of before."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def _rounds(root: Path) -> list[tuple[int, Path]]:
+    """List the rounds on disk, newest first; a round that is being replaced comes after its replacement."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        if match := re.fullmatch(r"round_(\d+)(\.old)?", path.name):
+            found.append((int(match[1]), match[2] is None, path))
+    return [(number, path) for number, _, path in sorted(found, reverse=True)]
+
+
+def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read one round whole, or raise `_DamagedError`; nothing is returned of which a byte is in doubt."""
+
+    def content(name: str) -> bytes:
+        try:
+            return (path / name).read_bytes()
+        except FileNotFoundError as error:
+            raise _DamagedError(f"{name} of round {round} is missing") from error
+        except OSError as error:
+            raise _DamagedError(f"{name} of round {round} cannot be read ({error.strerror})") from error
+
+    def need(intact: bool, name: str) -> None:
+        if not intact:
+            raise _DamagedError(f"{name} of round {round} is damaged")
+
+    try:
+        manifest = json.loads(content("manifest.json"))
+        # its own checksum, which every version keeps: else a flipped bit in the version would pass for another version
+        need(manifest.pop("manifest_sha256") == _digest(manifest), "manifest.json")
+        version, checksums = manifest["format_version"], manifest["sha256"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _DamagedError(f"manifest.json of round {round} is damaged") from error
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}",
+            cause="written by a later version",
+            hint="update pacbayes_fl, or start anew in another folder",
+        )
+    need(manifest["round"] == round, "manifest.json")
+    files = {name: content(name) for name in checksums}
+    for name, data in files.items():
+        need(hashlib.sha256(data).hexdigest() == checksums[name], name)
+    try:
+        tensors, meta = safetensors.torch.load(files["state.safetensors"]), json.loads(files["state.json"])["meta"]
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise _DamagedError(f"round {round} is damaged") from error
+    while version < FORMAT_VERSION:
+        if version not in _MIGRATIONS:
+            raise CheckpointError(f"{path} has checkpoint format {version}, which {FORMAT_VERSION} cannot read")
+        tensors, meta = _MIGRATIONS[version](tensors, meta)
+        version += 1
+    return tensors, meta
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _discard(path: Path) -> None:
+    """Remove a round's folder, which is there whole or not at all: it is renamed before its files go."""
+    trash = path if path.suffix == ".tmp" else path.with_name(f"{path.name}.tmp")
+    if path.exists():
+        if trash != path:
+            _discard(trash)
+            path.rename(trash)
+        shutil.rmtree(trash)
+
+
+def _not_written(path: Path, round: int, error: OSError | CheckpointError) -> CheckpointError:
+    """Say what could not be written and what is left."""
+    reason = error if isinstance(error, OSError) else error.__cause__
+    number, text = (reason.errno, reason.strerror) if isinstance(reason, OSError) else (None, str(error))
+    intact = None
+    for saved, place in _rounds(path.parent):
+        with contextlib.suppress(_DamagedError, CheckpointError, OSError):
+            _read(place, saved)
+            intact = saved
+            break
+    left = "nothing is on disk" if intact is None else f"round {intact} on disk is intact"
+    what = f"no space left writing {path}" if number in _NO_SPACE else f"cannot write {path}: {text}"
+    return CheckpointError(
+        f"{what}; round {round} is in memory, {left}", round=round, cause=text, hint="make room and save again"
+    )

@@ -1,0 +1,136 @@
+"""Whether predicted probabilities come true: empirical frequencies, calibration error, coverage of intervals.
+
+All functions look at where the targets fall in their predictive distributions. Whatever stands in padded rows has no
+influence; a client without a row gets NaN.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.metrics.rows import masked_mean, real_rows
+from pacbayes_fl.posteriors.base import RegressionPredictive
+
+_RANGES = MappingProxyType({"paper": (0.0, 1.0), "pacoh": (0.05, 0.95)})
+
+
+def levels(name: str, count: int = 20) -> Tensor:
+    """Equally spaced confidence levels under the name of who uses them.
+
+    "paper" runs from 0 to 1 (PAC-PFL, Section 8.6.1; both ends contribute nothing to the error but count in H), "pacoh"
+    from 0.05 to 0.95 (Rothfuss et al. 2021, public code).
+
+    Args:
+        name: "paper" or "pacoh".
+        count: how many levels, H.
+
+    Returns:
+        Levels [H] in float64, without unit.
+
+    Raises:
+        StudyError: when there are no levels of that name.
+    """
+    if name not in _RANGES:
+        raise StudyError(f"levels must be one of {', '.join(_RANGES)}, got {name!r}")
+    return torch.linspace(*_RANGES[name], count, dtype=torch.float64)
+
+
+def empirical_frequencies(
+    predictive: RegressionPredictive, y: Tensor, mask: Tensor, levels: str | Tensor = "paper"
+) -> Tensor:
+    """Share of a client's targets that lie below each predicted quantile.
+
+    q-hat_h = 1/m |{j : F(y_j | x_j) <= q_h}|      (PAC-PFL, Section 8.6.1, above eq. 41)
+
+    Args:
+        predictive: predictions for the same rows, [K, N].
+        y: targets [K, N], in the unit of the predictive.
+        mask: bool [K, N], True on real rows.
+        levels: confidence levels [H] in [0, 1], or a name that `levels` knows.
+
+    Returns:
+        Frequencies [K, H], without unit; NaN for a client without rows.
+
+    Raises:
+        ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
+        StudyError: when there are no levels of that name.
+    """
+    y, mask = real_rows(predictive, y, mask)
+    level = _resolved(levels, y)
+    below = predictive.cdf(y).double().unsqueeze(1) <= level.view(1, -1, 1)  # [K, H, N]
+    return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
+
+
+def calibration_error(
+    predictive: RegressionPredictive,
+    y: Tensor,
+    mask: Tensor,
+    levels: str | Tensor = "paper",
+    norm: str = "abs",
+) -> Tensor:
+    """Distance between confidence levels and what came true.
+
+    CE = 1/H sum_h |q-hat_h - q_h|      (PAC-PFL, eq. 41)
+
+    With norm = "rms" it is sqrt(1/H sum_h (q-hat_h - q_h)^2), the number that the public code of PACOH computes on its
+    own levels. It does not change with the unit of y. For a predictive without spread it says only how often the target
+    is missed from below: it means nothing there.
+
+    Args:
+        predictive: predictions for the same rows, [K, N].
+        y: targets [K, N], in the unit of the predictive.
+        mask: bool [K, N], True on real rows.
+        levels: confidence levels [H] in [0, 1], or a name that `levels` knows.
+        norm: "abs" or "rms".
+
+    Returns:
+        CE [K], in [0, 1]; NaN for a client without rows.
+
+    Raises:
+        ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
+        StudyError: when there are no levels or no norm of that name.
+    """
+    if norm not in ("abs", "rms"):
+        raise StudyError(f"norm must be one of abs, rms, got {norm!r}")
+    residual = empirical_frequencies(predictive, y, mask, levels) - _resolved(levels, y)
+    return residual.abs().mean(1) if norm == "abs" else residual.square().mean(1).sqrt()
+
+
+def interval_coverage(predictive: RegressionPredictive, y: Tensor, mask: Tensor, level: float = 0.95) -> Tensor:
+    """Share of a client's targets inside the central predictive interval.
+
+    1/m |{j : Q_j((1 - level)/2) <= y_j <= Q_j((1 + level)/2)}|, the same quantiles that figures draw as a band.
+
+    Args:
+        predictive: predictions for the same rows, [K, N].
+        y: targets [K, N], in the unit of the predictive.
+        mask: bool [K, N], True on real rows.
+        level: probability inside the interval, above 0 and below 1.
+
+    Returns:
+        Coverage [K], in [0, 1]; NaN for a client without rows.
+
+    Raises:
+        ShapeError: when y, mask and the predictive disagree in shape.
+        StudyError: when the level is not between 0 and 1.
+    """
+    if not 0.0 < level < 1.0:
+        raise StudyError(f"level must lie between 0 and 1, got {level}")
+    y, mask = real_rows(predictive, y, mask)
+    lower, upper = predictive.quantile(y.new_tensor([(1 - level) / 2, (1 + level) / 2])).unbind(0)
+    return masked_mean(((lower <= y) & (y <= upper)).double(), mask)
+
+
+_by_name = levels  # the functions above call their argument as the paper does
+
+
+def _resolved(levels: str | Tensor, like: Tensor) -> Tensor:
+    """Return levels [H] in float64 on the device of `like`."""
+    level = _by_name(levels) if isinstance(levels, str) else levels
+    if level.dim() != 1:
+        raise ShapeError(f"levels must be [H], got {list(level.shape)}")
+    return level.to(like.device, torch.float64)

@@ -1,0 +1,80 @@
+"""Figures from results alone: every function takes finished runs and returns a matplotlib figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plots.calibration import calibration_curve
+from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
+from pacbayes_fl.plots.learning import learning_curve
+from pacbayes_fl.plots.predictive import predictive_bands
+from pacbayes_fl.plots.style import NothingToDrawError, drawing
+from pacbayes_fl.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "FIGURES",
+    "NothingToDrawError",
+    "box_plots",
+    "calibration_curve",
+    "client_boxes",
+    "learning_curve",
+    "particle_ablation",
+    "predictive_bands",
+    "save_all",
+]
+
+FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
+    {
+        "learning": learning_curve,
+        "clients": client_boxes,
+        "calibration": calibration_curve,
+        "predictions": predictive_bands,
+    }
+)
+"""Every figure of one run, under the name of its file."""
+
+
+_DATE = MappingProxyType({"svg": "Date", "pdf": "CreationDate"})  # what would differ from one day to the next
+
+
+def save_all(result: Result, folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write every figure that a result has the numbers for; the same result gives the same bytes.
+
+    Args:
+        result: a finished run.
+        folder: where the files go, made if it does not exist.
+        formats: file endings that matplotlib knows.
+
+    Returns:
+        The files written, such as `learning.png`; figures for which the result holds nothing are left out.
+
+    Raises:
+        StudyError: when matplotlib does not know a format.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    folder = Path(folder)
+    written = []
+    with drawing():
+        for name, draw in FIGURES.items():
+            try:
+                figure = draw(result)
+            except NothingToDrawError:
+                continue
+            known = figure.canvas.get_supported_filetypes()
+            if unknown := [ending for ending in formats if ending not in known]:
+                raise StudyError(f"formats must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the first drawing places everything, the same for every format
+            folder.mkdir(parents=True, exist_ok=True)
+            for ending in formats:
+                path = folder / f"{name}.{ending}"
+                figure.savefig(path, dpi=160, metadata={_DATE[ending]: None} if ending in _DATE else None)
+                written.append(path)
+    return written

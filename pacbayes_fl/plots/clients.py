@@ -1,0 +1,180 @@
+"""How the clients of one or several runs fare: the spread of a metric over clients, and over numbers of particles."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plots.style import CYCLE, GROUP_COLOURS, INK, NothingToDrawError, metric_label, panels
+from pacbayes_fl.results import GROUPS, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def box_plots(results: Sequence[Result], metrics: Sequence[str] = ("rsmse", "ce")) -> Figure:
+    """Draw the spread of metrics over clients, method beside method (PAC-PFL, Figure 2).
+
+    A box holds the middle half of the clients, the line is the median, whiskers reach to the last client within 1.5
+    box lengths, and every client is a point. Runs of one method (on one study) that differ in their seed share a box.
+
+    Args:
+        results: finished runs.
+        metrics: names of metrics of the clients' rows, one row of panels each.
+
+    Returns:
+        A matplotlib figure, a column each for existing and for new clients; NaN is left out.
+
+    Raises:
+        NothingToDrawError: when there is no run, or no client of any run has one of the metrics.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    if not results:
+        raise NothingToDrawError("box plots need at least one result, got no result")
+    runs = _by_method(results)
+    taken = {row.group for result in results for row in result.clients}
+    groups = [group for group in GROUPS if group in taken]
+    values = {
+        (metric, group): {
+            method: np.concatenate([_finite(result, group, metric) for result in same]) for method, same in runs.items()
+        }
+        for metric in metrics
+        for group in groups
+    }
+    if not any(column.size for panel in values.values() for column in panel.values()):
+        raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(metrics)}")
+    studies, seeds = (list(dict.fromkeys(parts)) for parts in zip(*((r.study, r.seed) for r in results), strict=True))
+    title = f"{', '.join(studies)}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    colours = [CYCLE[number % len(CYCLE)] for number in range(len(runs))]
+    width = min(9.0, max(3.0, 1.2 + 0.75 * len(runs)))
+    with panels(len(metrics), len(groups), title, width) as (figure, axes):
+        for row, metric in zip(axes, metrics, strict=True):
+            for axis, group in zip(row, groups, strict=True):
+                _boxes(axis, values[metric, group], colours)
+            low = min(axis.get_ylim()[0] for axis in row)
+            high = max(axis.get_ylim()[1] for axis in row)
+            for axis in row:
+                axis.set(ylim=(low, high), ylabel=metric_label(metric, results[0]))
+        for top, bottom, group in zip(axes[0], axes[-1], groups, strict=True):
+            n_clients = max(sum(row.group == group for row in result.clients) for result in results)
+            top.set_title(f"{group} clients ({n_clients})")
+            bottom.set_xlabel("method")
+    return figure
+
+
+def client_boxes(result: Result) -> Figure:
+    """Draw the spread of a run's own metrics over its existing and its new clients.
+
+    RSMSE and calibration error, or the first two metrics of a run that has neither; boxes as in `box_plots`.
+
+    Args:
+        result: a finished run.
+
+    Returns:
+        A matplotlib figure with a panel a metric.
+
+    Raises:
+        NothingToDrawError: when the clients have no finite metrics.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    counts = {group: sum(row.group == group for row in result.clients) for group in GROUPS}
+    groups = [group for group, count in counts.items() if count]
+    columns = {
+        metric: {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
+        for metric in result.metrics
+    }
+    drawable = [metric for metric, boxes in columns.items() if any(values.size for values in boxes.values())]
+    metrics = [metric for metric in ("rsmse", "ce") if metric in drawable] or drawable[:2]
+    if not metrics:
+        raise NothingToDrawError("the result holds no metrics of clients")
+    with panels(1, len(metrics), f"{result.method} on {result.study}, seed {result.seed}", 3.0) as (figure, axes):
+        for axis, metric in zip(axes[0], metrics, strict=True):
+            _boxes(axis, columns[metric], [GROUP_COLOURS[group] for group in groups])
+            axis.set(ylabel=metric_label(metric, result), xlabel="group of clients")
+    return figure
+
+
+def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: str = "existing") -> Figure:
+    """Draw a metric against the number of SVGD particles (PAC-PFL, Figure 3).
+
+    A point is the mean over seeds of the mean over clients; the bar is one sample standard deviation over seeds.
+
+    Args:
+        results: finished runs that differ in their seed and in `labels["particles"]`; one line a study.
+        metric: name of the metric.
+        group: "existing" or "new".
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        StudyError: when a result does not say how many particles it has.
+        NothingToDrawError: when no client of the group has the metric.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    scores: dict[str, dict[int, list[float]]] = {}
+    for result in results:
+        if "particles" not in result.labels:
+            raise StudyError(f'the result of {result.study}, seed {result.seed}, has no labels["particles"]')
+        finite = _finite(result, group, metric)
+        if finite.size:
+            by_count = scores.setdefault(result.study, {})
+            by_count.setdefault(int(result.labels["particles"]), []).append(float(finite.mean()))
+    if not scores:
+        raise NothingToDrawError(f"no {group} client of the results has the metric {metric}")
+    counts = sorted({count for by_count in scores.values() for count in by_count})
+    with panels(1, 1, f"number of particles, {group} clients", 4.2, 3.0) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        for number, (study, by_count) in enumerate(scores.items()):
+            x = sorted(by_count)
+            mean = [statistics.fmean(by_count[count]) for count in x]
+            std = [statistics.stdev(by_count[count]) if len(by_count[count]) > 1 else 0.0 for count in x]
+            axis.errorbar(x, mean, std, fmt="o-", capsize=3, color=CYCLE[number % len(CYCLE)], label=study)
+        axis.set(xlabel="particles", ylabel=metric_label(metric, results[0]), xticks=counts)
+        seeds = {len(runs) for by_count in scores.values() for runs in by_count.values()}
+        trials = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{max(seeds)}"
+        axis.set_title(f"mean ± standard deviation over {trials} seed{'' if seeds == {1} else 's'}")
+        axis.legend()
+    return figure
+
+
+def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Gather the seeds of each method, and of each study where there are several."""
+    several = len({result.study for result in results}) > 1
+    runs: dict[str, list[Result]] = {}
+    for result in results:
+        runs.setdefault(f"{result.method}\n{result.study}" if several else result.method, []).append(result)
+    return runs
+
+
+def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:
+    """Return a metric of a group's clients, without those that have none."""
+    values = np.array(result.column(group, metric), dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _boxes(axis: Axes, columns: Mapping[str, npt.NDArray[np.float64]], colours: Sequence[str]) -> None:
+    position = np.arange(1, len(columns) + 1)
+    parts = axis.boxplot(
+        list(columns.values()),
+        positions=position,
+        widths=0.6,
+        showfliers=False,
+        patch_artist=True,
+        medianprops={"color": INK, "linewidth": 1.6},
+        whiskerprops={"color": INK},
+        capprops={"color": INK},
+    )
+    for centre, box, values, colour in zip(position, parts["boxes"], columns.values(), colours, strict=True):
+        box.set(facecolor=(colour, 0.35), edgecolor=colour)
+        beside = centre + 0.36 * (np.arange(values.size) * 0.618034 % 1 - 0.5)  # spread, the same every time
+        axis.plot(beside, values, "o", color=colour, markersize=2.6, alpha=0.75, markeredgewidth=0)
+    axis.set_xticks(position, list(columns), rotation=25 if max(map(len, columns)) > 9 and len(columns) > 2 else 0)
+    axis.grid(visible=False, axis="x")
+    axis.set_xlim(0.4, len(columns) + 0.6)

@@ -1,0 +1,166 @@
+"""What all figures share: sizes, colours, the words on their axes, and matplotlib itself, imported when first drawn.
+
+No pyplot and no global state: every figure is a `matplotlib.figure.Figure` of its own, drawn in the same style whatever
+the user's settings are, and needs no display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy.typing as npt
+
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+CYCLE: Final = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+"""Colours of Okabe and Ito (2008), told apart with every common kind of colour blindness."""
+INK, FAINT = "#333333", "#9A9A9A"
+GROUP_COLOURS: Final[Mapping[str, str]] = MappingProxyType({"existing": BLUE, "new": GREEN})
+
+_STYLE: Final = MappingProxyType(
+    {
+        "font.size": 9.0,
+        "axes.titlesize": 9.5,
+        "axes.labelsize": 9.0,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": FAINT,
+        "axes.linewidth": 0.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": "#E6E6E6",
+        "grid.linewidth": 0.6,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "xtick.labelsize": 8.0,
+        "ytick.labelsize": 8.0,
+        "text.color": INK,
+        "lines.linewidth": 1.5,
+        "lines.markersize": 4.0,
+        "legend.frameon": False,
+        "legend.fontsize": 8.0,
+        "figure.titlesize": 11.0,
+        "figure.titleweight": "bold",
+        "svg.hashsalt": "pacbayes_fl",
+    }
+)
+_METRICS: Final = MappingProxyType(
+    {
+        "rsmse": "RSMSE",
+        "rmse": "RMSE",
+        "ce": "calibration error",
+        "nlpd": "NLPD (nats per row)",
+        "crps": "CRPS",
+        "coverage_95": "coverage of the 95 % interval",
+        "accuracy": "accuracy",
+        "nll": "negative log likelihood (nats per row)",
+        "brier": "Brier score",
+        "ece": "expected calibration error",
+        "mce": "maximum calibration error",
+    }
+)
+_OF_MODEL: Final = MappingProxyType({"pm": "personal model", "gm": "global model"})
+
+
+class NothingToDrawError(StudyError):
+    """A result does not hold what a figure shows."""
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw in the library's style, and leave matplotlib's settings as they were.
+
+    Raises:
+        PacBayesFLError: when matplotlib is not installed, saying how to get it.
+    """
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise PacBayesFLError(
+            "figures need matplotlib, which is not installed", hint="pip install 'pacbayes_fl[plots]'"
+        ) from error
+    with style.context(["default", dict(_STYLE)]):
+        yield
+
+
+@contextmanager
+def panels(
+    rows: int, columns: int, title: str, width: float = 3.3, height: float = 2.7
+) -> Iterator[tuple[Figure, npt.NDArray[Any]]]:
+    """Open a figure of small multiples.
+
+    Args:
+        rows: panels from top to bottom.
+        columns: panels from left to right.
+        title: of the whole figure.
+        width: of one panel, in inches.
+        height: of one panel, in inches.
+
+    Yields:
+        The figure and an array [rows, columns] of its axes.
+
+    Raises:
+        PacBayesFLError: when matplotlib is not installed, saying how to get it.
+    """
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
+        figure.suptitle(title)
+        yield figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def with_unit(name: str, unit: str) -> str:
+    """Return the words of an axis: "power (kW)", or the name alone where the unit is "" or "1"."""
+    return f"{name} ({unit})" if unit not in ("", "1") else name
+
+
+def target_label(result: Result) -> str:
+    """Name the target with its unit, from the labels `target_name` and `target_unit`."""
+    return with_unit(str(result.labels.get("target_name", "y")), str(result.labels.get("target_unit", "")))
+
+
+def feature_label(result: Result, feature: int) -> str:
+    """Name an input feature with its unit, from the lists `feature_name` and `feature_unit` in the labels."""
+    names, units = (list(result.labels.get(key, ())) for key in ("feature_name", "feature_unit"))
+    name = str(names[feature]) if feature < len(names) else "x"
+    return with_unit(name, str(units[feature]) if feature < len(units) else "")
+
+
+def metric_label(metric: str, result: Result) -> str:
+    """Name a metric for an axis; "pm.accuracy" becomes "accuracy, personal model"."""
+    model, _, name = metric.rpartition(".")
+    label = _METRICS.get(name, name.replace("_", " "))
+    if name in ("rmse", "crps"):
+        label = with_unit(label, str(result.labels.get("target_unit", "")))
+    return f"{label}, {_OF_MODEL.get(model, model)}" if model else label
+
+
+def group_names(result: Result, group: str) -> list[str]:
+    """Return the names of a group's clients, in the order of the rows of its predictions."""
+    return [row.name for row in result.clients if row.group == group]
+
+
+def predicted(result: Result, group: str, *names: str) -> dict[str, npt.NDArray[Any]]:
+    """Take predictions of a group as arrays.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+        *names: such as "pit" or "mask_test".
+
+    Returns:
+        The arrays by name, clients first; empty when the result holds no predictions for the group.
+    """
+    if any(f"{group}.{name}" not in result.predictions for name in names):
+        return {}
+    return {name: result.predictions[f"{group}.{name}"].detach().cpu().numpy() for name in names}

@@ -1,0 +1,328 @@
+"""The engine: who takes part, what a record says, who is dropped, and how a run goes on."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ClientError, DataError, NumericalError, StudyError
+from pacbayes_fl.federation import cohort, engine
+from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.results import RoundRecord
+from tests.laws import cases
+from tests.laws.cases import Toy, assert_close, deep, federation, from_recipe, strangers
+
+
+def pac_pfl(d: int = 1, **options: Any) -> PacPFL:
+    method = from_recipe(METHODS["pac-pfl"], d, options)
+    assert isinstance(method, PacPFL)
+    return method
+
+
+def poison(batch: ClientBatch, *names: str) -> ClientBatch:
+    """Put a NaN into one row of each named client, behind the back of `ClientBatch.pad`."""
+    x = batch.x.clone()
+    for name in names:
+        x[batch.names.index(name), 0] = torch.nan
+    return replace(batch, x=x)
+
+
+def bits(tree: Any) -> Any:
+    """Return the bytes of a tree, or of a whole state."""
+    if isinstance(tree, FederationState):
+        return cases.bits({"server": tree.server, "clients": tree.clients}), tree.round
+    return cases.bits(tree)
+
+
+def play(method: Any, batch: ClientBatch, plan: FederationPlan) -> list[tuple[RoundRecord, FederationState]]:
+    return list(engine.rounds(method, batch, plan))
+
+
+# who takes part -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 1, 3, 5, 9])
+def test_the_cohort_takes_part_and_nobody_else(size: int | None) -> None:
+    batch, plan = federation(1), FederationPlan(rounds=4, cohort=size, seed=2)
+    seen = torch.zeros(5, dtype=torch.int64)
+    before = engine.start(Toy(1), batch, plan)
+    for record, state in engine.rounds(Toy(1), batch, plan):
+        drawn = cohort.draw(2, record.round, 5, size)
+        seen[drawn] += 1
+        assert record.clients == len(drawn) == min(size or 5, 5)
+        assert torch.equal(state.clients.seen, seen)
+        others = torch.tensor([k for k in range(5) if k not in drawn.tolist()], dtype=torch.int64)
+        assert bits(tensors.select(state.clients, others)) == bits(tensors.select(before.clients, others))
+        before = state
+
+
+@pytest.mark.parametrize("waste", [1.0, 1.1, 3.0])
+@pytest.mark.parametrize("chunk", [1, 4000, 10**6])
+def test_calls_are_small_enough_and_hold_everybody_once(waste: float, chunk: int) -> None:
+    sizes = [60, 1, 61, 20, 20, 300, 22, 59, 5]
+    positions = [0, 1, 3, 4, 5, 6, 7, 8]
+    method, plan = pac_pfl(), FederationPlan(chunk=chunk, waste=waste)
+    calls = engine.parts(method, sizes, positions, plan)
+    assert sorted(k for call in calls for k in call) == positions
+    for call in calls:
+        rows = [sizes[k] for k in call]
+        assert max(rows) <= max(waste * min(rows), min(rows) + 8)
+        assert len(call) == 1 or len(call) * method.footprint(max(rows)) <= chunk
+    assert (len(calls) == len(positions)) == (chunk == 1)
+
+
+def test_pooled_methods_see_everybody_at_once() -> None:
+    pooled = from_recipe(METHODS["pooled-ridge"], 1)
+    assert engine.parts(pooled, [5, 1, 900], [0, 1, 2], FederationPlan(chunk=1)) == [[0, 1, 2]]
+
+
+# records and results --------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_what_the_round_did() -> None:
+    batch, plan = federation(3), FederationPlan(rounds=3, chunk=1)
+    method = pac_pfl(3)
+    server = engine.start(method, batch, plan).server
+    for t, (record, state) in enumerate(engine.rounds(method, batch, plan), 1):
+        assert (record.round, record.clients, record.dropped, state.round) == (t, 4, (), t)
+        assert list(record.values) == ["log_evidence", "score_norm", "spread", "seconds"]
+        noise = engine.Noise(0, t, batch.ids)
+        update, _ = method.client(method.broadcast(server), state.clients, batch, noise)
+        server = method.server(server, update, 4)
+        centred = server.particles - server.particles.mean(0)
+        assert record.values["log_evidence"] == pytest.approx(update.log_evidence.mean().item(), rel=1e-9)
+        assert record.values["score_norm"] == pytest.approx(update.score.sum(0).norm().item(), rel=1e-9)
+        assert record.values["spread"] == pytest.approx(centred.square().mean().sqrt().item(), rel=1e-9)
+        assert record.values["seconds"] > 0
+        assert all(type(value) is float for value in record.values.values())
+
+
+def test_run_rounds_reports_every_round_and_returns_the_last() -> None:
+    plan = FederationPlan(rounds=3, seed=5)
+    records: list[RoundRecord] = []
+    state = engine.run_rounds(Toy(1), federation(1), plan, records.append)
+    assert [record.round for record in records] == [1, 2, 3]
+    assert bits(state) == bits(play(Toy(1), federation(1), plan)[-1][1])
+
+
+def test_no_rounds_leave_the_start() -> None:
+    plan = FederationPlan(rounds=0)
+    assert play(Toy(1), federation(1), plan) == []
+    assert bits(engine.run_rounds(Toy(1), federation(1), plan)) == bits(engine.start(Toy(1), federation(1), plan))
+
+
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize("method", [Toy(1), pac_pfl(), pac_pfl(minibatch=3)], ids=["toy", "pac-pfl", "minibatch"])
+def test_a_resumed_run_goes_on_bit_by_bit(method: Any, size: int | None) -> None:
+    batch, plan = federation(1), FederationPlan(rounds=5, cohort=size, seed=7)
+    whole = play(method, batch, plan)
+    for _, middle in whole[:-1]:
+        rest = list(engine.rounds(method, batch, plan, middle))
+        assert [record.round for record, _ in rest] == [*range(middle.round + 1, 6)]
+        assert bits(rest[-1][1]) == bits(whole[-1][1])
+    assert list(engine.rounds(method, batch, plan, whole[-1][1])) == []
+
+
+# clients that fail ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"cohort_scale": "mean"}, {"tau": None, "lam": 10.0, "beta": 150.0}], ids=str)
+def test_a_dropped_client_is_as_if_it_had_not_been_drawn(options: dict[str, Any]) -> None:
+    batch, method = federation(1), pac_pfl(**options)
+    plan = FederationPlan(rounds=1)
+    ((record, state),) = play(method, poison(batch, "client_02"), plan)
+    assert (record.clients, record.dropped) == (4, ("client_02",))
+    start = engine.start(method, batch, plan)
+    rest = batch.select(torch.tensor([0, 1, 3, 4]))
+    update, _ = method.client(method.broadcast(start.server), start.clients, rest, engine.Noise(0, 1, rest.ids))
+    assert_close(state.server, method.server(start.server, update, 5), 1e-12)
+    assert record.values["log_evidence"] == pytest.approx(update.log_evidence.mean().item(), rel=1e-12)
+
+
+def test_a_dropped_client_keeps_its_state_and_the_others_theirs() -> None:
+    batch, plan = federation(1), FederationPlan(rounds=2)
+    (_, first), (_, second) = play(Toy(1), batch, plan)
+    hurt = poison(batch, "client_01")
+    ((record, state),) = engine.rounds(Toy(1), hurt, plan, first)
+    rest, gone = torch.tensor([0, 2, 3, 4]), torch.tensor([1])
+    assert record.dropped == ("client_01",)
+    assert bits(tensors.select(state.clients, gone)) == bits(tensors.select(first.clients, gone))
+    assert_close(tensors.select(state.clients, rest), tensors.select(second.clients, rest), 1e-12)
+    others = tensors.weighted_mean(state.clients.mean[rest], batch.size[rest])
+    assert_close(state.server.centre, others, 1e-12)
+
+
+def test_a_state_that_is_not_finite_drops_its_client_too() -> None:
+    batch, plan = federation(1), FederationPlan(rounds=1)
+    start = engine.start(Toy(1), batch, plan)
+    spoilt = start.clients._replace(mean=start.clients.mean.index_fill(0, torch.tensor([3]), torch.inf))
+    ((record, state),) = engine.rounds(Toy(1), batch, plan, start._replace(clients=spoilt))
+    assert record.dropped == ("client_03",)
+    assert state.clients.seen.tolist() == [1, 1, 1, 0, 1]
+    assert state.server.centre.isfinite().all()
+
+
+def test_pooled_rows_of_a_dropped_client_are_left_out() -> None:
+    batch, plan = federation(3), FederationPlan(rounds=1)
+    method = from_recipe(METHODS["pooled-ridge"], 3)
+    ((record, state),) = play(method, poison(batch, "client_00"), plan)
+    assert record.dropped == ("client_00",)
+    assert_close(state.server, play(method, batch.select(torch.tensor([1, 2, 3])), plan)[0][1].server, 1e-12)
+
+
+def test_stop_names_the_client_and_the_round() -> None:
+    plan = FederationPlan(rounds=3, on_bad_client="stop")
+    with pytest.raises(NumericalError, match="client 'client_03'") as caught:
+        play(pac_pfl(), poison(federation(1), "client_03"), plan)
+    assert (caught.value.client, caught.value.round) == ("client_03", 1)
+
+
+def test_too_few_good_clients_change_nothing_and_the_run_can_go_on() -> None:
+    batch, method = federation(1), pac_pfl()
+    plan = FederationPlan(rounds=2, min_clients=4)
+    (_, first), (_, second) = play(method, batch, plan)
+    kept = bits(first)
+    run = engine.rounds(method, poison(batch, "client_01", "client_04"), plan, first)
+    with pytest.raises(ClientError, match="3 of 5 clients gave a finite update, 4 are needed") as caught:
+        next(run)
+    assert (caught.value.client, caught.value.round) == ("client_01", 2)
+    assert bits(first) == kept
+    ((_, again),) = engine.rounds(method, batch, plan, first)
+    assert bits(again) == bits(second)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_when_all_fail_the_error_says_so(name: str) -> None:
+    batch = federation(1)
+    method, hurt = from_recipe(METHODS[name], 1), poison(batch, *batch.names)
+    update, _ = method.client(
+        method.broadcast(method.init_server(torch.Generator())),
+        method.init_clients(method.broadcast(method.init_server(torch.Generator())), hurt),
+        hurt,
+        engine.Noise(0, 1, batch.ids),
+    )
+    if tensors.finite(update).any():  # a method that looks at no row in a round
+        assert play(method, hurt, FederationPlan(rounds=1))[0][0].dropped == ()
+        return
+    with pytest.raises(ClientError, match="0 of 5 clients"):
+        play(method, hurt, FederationPlan(rounds=1))
+
+
+def test_a_federation_smaller_than_min_clients_is_refused() -> None:
+    with pytest.raises(ClientError, match="5 of 5 clients .* 6 are needed"):
+        play(pac_pfl(), federation(1), FederationPlan(rounds=1, min_clients=6))
+
+
+def test_a_server_that_leaves_the_finite_numbers_stops_the_run() -> None:
+    method = replace(pac_pfl(), optimiser="ascent", rate=1e308)
+    with pytest.raises(NumericalError, match="round 1: the server's state is not finite"):
+        play(method, federation(1), FederationPlan(rounds=2))
+
+
+def test_a_client_that_fails_three_times_in_a_row_is_named() -> None:
+    batch, plan = federation(1), FederationPlan(rounds=4)
+    with pytest.warns(UserWarning, match=r"client 'client_02' was dropped 3 times in a row \(round 3\)") as caught:
+        records = [record for record, _ in play(pac_pfl(), poison(batch, "client_02"), plan)]
+    assert len([w for w in caught if "in a row" in str(w.message)]) == 1
+    assert [record.dropped for record in records] == [("client_02",)] * 4
+
+
+def test_rounds_without_a_client_do_not_break_its_row() -> None:
+    batch, plan = federation(1), FederationPlan(rounds=12, cohort=2, seed=1)
+    drawn = [t for t in range(1, 13) if 2 in cohort.draw(1, t, 5, 2).tolist()]
+    assert len(drawn) > 3 and drawn[2] > 3, "the seed must let it be drawn now and then"
+    with pytest.warns(UserWarning, match=rf"'client_02' was dropped 3 times in a row \(round {drawn[2]}\)"):
+        play(pac_pfl(), poison(batch, "client_02"), plan)
+
+
+def test_a_good_round_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = federation(1)
+    hurt = poison(batch, "client_02")
+    flags = iter([True, True, False, True, True])
+
+    method, original = pac_pfl(), PacPFL.client
+
+    def client(self: PacPFL, message: Any, state: Any, rows: ClientBatch, noise: Any) -> Any:
+        return original(self, message, state, hurt if next(flags) else batch, noise)
+
+    monkeypatch.setattr(PacPFL, "client", client)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records = [record for record, _ in play(method, batch, FederationPlan(rounds=5, waste=100.0))]
+    assert [bool(record.dropped) for record in records] == [True, True, False, True, True]
+
+
+# plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rounds": -1},
+        {"min_clients": 0},
+        {"chunk": 0},
+        {"waste": 0.9},
+        {"cohort": 0},
+        {"cohort": 2, "min_clients": 3},
+        {"seed": -1},
+        {"seed": 2**32},
+    ],
+    ids=str,
+)
+def test_a_plan_that_means_nothing_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(StudyError, match=next(iter(values))):
+        FederationPlan(**values)
+
+
+# personalisation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Toy(3), pac_pfl(3)], ids=["toy", "pac-pfl"])
+def test_personalise_gives_every_client_its_own_posterior(method: Any) -> None:
+    batch, plan = federation(3), FederationPlan(rounds=2, chunk=1)
+    state = engine.run_rounds(method, batch, plan)
+    parts = list(engine.personalise(method, state, batch, plan))
+    index = torch.cat([part for part, _ in parts])
+    mean = torch.cat([posterior.predict(batch.x[part]).mean for part, posterior in parts])
+    whole = method.personalise(method.broadcast(state.server), state.clients, batch, engine.Noise(0, 0, batch.ids))
+    assert_close(mean, whole.predict(batch.x).mean[index], 1e-9)
+
+
+def test_joining_compares_the_columns_and_names_the_client() -> None:
+    batch, plan = federation(3), FederationPlan(rounds=1)
+    state = engine.run_rounds(pac_pfl(3), batch, plan)
+    with pytest.raises(DataError, match=r"client 'stranger': x has \[1\] features, the model was trained on \[3\]"):
+        engine.join(pac_pfl(3), state.server, strangers(1), 0, like=batch)
+    labels = replace(strangers(3), y=strangers(3).y.long())
+    with pytest.raises(ValueError, match=r"client 'stranger': y must be torch.float64, got torch.int64"):
+        engine.join(pac_pfl(3), state.server, labels, 0, like=batch)
+
+
+def test_joining_without_rows_predicts_the_prior() -> None:
+    method, batch = pac_pfl(3), strangers(3)
+    server = engine.run_rounds(method, federation(3), FederationPlan(rounds=2)).server
+    predictive = engine.join(method, server, batch, 0).predict(batch.x[[0, 0]])
+    theta, x = server.particles.unsqueeze(0), batch.x[:1]
+    prior, noise = deep(3).prior(theta, x)
+    assert_close(predictive.weights[1], torch.full((3,), 1 / 3, dtype=torch.float64), 1e-14)
+    assert_close(predictive.means[1:], prior.mean, 1e-12)
+    assert_close(predictive.variances[1:], prior.variance + noise.unsqueeze(-1), 1e-12)
+    assert not torch.allclose(predictive.means[0], predictive.means[1])
+
+
+def test_joining_changes_nothing_and_draws_by_seed() -> None:
+    new, server = strangers(1), engine.run_rounds(Toy(1), federation(1), FederationPlan(rounds=1)).server
+    kept = bits(server)
+    bias = [engine.join(Toy(1), server, new, seed).bias for seed in (4, 4, 5)]
+    assert torch.equal(bias[0], bias[1]) and not torch.equal(bias[0], bias[2])
+    assert bits(server) == kept
+    other = engine.join(Toy(1), server, new, 4, engine="generators").bias
+    assert not torch.equal(bias[0], other)

@@ -1,0 +1,104 @@
+"""A result made by hand, with all that figures read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl.results import ClientRow, Result, RoundRecord
+
+Z = 1.959963984540054
+UNITS = {
+    "feature_name": ["time of day", "lag 1"],
+    "feature_unit": ["h", "kW"],
+    "target_name": "power",
+    "target_unit": "kW",
+}
+
+
+def _group(count: int, d: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    x_train, x_test = 24 * rand(count, 12, d), 24 * rand(count, 240, d)
+    phase = rand(count, 1)
+
+    def truth(x: Tensor) -> Tensor:
+        return 3 + 2 * torch.sin(x[..., 0] / 4 + 6 * phase)
+
+    def noise(like: Tensor) -> Tensor:
+        return 0.5 * torch.randn(like.shape, generator=generator, dtype=torch.float64)
+
+    if d > 1:
+        x_test[..., 0] = torch.arange(240, dtype=torch.float64)
+    y_train, y_test = truth(x_train), truth(x_test)
+    y_train, y_test = y_train + noise(y_train), y_test + noise(y_test)
+    mask_train, mask_test = (torch.ones(count, rows, dtype=torch.bool) for rows in (12, 240))
+    mask_train[1:, 9:] = False
+    mask_test[1:, 180:] = False
+    mean, std = truth(x_test) + 0.1, 0.45 + 0.01 * x_test[..., 0] % 0.4
+    return {
+        "x_train": x_train.masked_fill(~mask_train.unsqueeze(-1), 0.0),
+        "y_train": y_train.masked_fill(~mask_train, 0.0),
+        "mask_train": mask_train,
+        "x_test": x_test.masked_fill(~mask_test.unsqueeze(-1), 0.0),
+        "y_test": y_test.masked_fill(~mask_test, 0.0),
+        "mask_test": mask_test,
+        "mean": mean,
+        "std": std,
+        "lower": mean - Z * std,
+        "upper": mean + Z * std,
+        "pit": torch.special.ndtr((y_test - mean) / std),
+    }
+
+
+def make_result(
+    method: str = "pac_pfl",
+    seed: int = 1,
+    study: str = "polynomial",
+    particles: int = 4,
+    d: int = 1,
+    existing: int = 12,
+    new: int = 6,
+    level: float = 0.4,
+) -> Result:
+    """Make a result whose numbers depend on the arguments alone."""
+    generator = torch.Generator().manual_seed(100 * seed + particles + len(method))
+    rounds = []
+    for number in range(1, 121):
+        values = {"log_evidence": -60 * math.exp(-number / 20) - 20 + math.sin(number), "seconds": 0.1}
+        values["spread"] = 2.0 - 1.2 * (1 - math.exp(-number / 30))
+        if number % 20 == 0:
+            values["rsmse"] = level + 0.5 * math.exp(-number / 40)
+        dropped = {37: ("client_03",), 80: ("client_03", "client_07")}.get(number, ())
+        rounds.append(RoundRecord(number, existing - len(dropped), dropped, values))
+    rows, predictions = [], {}
+    for group, count in (("existing", existing), ("new", new)):
+        if not count:
+            continue
+        spread = torch.rand(2, count, generator=generator, dtype=torch.float64)
+        for k in range(count):
+            metrics = {"rsmse": level + 0.3 * spread[0, k].item(), "ce": 0.03 + 0.1 * spread[1, k].item()}
+            metrics["rmse"] = 2 * metrics["rsmse"]
+            number = k if group == "existing" else existing + k
+            rows.append(ClientRow(number, f"client_{number:02d}", group, 12 if k == 0 else 9, metrics))
+        for name, tensor in _group(count, d, generator).items():
+            predictions[f"{group}.{name}"] = tensor
+    labels = {**UNITS, "particles": particles}
+    return Result(study, method, seed, "regression", tuple(rounds), tuple(rows), predictions, labels)
+
+
+@pytest.fixture(scope="session")
+def made() -> Callable[..., Result]:
+    """Give tests the maker of results."""
+    return make_result
+
+
+@pytest.fixture(scope="session")
+def result() -> Result:
+    """Give a result with one input feature."""
+    return make_result()

@@ -1,0 +1,118 @@
+"""Box plots and the ablation show the clients' metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plots import NothingToDrawError, box_plots, client_boxes, particle_ablation
+from pacbayes_fl.results import Result
+
+pytestmark = pytest.mark.filterwarnings("error")
+Maker = Callable[..., Result]
+
+
+def dots(axis: Axes) -> list[Any]:
+    return [line.get_ydata() for line in axis.lines if line.get_marker() == "o"]
+
+
+def medians(axis: Axes) -> list[float]:
+    return [float(np.asarray(line.get_ydata())[0]) for line in axis.lines if line.get_linewidth() == 1.6]
+
+
+def ticks(axis: Axes) -> list[str]:
+    return [label.get_text() for label in axis.get_xticklabels()]
+
+
+def test_each_method_has_a_box_over_its_clients_and_seeds(made: Maker) -> None:
+    results = [made(method, seed) for method in ("pac_pfl", "fedavg") for seed in (1, 2)]
+    figure = box_plots(results)
+    assert [axis.get_title() for axis in figure.axes] == ["existing clients (12)", "new clients (6)", "", ""]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["RSMSE"] * 2 + ["calibration error"] * 2
+    panels = [(metric, group) for metric in ("rsmse", "ce") for group in ("existing", "new")]
+    for axis, (metric, group) in zip(figure.axes, panels, strict=True):
+        assert ticks(axis) == ["pac_pfl", "fedavg"]
+        expected = [[*a.column(group, metric), *b.column(group, metric)] for a, b in (results[:2], results[2:])]
+        assert [list(values) for values in dots(axis)] == expected
+        assert medians(axis) == [np.median(values) for values in expected]
+        low, high = axis.get_ylim()
+        assert low < np.min(expected) and high > np.max(expected)
+    for row in (figure.axes[:2], figure.axes[2:]):
+        assert row[0].get_ylim() == row[1].get_ylim()
+    assert figure.get_suptitle() == "polynomial, seeds 1, 2"
+    figure.canvas.draw()
+
+
+def test_studies_are_kept_apart_and_units_are_named(made: Maker) -> None:
+    results = [made(study="pv-s-150"), made(study="pv-ew-150", new=0)]
+    figure = box_plots(results, ["rmse"])
+    assert ticks(figure.axes[0]) == ["pac_pfl\npv-s-150", "pac_pfl\npv-ew-150"]
+    assert figure.axes[0].get_ylabel() == "RMSE (kW)"
+    assert [len(values) for values in dots(figure.axes[1])] == [6, 0]
+    figure.canvas.draw()
+
+
+def test_nan_is_left_out(made: Maker) -> None:
+    result = made(new=0)
+    first = replace(result.clients[0], metrics={"rsmse": math.nan, "ce": 0.1})
+    (axis,) = box_plots([replace(result, clients=(first, *result.clients[1:]))], ["rsmse"]).axes
+    assert list(dots(axis)[0]) == result.column("existing", "rsmse")[1:]
+
+
+def test_one_run_compares_its_groups(result: Result) -> None:
+    figure = client_boxes(result)
+    for axis, metric in zip(figure.axes, ("rsmse", "ce"), strict=True):
+        assert ticks(axis) == ["existing\n(12 clients)", "new\n(6 clients)"]
+        assert [list(values) for values in dots(axis)] == [
+            result.column(group, metric) for group in ("existing", "new")
+        ]
+    classes = tuple(replace(row, metrics={"pm.accuracy": 0.9, "gm.ece": 0.1}) for row in result.clients)
+    labels = [axis.get_ylabel() for axis in client_boxes(replace(result, clients=classes)).axes]
+    assert labels == ["accuracy, personal model", "expected calibration error, global model"]
+
+
+def test_particles_show_mean_and_spread_over_seeds(made: Maker) -> None:
+    counts, seeds = (1, 2, 4), (1, 2, 3)
+    results = [made(seed=seed, particles=count, level=0.4 + 0.2 / count) for seed in seeds for count in counts]
+    results.append(made(study="pv-ew-150", particles=4))
+    figure = particle_ablation(results)
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("particles", "RSMSE")
+    expected = np.array(
+        [[np.mean(r.column("existing", "rsmse")) for r in results[:9] if r.labels["particles"] == c] for c in counts]
+    )
+    line, point = axis.containers
+    np.testing.assert_array_equal(line[0].get_xdata(), counts)
+    np.testing.assert_allclose(np.asarray(line[0].get_ydata(), dtype=np.float64), expected.mean(1), rtol=1e-14)
+    bars = line[2][0]
+    assert isinstance(bars, LineCollection)
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], 2 * expected.std(1, ddof=1), rtol=1e-12)
+    assert point[0].get_ydata() == [np.mean(results[-1].column("existing", "rsmse"))]
+    legend = axis.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["polynomial", "pv-ew-150"]
+    assert axis.get_title() == "mean ± standard deviation over 1 to 3 seeds"
+    figure.canvas.draw()
+
+
+def test_what_is_missing_is_named(result: Result) -> None:
+    with pytest.raises(NothingToDrawError, match="mine"):
+        box_plots([result], ["mine"])
+    with pytest.raises(NothingToDrawError, match="no result"):
+        box_plots([])
+    with pytest.raises(NothingToDrawError, match="no existing client"):
+        particle_ablation([replace(result, clients=())])
+    with pytest.raises(StudyError, match=r'polynomial, seed 1, has no labels\["particles"\]'):
+        particle_ablation([replace(result, labels={})])
+    with pytest.raises(NothingToDrawError, match="no metrics"):
+        client_boxes(replace(result, clients=()))
+    assert isinstance(box_plots([result], ["rsmse"]), Figure)

@@ -1,0 +1,90 @@
+"""What all figures share, and the table of figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.plots import FIGURES, learning_curve, save_all
+from pacbayes_fl.plots.style import feature_label, metric_label, target_label, with_unit
+from pacbayes_fl.results import Result
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_every_figure_is_written_and_the_same_each_time(result: Result, tmp_path: Path) -> None:
+    written = save_all(result, tmp_path / "figures")
+    names = [f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")]
+    assert [path.relative_to(tmp_path / "figures").as_posix() for path in written] == names
+    for path in written:
+        assert path.read_bytes()[:5] == (b"\x89PNG\r" if path.suffix == ".png" else b"<?xml")
+    assert [path.name for path in sorted((tmp_path / "figures").iterdir())] == sorted(names)
+    for ending in ("png", "svg"):  # whatever else was written before
+        again = save_all(result, tmp_path / "again", [ending])
+        assert [path.read_bytes() for path in again] == [
+            path.read_bytes() for path in written if path.match(f"*.{ending}")
+        ]
+
+
+def test_figures_without_numbers_are_left_out(result: Result, tmp_path: Path) -> None:
+    part = replace(result, predictions={}, rounds=())
+    assert [path.name for path in save_all(part, tmp_path, ["png"])] == ["clients.png"]
+    assert save_all(replace(part, clients=()), tmp_path / "none") == []
+    with pytest.raises(StudyError, match="got bmpx"):
+        save_all(result, tmp_path, ["png", "bmpx"])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("groups", [(1, 0), (0, 2), (3, 1)])
+def test_every_axis_is_labelled_for_any_number_of_clients(
+    name: str, groups: tuple[int, int], made: Callable[..., Result]
+) -> None:
+    figure = FIGURES[name](made(existing=groups[0], new=groups[1]))
+    assert figure.axes and all(axis.get_xlabel() and axis.get_ylabel() for axis in figure.axes)
+    figure.canvas.draw()
+
+
+def test_the_users_settings_neither_matter_nor_change(result: Result, tmp_path: Path) -> None:
+    before = save_all(result, tmp_path / "before", ["svg"])
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "lines.linewidth": 9}):
+        settings = dict(matplotlib.rcParams)
+        after = save_all(result, tmp_path / "after", ["svg"])
+        assert dict(matplotlib.rcParams) == settings
+    assert [path.read_bytes() for path in after] == [path.read_bytes() for path in before]
+
+
+def test_words_on_axes(result: Result) -> None:
+    assert with_unit("x", "1") == with_unit("x", "") == "x"
+    assert [feature_label(result, j) for j in range(3)] == ["time of day (h)", "lag 1 (kW)", "x"]
+    assert target_label(result) == "power (kW)"
+    assert metric_label("crps", result) == "CRPS (kW)"
+    assert metric_label("pm.own_score", result) == "own score, personal model"
+
+
+def test_missing_matplotlib_says_what_to_install(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PacBayesFLError, match=r"pip install 'pacbayes_fl\[plots\]'"):
+        learning_curve(result)
+    with pytest.raises(PacBayesFLError, match="matplotlib"):
+        save_all(result, "nowhere")
+
+
+def test_importing_the_room_does_not_import_matplotlib() -> None:
+    code = "import sys, pacbayes_fl.plots; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_of_pyplot_is_touched() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests/plots'); from conftest import make_result; "
+        "from pacbayes_fl import plots; [draw(make_result()) for draw in plots.FIGURES.values()]; "
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
