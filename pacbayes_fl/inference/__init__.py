@@ -1,0 +1,1 @@
+"""The half of every method that runs at the clients."""

@@ -1,0 +1,1 @@
+"""Models: priors over functions as GPyTorch modules with explicit hyper-parameters."""

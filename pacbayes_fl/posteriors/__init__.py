@@ -1,0 +1,1 @@
+"""Posteriors: what predicts, and what a bound can measure against a prior."""

@@ -1,0 +1,95 @@
+"""Stein variational gradient descent on the particles of a hyper-posterior (Liu and Wang 2016; PAC-PFL eqs. 39-40)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import StudyError
+
+Bandwidth = Literal["off-diagonal", "all-pairs", "per-dimension"]
+"""Named rules; a number instead fixes h. See `bandwidth`."""
+
+
+def _median(values: Tensor) -> Tensor:
+    """Median along dimension 0, the mean of the two middle values of an even count (as numpy, unlike torch)."""
+    ordered, count = values.sort(0).values, len(values)
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
+
+
+def bandwidth(squares: Tensor, rule: Bandwidth) -> Tensor:
+    """Bandwidth h of k = exp(-d^2 / h) from squared distances.
+
+    "off-diagonal" and "per-dimension": median over pairs of different particles / ln(P + 1), jointly or coordinate by
+    coordinate (Liu and Wang 2016; Pyro does the latter). "all-pairs": median over all P^2 entries, the zero diagonal
+    included, / ln(P + 1) (the public code of PACOH, written there as exp(-d^2 / (2 h^2))).
+
+    Args:
+        squares: squared distances [P, P], or [P, P, D] by coordinate.
+        rule: its name.
+
+    Returns:
+        h, [] or [D]; 0 where all particles coincide.
+
+    Raises:
+        StudyError: when there is no such rule.
+    """
+    if rule not in get_args(Bandwidth):
+        raise StudyError(f"bandwidth must be a number or one of {', '.join(get_args(Bandwidth))}, got {rule!r}")
+    count = squares.shape[0]
+    if rule == "all-pairs":
+        pairs = squares.flatten(0, 1)
+    else:
+        row, column = torch.triu_indices(count, count, 1, device=squares.device)
+        pairs = squares[row, column]
+    return _median(pairs) / math.log(count + 1)
+
+
+def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-diagonal") -> Tensor:
+    """Direction in which SVGD moves the particles.
+
+    phi_k = (1/P) sum_l [ k(phi_l, phi_k) score_l + grad_{phi_l} k(phi_l, phi_k) ],  k = exp(-d^2 / h)  (PAC-PFL eq. 39)
+
+    One particle feels its score alone (MAP); coincident particles feel no repulsion, and so never part.
+
+    Args:
+        particles: [P, D].
+        score: gradient of the log target at the particles [P, D].
+        rule: name of the bandwidth rule, or h itself.
+
+    Returns:
+        [P, D], to be added to the particles times a learning rate.
+
+    Raises:
+        StudyError: when there is no such rule, or h is not positive.
+    """
+    if isinstance(rule, float | int) and not rule > 0:
+        raise StudyError(f"bandwidth must be positive, got {rule:g}")
+    if len(particles) == 1:
+        return score
+    difference = particles.unsqueeze(0) - particles.unsqueeze(1)  # [l, k]: phi_k - phi_l, exact (no cancellation)
+    squares, size = difference.square(), particles.square().mean(0)
+    if rule != "per-dimension":
+        squares, size = squares.sum(-1), size.sum()
+    h = torch.as_tensor(rule).to(squares) if isinstance(rule, float | int) else bandwidth(squares, rule)
+    # A floor keeps 0/0 away when particles coincide: the kernel is then 1 and the repulsion 0.
+    h = h.clamp_min(1e-12 * (1.0 + size))
+    kernel = torch.exp(-squares / h)
+    if rule != "per-dimension":
+        kernel, h = kernel.unsqueeze(-1), h.unsqueeze(-1)
+    return (kernel * (score.unsqueeze(1) + 2.0 * difference / h)).mean(0)
+
+
+def spread(particles: Tensor) -> Tensor:
+    """Root mean square distance of the particles from their mean: how much of a distribution is left.
+
+    Args:
+        particles: [P, D].
+
+    Returns:
+        [], in units of the hyper-parameters per coordinate.
+    """
+    return (particles - particles.mean(0)).square().mean().sqrt()
