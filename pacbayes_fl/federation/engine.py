@@ -1,0 +1,276 @@
+"""Rounds on one device: all clients of a chunk in one call of the method."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
+from pacbayes_fl.errors import ClientError, NumericalError, StudyError
+from pacbayes_fl.federation import cohort
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.results import RoundRecord
+
+AnyMethod = Method[Any, Any, Any, Any]
+_TIRES_AFTER = 3
+
+
+@dataclass(frozen=True)
+class FederationPlan:
+    """How a federation runs.
+
+    Args:
+        rounds: T.
+        cohort: clients drawn per round (c of Algorithm 1), all when None.
+        seed: of every random draw.
+        on_bad_client: "drop" leaves a client out of a round when its update or state is not finite; "stop" raises.
+        min_clients: fewer good clients in a round change nothing and raise.
+        chunk: numbers that the clients of one call may hold in the hot loop (see `Method.footprint`).
+        waste: clients of one call differ in size by at most this factor.
+        noise: engine of the clients' random streams.
+    """
+
+    rounds: int = 100
+    cohort: int | None = None
+    seed: int = 0
+    on_bad_client: Literal["drop", "stop"] = "drop"
+    min_clients: int = 1
+    chunk: int = 2**19
+    waste: float = 1.1
+    noise: Engine = "philox"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if self.rounds < 0 or self.min_clients < 1 or self.chunk < 1 or self.waste < 1:
+            raise StudyError("rounds must be >= 0, min_clients and chunk >= 1, waste >= 1")
+        if not 0 <= self.seed < 2**32:
+            raise StudyError(f"seed must be in [0, 2**32), got {self.seed}")
+        if self.cohort is not None and self.cohort < self.min_clients:
+            raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
+
+
+class FederationState(NamedTuple):
+    """Everything that a later round depends on."""
+
+    server: Any
+    clients: Any
+    round: int
+
+
+def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> FederationState:
+    """Begin: the state before the first round.
+
+    Args:
+        method: the algorithm.
+        batch: rows of all clients.
+        plan: gives the seed.
+
+    Returns:
+        Round 0, on the batch's device.
+    """
+    server = method.init_server(torch.Generator().manual_seed(plan.seed))
+    server = tensors.tree_map(lambda leaf: leaf.to(batch.x.device), server)
+    return FederationState(server, method.init_clients(method.broadcast(server), batch), 0)
+
+
+def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: FederationPlan) -> list[list[int]]:
+    """Cut clients into calls: alike in size, and small enough for the memory that `plan.chunk` grants.
+
+    Args:
+        method: says what a client costs.
+        sizes: real rows of every client of the federation.
+        positions: clients that take part.
+        plan: gives chunk and waste.
+
+    Returns:
+        Positions by call, together all of them.
+    """
+    if not method.federated:
+        return [positions]
+    calls = []
+    for group in group_by_size([sizes[k] for k in positions], plan.waste):
+        largest = max(sizes[positions[i]] for i in group)
+        step = max(1, plan.chunk // method.footprint(largest))
+        calls += [[positions[i] for i in group[at : at + step]] for at in range(0, len(group), step)]
+    return calls
+
+
+def rounds(
+    method: AnyMethod, batch: ClientBatch, plan: FederationPlan, state: FederationState | None = None
+) -> Iterator[tuple[RoundRecord, FederationState]]:
+    """Run the rounds that are left, one at a time.
+
+    Args:
+        method: the algorithm.
+        batch: training rows of all clients [K, N, *].
+        plan: how to run.
+        state: where to go on; the start when None.
+
+    Yields:
+        After each round its record and the state to go on from.
+
+    Raises:
+        ClientError: when fewer than `min_clients` were good; the last state that was yielded still holds.
+        NumericalError: when a client fails and `on_bad_client` is "stop", or the server's state is not finite.
+    """
+    state = start(method, batch, plan) if state is None else state
+    sizes = [int(m) for m in batch.size.tolist()]
+    everyone = _calls(method, batch, sizes, list(range(batch.clients)), plan) if plan.cohort is None else None
+    failures = dict.fromkeys(batch.names, 0)
+    while state.round < plan.rounds:
+        begun, t = time.perf_counter(), state.round + 1
+        chosen = cohort.draw(plan.seed, t, batch.clients, plan.cohort).tolist()
+        message, clients = method.broadcast(state.server), state.clients
+        updates, flags = [], []
+        members: list[str] = []
+        for index, rows in everyone if everyone is not None else _calls(method, batch, sizes, chosen, plan):
+            before = tensors.select(clients, index)
+            noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
+            update, after = method.client(message, before, rows, noise)
+            good = tensors.finite({"update": update, "state": after})
+            update = tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))
+            clients = tensors.scatter(clients, index, tensors.where(good, after, before))
+            updates.append(method.reduce(update))
+            flags.append(good)
+            members += rows.names
+        joined = tensors.cat(updates)
+        server = method.server(state.server, joined, batch.clients)
+        values = method.report(server, joined)
+        host = _read(flags, server, values)  # the one look at the device in a round
+        dropped = tuple(name for name, good in zip(members, host[: len(members)], strict=True) if not good)
+        _judge(plan, t, dropped, members, failures, bool(host[len(members)]))
+        state = FederationState(server, clients, t)
+        numbers = dict(zip(values, host[len(members) + 1 :], strict=True)) | {"seconds": time.perf_counter() - begun}
+        yield RoundRecord(t, len(members) - len(dropped), dropped, numbers), state
+
+
+def _calls(
+    method: AnyMethod, batch: ClientBatch, sizes: list[int], positions: list[int], plan: FederationPlan
+) -> list[tuple[Tensor, ClientBatch]]:
+    calls = []
+    for part in parts(method, sizes, positions, plan):
+        index = torch.tensor(part)
+        rows = batch.select(index).trim(max(1, *(sizes[k] for k in part), 1))
+        calls.append((index.to(batch.x.device), rows))
+    return calls
+
+
+def _read(flags: list[Tensor], server: Any, values: Any) -> list[float]:
+    sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
+    whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=flags[0].device)
+    scalars = [value.double().view(1) for value in values.values()]
+    host: list[float] = torch.cat([*(flag.double() for flag in flags), whole.double().view(1), *scalars]).tolist()
+    return host
+
+
+def _judge(
+    plan: FederationPlan, t: int, dropped: tuple[str, ...], members: list[str], failures: dict[str, int], finite: bool
+) -> None:
+    """Raise when the round must not count; remember who failed."""
+    if dropped and plan.on_bad_client == "stop":
+        raise NumericalError(
+            "its update is not finite", client=dropped[0], round=t, hint="on_bad_client = 'drop' goes on"
+        )
+    if len(members) - len(dropped) < plan.min_clients:
+        raise ClientError(
+            f"{len(members) - len(dropped)} of {len(members)} clients gave a finite update, "
+            f"{plan.min_clients} are needed",
+            round=t,
+            client=dropped[0] if dropped else None,
+            hint="nothing was changed; the last round's state holds",
+        )
+    if not finite:
+        raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
+    for name in members:
+        failures[name] = failures[name] + 1 if name in dropped else 0
+        if failures[name] == _TIRES_AFTER:
+            warnings.warn(f"client {name!r} was dropped {_TIRES_AFTER} times in a row (round {t})", stacklevel=3)
+
+
+def run_rounds(
+    method: AnyMethod,
+    batch: ClientBatch,
+    plan: FederationPlan,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> FederationState:
+    """Run a federation from its start to its last round.
+
+    Args:
+        method: the algorithm.
+        batch: training rows of all clients [K, N, *].
+        plan: how to run.
+        on_round: called with the record of every round.
+
+    Returns:
+        The state after the last round.
+
+    Raises:
+        ClientError, NumericalError: as `rounds`.
+    """
+    last = start(method, batch, plan)
+    for record, state in rounds(method, batch, plan):
+        last = state
+        if on_round is not None:
+            on_round(record)
+    return last
+
+
+def personalise(
+    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
+) -> Iterator[tuple[Tensor, Posterior]]:
+    """Give every client of a federation its own posterior, a few at a time.
+
+    Args:
+        method: the algorithm.
+        state: after the last round.
+        batch: the clients' rows, in the order of `state.clients`.
+        plan: gives chunk, waste and seed.
+
+    Yields:
+        Positions [k] of the clients and their posterior.
+    """
+    sizes = [int(m) for m in batch.size.tolist()]
+    message = method.broadcast(state.server)
+    for index, rows in _calls(method, batch, sizes, list(range(batch.clients)), plan):
+        noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
+        yield index, method.personalise(message, tensors.select(state.clients, index), rows, noise)
+
+
+def join(
+    method: AnyMethod,
+    server: Any,
+    batch: ClientBatch,
+    seed: int,
+    like: ClientBatch | None = None,
+    engine: Engine = "philox",
+) -> Posterior:
+    """Let clients personalise that never trained; the federation learns nothing from them.
+
+    Args:
+        method: the algorithm.
+        server: its state after the last round.
+        batch: the new clients' rows [K, N, *]; a client without rows gets the prior's prediction.
+        seed: of the personalisation's random draws.
+        like: a batch of the federation whose columns the new ones must match.
+        engine: of the personalisation's random draws, as in the federation's plan.
+
+    Returns:
+        The posterior of the K clients.
+
+    Raises:
+        DataError: when the columns differ.
+    """
+    if like is not None:
+        same_schema(like, batch)
+    message = method.broadcast(server)
+    noise = Noise(seed, 0, batch.ids, batch.x.device, engine)
+    return method.personalise(message, method.init_clients(message, batch), batch, noise)

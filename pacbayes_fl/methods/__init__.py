@@ -1,0 +1,273 @@
+"""The table of methods: where a name meets an algorithm, its options, its presets and its search space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.persistence import Persistence
+from pacbayes_fl.methods.baselines.pfedgp import pfedgp
+from pacbayes_fl.methods.baselines.pooled_gp import PooledGP
+from pacbayes_fl.methods.baselines.ridge import LocalRidge, PooledRidge
+from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
+from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.posteriors.particles import GaussianHyperPrior
+from pacbayes_fl.server.svgd import Bandwidth
+
+AnyMethod = Method[Any, Any, Any, Any]
+Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+class LogUniform(NamedTuple):
+    """A positive number between two bounds, uniform in its logarithm."""
+
+    low: float
+    high: float
+
+
+class Choice(NamedTuple):
+    """One of some values, all alike likely."""
+
+    values: tuple[Any, ...]
+
+
+Search = Mapping[str, LogUniform | Choice]
+
+
+@dataclass(frozen=True)
+class PacPFLOptions:
+    """Table [method] of PAC-PFL; fields as in `methods.pac_pfl.PacPFL`, and the std of the Gaussian hyper-prior."""
+
+    hyper_prior_std: float = 0.3
+    particles: int = 4
+    tau: float | None = 1.0
+    lam: float | None = None
+    beta: float | None = None
+    n2: float = 0.0
+    rate: float = 1e-2
+    optimiser: Literal["adam", "ascent"] = "adam"
+    bandwidth: Bandwidth | float = "off-diagonal"
+    minibatch: int | None = None
+    minibatch_scale: Literal["unscaled", "rows"] = "unscaled"
+    cohort_scale: Literal["sum", "mean"] = "sum"
+    weighting: Literal["evidence", "equal"] = "evidence"
+
+
+@dataclass(frozen=True)
+class PFedGPOptions:
+    """Table [method] of pFedGP; fields as in `methods.baselines.pfedgp.pfedgp`."""
+
+    init_std: float = 0.3
+    rate: float = 1e-2
+    minibatch: int | None = None
+
+
+@dataclass(frozen=True)
+class VanillaGPOptions:
+    """Table [method] of the vanilla GP; fields as in `methods.baselines.vanilla_gp.VanillaGP`."""
+
+    init_std: float = 0.3
+    rate: float = 1e-2
+    steps: int = 200
+
+
+@dataclass(frozen=True)
+class PooledGPOptions:
+    """Table [method] of the pooled GP; fields as in `methods.baselines.pooled_gp.PooledGP`."""
+
+    init_std: float = 0.3
+    rate: float = 1e-2
+    steps: int = 200
+    inducing: int = 200
+    exact_up_to: int = 2000
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Table [method] of a method that has nothing to choose."""
+
+
+@dataclass(frozen=True)
+class PersistenceOptions:
+    """Table [method] of persistence: the feature that holds the last known target."""
+
+    column: str = "lag_1"
+
+
+class Product(NamedTuple):
+    """A method as a product of model, inference and aggregation (DESIGN section 3), in words."""
+
+    model: str
+    client: str
+    server: str
+    uploads: str
+    keeps: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the library knows of a method by name.
+
+    Args:
+        title: one line for people.
+        federated: False where rows leave the clients.
+        rounds: False where there is nothing to repeat: one round says all.
+        options: dataclass of the table [method].
+        build: makes the method from its options, the model and the names of the features.
+        product: what it is made of.
+        presets: values by preset and part ("method", "model", "federation"); "recommended" holds the defaults.
+        search: what `tune` varies, by dotted key.
+    """
+
+    title: str
+    federated: bool
+    rounds: bool
+    options: type
+    build: Callable[[Any, FunctionModel, Sequence[str]], AnyMethod]
+    product: Product
+    presets: Presets = field(default_factory=lambda: MappingProxyType({"recommended": {}, "paper": {}}))
+    search: Search = field(default_factory=lambda: MappingProxyType({}))
+
+
+_WIDTHS = Choice(((8, 8), (16, 16), (32, 32)))
+_MEANS = Choice(((), (8, 8), (16, 16), (32, 32)))
+_RATES = LogUniform(1e-3, 3e-2)
+_STDS = LogUniform(0.05, 2.0)
+_STEPS = Choice((50, 100, 200, 400))
+
+
+def _pac_pfl(options: PacPFLOptions, model: FunctionModel, features: Sequence[str]) -> PacPFL:
+    values = {name: getattr(options, name) for name in PacPFLOptions.__dataclass_fields__ if name != "hyper_prior_std"}
+    return PacPFL(model, GaussianHyperPrior(model.location(), options.hyper_prior_std), **values)
+
+
+def _pfedgp(options: PFedGPOptions, model: FunctionModel, features: Sequence[str]) -> PacPFL:
+    return pfedgp(model, options.init_std, options.rate, options.minibatch)
+
+
+def _vanilla(options: VanillaGPOptions, model: FunctionModel, features: Sequence[str]) -> VanillaGP:
+    return VanillaGP(model, options.init_std, options.rate, options.steps)
+
+
+def _pooled(options: PooledGPOptions, model: FunctionModel, features: Sequence[str]) -> PooledGP:
+    return PooledGP(model, options.init_std, options.rate, options.steps, options.inducing, options.exact_up_to)
+
+
+def _persistence(options: PersistenceOptions, model: FunctionModel, features: Sequence[str]) -> Persistence:
+    if options.column not in features:
+        raise StudyError(
+            f"persistence needs a feature {options.column!r}, the data have {', '.join(features)}",
+            hint="it is for series; name the column with --set method.column=NAME",
+        )
+    return Persistence(features.index(options.column))
+
+
+METHODS: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "pac-pfl": Recipe(
+            "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
+            True,
+            True,
+            PacPFLOptions,
+            _pac_pfl,
+            Product("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
+            MappingProxyType(
+                {
+                    "recommended": {},
+                    "paper": {"method": {"optimiser": "ascent", "rate": 1e-3}, "federation": {"rounds": 1000}},
+                }
+            ),
+            MappingProxyType(
+                {
+                    "method.tau": LogUniform(0.01, 1.0),
+                    "method.hyper_prior_std": _STDS,
+                    "method.rate": _RATES,
+                    "model.mean_widths": _MEANS,
+                    "model.kernel_widths": _WIDTHS,
+                    "federation.rounds": Choice((50, 100, 200, 400)),
+                }
+            ),
+        ),
+        "pfedgp": Recipe(
+            "pFedGP for regression: one particle, flat hyper-prior",
+            True,
+            True,
+            PFedGPOptions,
+            _pfedgp,
+            Product("deep-kernel GP", "evidence.particle_scores", "ascent", "score [K, 1, D]", "nothing"),
+            search=MappingProxyType(
+                {
+                    "method.init_std": _STDS,
+                    "method.rate": _RATES,
+                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
+                    "model.kernel_widths": _WIDTHS,
+                    "federation.rounds": Choice((50, 100, 200, 400)),
+                }
+            ),
+        ),
+        "vanilla-gp": Recipe(
+            "Vanilla GP: each client alone",
+            True,
+            False,
+            VanillaGPOptions,
+            _vanilla,
+            Product("deep-kernel GP", "evidence.particle_scores", "nothing", "nothing", "nothing"),
+            search=MappingProxyType(
+                {
+                    "method.init_std": _STDS,
+                    "method.rate": _RATES,
+                    "method.steps": _STEPS,
+                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
+                    "model.kernel_widths": _WIDTHS,
+                }
+            ),
+        ),
+        "pooled-gp": Recipe(
+            "Pooled GP: one GP on all data, with inducing points when they are many",
+            False,
+            False,
+            PooledGPOptions,
+            _pooled,
+            Product("deep-kernel GP", "nothing", "evidence or collapsed bound", "all rows", "nothing"),
+            search=MappingProxyType(
+                {
+                    "method.init_std": _STDS,
+                    "method.rate": _RATES,
+                    "method.steps": _STEPS,
+                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
+                    "model.kernel_widths": _WIDTHS,
+                }
+            ),
+        ),
+        "ridge": Recipe(
+            "Ridge regression of each client alone (scikit-learn)",
+            True,
+            False,
+            NoOptions,
+            lambda options, model, features: LocalRidge(),
+            Product("linear", "leave-one-out ridge", "nothing", "nothing", "nothing"),
+        ),
+        "pooled-ridge": Recipe(
+            "One ridge regression on all data (scikit-learn)",
+            False,
+            False,
+            NoOptions,
+            lambda options, model, features: PooledRidge(len(features)),
+            Product("linear", "nothing", "leave-one-out ridge", "all rows", "nothing"),
+        ),
+        "persistence": Recipe(
+            "Persistence: the last known value of a series",
+            True,
+            False,
+            PersistenceOptions,
+            _persistence,
+            Product("lag 1", "mean squared change", "nothing", "nothing", "nothing"),
+        ),
+    }
+)
+"""Methods by name."""

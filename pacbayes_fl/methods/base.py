@@ -1,0 +1,73 @@
+"""What a method is: init, round (cut where a network cuts it) and personalise, pure functions of a frozen value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import Posterior
+
+Server = TypeVar("Server")
+Message = TypeVar("Message")
+Client = TypeVar("Client")
+Update = TypeVar("Update")
+
+
+class Nothing(NamedTuple):
+    """State of a client or server that keeps nothing between rounds."""
+
+
+class Method(ABC, Generic[Server, Message, Client, Update]):
+    """One paper's algorithm. Final subclasses are frozen dataclasses whose fields are its hyper-parameters.
+
+    States, messages and updates are trees of tensors (`tensors`); leaves of clients' states and updates begin with K.
+    An update has a leaf `weight` [K], 0 for a client to be left out.
+    """
+
+    federated: ClassVar[bool] = True
+    """False for a baseline that sends its rows to the server."""
+
+    raw_units: ClassVar[bool] = False
+    """True for a method that needs the data's own units instead of standardised ones."""
+
+    @abstractmethod
+    def init_server(self, generator: torch.Generator) -> Server:
+        """State of the server before the first round, drawn from a CPU generator."""
+
+    @abstractmethod
+    def init_clients(self, message: Message, batch: ClientBatch) -> Client:
+        """State of clients that never took part, leaves [K, *]."""
+
+    @abstractmethod
+    def broadcast(self, server: Server) -> Message:
+        """What travels down."""
+
+    @abstractmethod
+    def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """The clients' half of a round: what travels up, and their new state."""
+
+    @abstractmethod
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """The server's half of a round, from updates with leaves [K, *], for a federation of n_clients."""
+
+    @abstractmethod
+    def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
+        """Each client's own posterior from its rows, also for clients that never took part."""
+
+    def reduce(self, update: Update) -> Update:
+        """Shrink the updates of a chunk of clients to what `server` needs: additive ones become their sum, K = 1."""
+        return update
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Scalars [] of a round for its record, left on the device."""
+        return {}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
+        return 1

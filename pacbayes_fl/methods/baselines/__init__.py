@@ -1,0 +1,1 @@
+"""Baselines that the papers compare with, built on the same parts."""

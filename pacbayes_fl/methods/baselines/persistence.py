@@ -1,0 +1,58 @@
+"""Persistence: tomorrow is like today. The target of the last hour, with the spread of its errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.baselines.ridge import Took
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import LinearPoint
+
+_SMALLEST_VARIANCE = 1e-8
+
+
+@final
+@dataclass(frozen=True)
+class Persistence(Method[Nothing, Nothing, Nothing, Took]):
+    """Predict the value of one feature, the target's last known value; in the data's own units.
+
+    Args:
+        column: position of that feature.
+    """
+
+    raw_units: ClassVar[bool] = True
+
+    column: int
+
+    def init_server(self, generator: torch.Generator) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def init_clients(self, message: Nothing, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Nothing) -> Nothing:
+        """Send nothing."""
+        return server
+
+    def client(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
+        """Learn nothing from others."""
+        return Took(torch.ones_like(batch.size)), state
+
+    def server(self, server: Nothing, update: Took, n_clients: int) -> Nothing:
+        """Learn nothing from the clients."""
+        return server
+
+    def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
+        """Measure each client's mean squared change from one hour to the next."""
+        change = torch.where(batch.mask, batch.y - batch.x[..., self.column], 0.0)
+        variance = change.square().sum(1) / batch.size.clamp_min(1.0).to(change.dtype)
+        weight = batch.x.new_zeros(batch.clients, batch.x.shape[2])
+        weight[:, self.column] = 1.0
+        return LinearPoint(weight, weight.new_zeros(batch.clients), variance.clamp_min(_SMALLEST_VARIANCE))

@@ -1,0 +1,212 @@
+"""Pooled GP: one GP on everybody's rows, with inducing points when they are many (PAC-PFL section 8.6.2).
+
+The paper states no number of inducing points. Here the variational bound of Titsias (AISTATS 2009) is used, whose
+inducing inputs are learned together with the hyper-parameters; with every row as an inducing input it is the exact GP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.baselines.pooling import Rows, pool, send
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import adam, adam_init
+from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.particles import FlatHyperPrior
+
+_JITTER = 1e-6
+
+
+class Server(NamedTuple):
+    """A GP in the form that predicts: hyper-parameters, inducing inputs and what the rows say of their values.
+
+    Args:
+        theta: [D].
+        inducing: inducing inputs [I, d], in standardised units.
+        weight: [I], mean = k(x*, inducing) weight.
+        reduction: [I, I], variance = k(x*, x*) - k(x*, inducing) reduction k(inducing, x*).
+        seed: of the choice of inducing rows, [].
+    """
+
+    theta: Tensor
+    inducing: Tensor
+    weight: Tensor
+    reduction: Tensor
+    seed: Tensor
+
+
+class Parameters(NamedTuple):
+    """What the fit moves: theta [D] and inducing inputs [I, d]."""
+
+    theta: Tensor
+    inducing: Tensor
+
+
+def _pieces(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return L = chol K_uu, A = L^-1 K_uf / s, chol(I + AA'), A r / s, the residual r and s^2 (notation of Titsias)."""
+    theta, inducing = p.theta.view(1, 1, -1), p.inducing.unsqueeze(0)
+    noise = model.noise(theta).squeeze()
+    k_uu = model.covariance(theta, inducing).squeeze()
+    k_uf = model.covariance(theta, inducing, x.unsqueeze(0)).squeeze(0, 1)
+    identity = torch.eye(len(p.inducing), dtype=x.dtype, device=x.device)
+    lower = torch.linalg.cholesky(k_uu + _JITTER * identity)
+    a = torch.linalg.solve_triangular(lower, k_uf, upper=False) / noise.sqrt()
+    inner = torch.linalg.cholesky(identity + a @ a.T)
+    residual = y - model.mean(theta, x.unsqueeze(0)).squeeze(0, 1)
+    return lower, a, inner, a @ residual / noise.sqrt(), residual, noise
+
+
+def collapsed_bound(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
+    """Lower bound on the log evidence with inducing inputs.
+
+    ln N(y | m, Q + s^2 I) - tr(K - Q) / (2 s^2),  Q = K_fu K_uu^-1 K_uf      (Titsias 2009, eq. 9)
+
+    Args:
+        model: the prior.
+        p: theta [D] and inducing inputs [I, d].
+        x: inputs [R, d].
+        y: targets [R].
+
+    Returns:
+        [], in nats.
+    """
+    _, a, inner, projected, residual, noise = _pieces(model, p, x, y)
+    white = torch.linalg.solve_triangular(inner, projected.unsqueeze(-1), upper=False)
+    quadratic: Tensor = residual.square().sum() / noise - white.square().sum()
+    log_determinant = 2 * inner.diagonal().log().sum() + len(y) * noise.log()
+    prior_variance = model.variance(p.theta.view(1, 1, -1), x.unsqueeze(0)).sum()
+    lost = prior_variance / noise - a.square().sum()
+    return -0.5 * (quadratic + log_determinant + len(y) * math.log(2 * math.pi) + lost)
+
+
+@dataclass(frozen=True)
+class PooledPosterior:
+    """The pooled GP as every client's posterior: nothing in it is the client's own.
+
+    Args:
+        model: the prior.
+        server: what was learned, without a client dimension.
+        clients: K.
+    """
+
+    model: FunctionModel
+    server: Server
+    clients: int
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive distribution.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            One normal per row, [K, 1, M], noise included.
+        """
+        theta = self.server.theta.expand(self.clients, 1, -1)
+        inducing = self.server.inducing.expand(self.clients, -1, -1)
+        with torch.no_grad():
+            cross = self.model.covariance(theta, inducing, x)  # [K, 1, I, M]
+            mean = self.model.mean(theta, x) + self.server.weight @ cross
+            explained = (cross * (self.server.reduction @ cross)).sum(-2)
+            variance = (self.model.variance(theta, x) - explained).clamp_min(0.0) + self.model.noise(theta).unsqueeze(
+                -1
+            )
+        return NormalMixture(mean.new_zeros(self.clients, 1), mean, variance)
+
+
+@final
+@dataclass(frozen=True)
+class PooledGP(Method[Server, Server, Nothing, Rows]):
+    """One GP for all, trained where all rows are.
+
+    Args:
+        model: prior with hyper-parameters theta.
+        init_std: spread of the initial draw of theta.
+        rate: learning rate of Adam.
+        steps: Adam steps of the fit.
+        inducing: number of inducing points.
+        exact_up_to: most rows for which the exact GP is used instead.
+    """
+
+    federated = False
+
+    model: FunctionModel
+    init_std: float = 0.3
+    rate: float = 1e-2
+    steps: int = 200
+    inducing: int = 200
+    exact_up_to: int = 2000
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw theta; no row is known yet."""
+        theta = FlatHyperPrior(self.model.location(), self.init_std).sample(1, generator).squeeze(0)
+        empty = theta.new_zeros(0, self.model.input_dim)
+        seed = torch.randint(2**31, (), generator=generator)
+        return Server(theta, empty, theta.new_zeros(0), theta.new_zeros(0, 0), seed)
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Server) -> Server:
+        """Send the whole GP."""
+        return server
+
+    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
+        """Send all rows."""
+        return send(batch), state
+
+    def server(self, server: Server, update: Rows, n_clients: int) -> Server:
+        """Fit one GP to the pooled rows."""
+        x, y = pool(update)
+        if not len(y):  # every client was dropped, which the engine reports
+            return server
+        try:
+            if len(y) <= self.exact_up_to:
+                p = Parameters(self._fit_exact(server.theta, x, y), x)
+            else:
+                generator = torch.Generator().manual_seed(int(server.seed))
+                chosen = torch.randperm(len(y), generator=generator)[: self.inducing].to(x.device)
+                p = self._fit_inducing(Parameters(server.theta, x[chosen]), x, y)
+            with torch.no_grad():
+                lower, _, inner, projected, _, _ = _pieces(self.model, p, x, y)
+                identity = torch.eye(len(lower), dtype=x.dtype, device=x.device)
+                from_prior = torch.cholesky_solve(identity, lower)
+                whitened = torch.linalg.solve_triangular(lower.T, torch.cholesky_inverse(inner), upper=True)
+                weight = whitened @ projected
+                reduction = from_prior - torch.linalg.solve_triangular(lower.T, whitened.T, upper=True)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise NumericalError("the pooled covariance cannot be factored", cause=str(error)) from error
+        return Server(p.theta, p.inducing, weight, reduction, server.seed)
+
+    def _fit_exact(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        everybody = ClientBatch.pad([(x, y)], ["everybody"], dtype=x.dtype).to(x.device)
+        moments = adam_init(theta)
+        for _ in range(self.steps):
+            score = particle_scores(self.model, theta.view(1, -1), everybody).score
+            theta, moments = adam(theta, -score.view(-1), moments, self.rate)
+        return theta
+
+    def _fit_inducing(self, p: Parameters, x: Tensor, y: Tensor) -> Parameters:
+        moments = adam_init(p)
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                leaf = Parameters(p.theta.detach().requires_grad_(True), p.inducing.detach().requires_grad_(True))
+                loss = -collapsed_bound(self.model, leaf, x, y)
+                gradient = Parameters(*torch.autograd.grad(loss, leaf))
+            p, moments = adam(Parameters(leaf.theta.detach(), leaf.inducing.detach()), gradient, moments, self.rate)
+        return p
+
+    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> PooledPosterior:
+        """Give every client the same GP."""
+        return PooledPosterior(self.model, message, batch.clients)

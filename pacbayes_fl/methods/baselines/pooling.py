@@ -1,0 +1,51 @@
+"""What the pooled baselines share: clients that send their rows, which no federated method would."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+
+
+class Rows(NamedTuple):
+    """Rows of clients as an update.
+
+    Args:
+        x: inputs [K, N, d].
+        y: targets [K, N].
+        mask: [K, N] bool.
+        weight: [K], 0 for a client to be left out.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    weight: Tensor
+
+
+def send(batch: ClientBatch) -> Rows:
+    """Send everything.
+
+    Args:
+        batch: x [K, N, d], y [K, N].
+
+    Returns:
+        The update.
+    """
+    return Rows(batch.x, batch.y, batch.mask, torch.ones_like(batch.size))
+
+
+def pool(update: Rows) -> tuple[Tensor, Tensor]:
+    """Join the real rows of all clients that take part.
+
+    Args:
+        update: x [K, N, d], y [K, N], mask [K, N], weight [K].
+
+    Returns:
+        x [R, d] and y [R].
+    """
+    real = update.mask & (update.weight > 0).unsqueeze(-1)
+    return update.x[real], update.y[real]

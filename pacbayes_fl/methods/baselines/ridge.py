@@ -1,0 +1,133 @@
+"""Ridge regression, by client or pooled, by scikit-learn: a hard baseline on PV series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from sklearn.linear_model import RidgeCV
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.baselines.pooling import Rows, pool, send
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import LinearPoint
+
+_ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+_SMALLEST_VARIANCE = 1e-8
+
+
+class Linear(NamedTuple):
+    """A fitted line.
+
+    Args:
+        weight: [d], in units of y per unit of x.
+        bias: [].
+        variance: leave-one-out residual variance [], in squared units of y.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    variance: Tensor
+
+
+class Took(NamedTuple):
+    """Nothing but the fact of taking part, weight [K]."""
+
+    weight: Tensor
+
+
+def fit(x: Tensor, y: Tensor) -> Linear:
+    """Fit ridge regression; the penalty is chosen by leave-one-out error on these rows.
+
+    Args:
+        x: inputs [R, d].
+        y: targets [R].
+
+    Returns:
+        The line; a constant with the spread of y when there are fewer than 3 rows.
+    """
+    if len(y) < 3:
+        mean = y.mean() if len(y) else y.new_zeros(())
+        return Linear(y.new_zeros(x.shape[1]), mean, y.new_ones(()))
+    ridge = RidgeCV(alphas=_ALPHAS, store_cv_results=True).fit(x.cpu().numpy(), y.cpu().numpy())
+    errors = ridge.cv_results_[:, _ALPHAS.index(float(ridge.alpha_))]
+    weight = torch.from_numpy(np.asarray(ridge.coef_)).to(x)
+    return Linear(weight, x.new_tensor(float(ridge.intercept_)), x.new_tensor(float(errors.mean())))
+
+
+def _posterior(lines: list[Linear]) -> LinearPoint:
+    weight, bias, variance = (torch.stack(parts) for parts in zip(*lines, strict=True))
+    return LinearPoint(weight, bias, variance.clamp_min(_SMALLEST_VARIANCE))
+
+
+@final
+@dataclass(frozen=True)
+class LocalRidge(Method[Nothing, Nothing, Nothing, Took]):
+    """Ridge regression of each client alone."""
+
+    def init_server(self, generator: torch.Generator) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def init_clients(self, message: Nothing, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Nothing) -> Nothing:
+        """Send nothing."""
+        return server
+
+    def client(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
+        """Learn nothing from others."""
+        return Took(torch.ones_like(batch.size)), state
+
+    def server(self, server: Nothing, update: Took, n_clients: int) -> Nothing:
+        """Learn nothing from the clients."""
+        return server
+
+    def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
+        """Fit each client's rows."""
+        return _posterior([fit(batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]) for k in range(batch.clients)])
+
+
+@final
+@dataclass(frozen=True)
+class PooledRidge(Method[Linear, Linear, Nothing, Rows]):
+    """One ridge regression on everybody's rows.
+
+    Args:
+        input_dim: number of input features, d.
+    """
+
+    federated = False
+
+    input_dim: int
+
+    def init_server(self, generator: torch.Generator) -> Linear:
+        """Predict zero before any row is seen."""
+        zero = torch.zeros((), dtype=torch.float64)
+        return Linear(zero.expand(self.input_dim).clone(), zero, torch.ones_like(zero))
+
+    def init_clients(self, message: Linear, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Linear) -> Linear:
+        """Send the line."""
+        return server
+
+    def client(self, message: Linear, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
+        """Send all rows."""
+        return send(batch), state
+
+    def server(self, server: Linear, update: Rows, n_clients: int) -> Linear:
+        """Fit the pooled rows."""
+        return fit(*pool(update))
+
+    def personalise(self, message: Linear, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
+        """Give every client the same line."""
+        return _posterior([message] * batch.clients)

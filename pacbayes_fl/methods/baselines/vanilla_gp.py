@@ -1,0 +1,81 @@
+"""Vanilla GP: each client alone fits its hyper-parameters to its own log evidence (PAC-PFL section 8.6.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import adam, adam_init
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.particles import FlatHyperPrior
+
+
+class Start(NamedTuple):
+    """Starting point of every client's search, theta [D]: all that is shared, and nothing learned."""
+
+    theta: Tensor
+
+
+class Update(NamedTuple):
+    """Nothing but the fact of taking part, weight [K]."""
+
+    weight: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class VanillaGP(Method[Start, Start, Nothing, Update]):
+    """Type-II maximum likelihood per client, without any help from others.
+
+    Args:
+        model: prior with hyper-parameters theta.
+        init_std: spread of the initial draw of theta.
+        rate: learning rate of Adam.
+        steps: Adam steps of every client.
+    """
+
+    model: FunctionModel
+    init_std: float = 0.3
+    rate: float = 1e-2
+    steps: int = 200
+
+    def init_server(self, generator: torch.Generator) -> Start:
+        """Draw the common starting point."""
+        return Start(FlatHyperPrior(self.model.location(), self.init_std).sample(1, generator).squeeze(0))
+
+    def init_clients(self, message: Start, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Start) -> Start:
+        """Send the starting point."""
+        return server
+
+    def client(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Learn nothing from others."""
+        return Update(torch.ones_like(batch.size)), state
+
+    def server(self, server: Start, update: Update, n_clients: int) -> Start:
+        """Learn nothing from the clients."""
+        return server
+
+    def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
+        """Ascend each client's log evidence (eq. 33), then condition on its rows."""
+        theta = message.theta.expand(batch.clients, 1, -1)
+        moments = adam_init(theta, batch.clients)
+        for _ in range(self.steps):
+            score = particle_scores(self.model, theta, batch).score
+            theta, moments = adam(theta, -score, moments, self.rate)
+        return condition(self.model, theta, batch)
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client: one covariance."""
+        return rows * rows + self.model.dim
