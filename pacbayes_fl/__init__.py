@@ -1,1 +1,81 @@
-"""Bayesian personalised federated learning with certificates."""
+"""Bayesian personalised federated learning with certificates.
+
+Many clients with little, different data each learn a model of their own with help from the others.
+
+Names are loaded when they are first used, so that importing the package runs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pacbayes_fl import metrics as metrics
+    from pacbayes_fl import plots as plots
+    from pacbayes_fl.data.batch import ClientBatch as ClientBatch
+    from pacbayes_fl.errors import PacBayesFLError as PacBayesFLError
+    from pacbayes_fl.federation.engine import FederationPlan as FederationPlan
+    from pacbayes_fl.federation.engine import join as join
+    from pacbayes_fl.federation.engine import run_rounds as run_rounds
+    from pacbayes_fl.methods import METHODS as METHODS
+    from pacbayes_fl.methods.baselines.pfedgp import pfedgp as pfedgp
+    from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP as VanillaGP
+    from pacbayes_fl.methods.pac_pfl import PacPFL as PacPFL
+    from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP as DeepKernelGP
+    from pacbayes_fl.models.deep_kernel_gp import GPyTorchPrior as GPyTorchPrior
+    from pacbayes_fl.posteriors.particles import GaussianHyperPrior as GaussianHyperPrior
+    from pacbayes_fl.results import Result as Result
+    from pacbayes_fl.study import run as run
+    from pacbayes_fl.study_file import Study as Study
+
+_HOMES = (
+    ("data.batch", ("ClientBatch",)),
+    ("errors", ("PacBayesFLError",)),
+    ("federation.engine", ("FederationPlan", "join", "run_rounds")),
+    ("methods", ("METHODS",)),
+    ("methods.baselines.pfedgp", ("pfedgp",)),
+    ("methods.baselines.vanilla_gp", ("VanillaGP",)),
+    ("methods.pac_pfl", ("PacPFL",)),
+    ("models.deep_kernel_gp", ("DeepKernelGP", "GPyTorchPrior")),
+    ("posteriors.particles", ("GaussianHyperPrior",)),
+    ("results", ("Result",)),
+    ("study", ("run",)),
+    ("study_file", ("Study",)),
+)
+
+__version__ = "0.1.0"
+__all__ = [
+    "METHODS",
+    "ClientBatch",
+    "DeepKernelGP",
+    "FederationPlan",
+    "GPyTorchPrior",
+    "GaussianHyperPrior",
+    "PacBayesFLError",
+    "PacPFL",
+    "Result",
+    "Study",
+    "VanillaGP",
+    "join",
+    "metrics",
+    "pfedgp",
+    "plots",
+    "run",
+    "run_rounds",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home."""
+    if name in ("metrics", "plots"):
+        return import_module(f"pacbayes_fl.{name}")
+    for home, names in _HOMES:
+        if name in names:
+            return getattr(import_module(f"pacbayes_fl.{home}"), name)
+    raise AttributeError(f"module 'pacbayes_fl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)

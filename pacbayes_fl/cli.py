@@ -1,0 +1,333 @@
+"""The command line: arguments in, exit code out.
+
+0: done. 1: failed in a named way, said in one line. 2: wrong usage. 130: stopped by a signal, state saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.results import Result, RoundRecord, load, write_atomic
+
+if TYPE_CHECKING:
+    from pacbayes_fl.study_compare import Cell
+    from pacbayes_fl.study_file import Study
+    from pacbayes_fl.study_predict import Prediction
+    from pacbayes_fl.tune import Trial
+
+_METRICS = ("rsmse", "ce", "nlpd", "crps", "rmse_raw")
+OnRound = Callable[[RoundRecord], None]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    main = argparse.ArgumentParser(
+        prog="pacbayes-fl", description="Bayesian personalised federated learning with certificates."
+    )
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, action: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(action=action)
+        sub.add_argument("--quiet", action="store_true", help="print results only")
+        return sub
+
+    def study_options(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("study", metavar="STUDY", help="a TOML file or the name of a bundled study")
+        sub.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="such as method.tau=0.5"
+        )
+        sub.add_argument("--seed", type=int, metavar="N", help="of every random draw")
+        sub.add_argument("--rounds", type=int, metavar="N", help="rounds of the federation")
+        sub.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where to compute")
+
+    sub = command("run", _run, "train, print the table and write the run folder")
+    study_options(sub)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME-METHOD-seedN)")
+    sub.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
+
+    sub = command("compare", _compare, "several methods on one study: a table with 95 %% intervals")
+    study_options(sub)
+    sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
+    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each method")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="folder of the comparison")
+
+    sub = command("tune", _tune, "choose hyper-parameters by k-fold inside clients on training rows")
+    study_options(sub)
+    sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
+    sub.add_argument("--budget", type=int, default=20, metavar="N", help="configurations per method")
+    sub.add_argument("--folds", type=int, default=5, metavar="K", help="blocks of each client's rows")
+    sub.add_argument("--score", choices=("rsmse", "nlpd"), default="rsmse", help="what is to be small")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
+
+    sub = command("list", _list, "what there is")
+    sub.add_argument("what", choices=("methods", "data", "studies", "bounds"))
+
+    sub = command("show", _show, "the finished run's table")
+    sub.add_argument("run", type=Path, metavar="RUN")
+    sub.add_argument("--json", action="store_true", help="print metrics.json")
+
+    sub = command("plot", _plot, "figures from the run folder alone")
+    sub.add_argument(
+        "run", type=Path, metavar="RUN", nargs="+", help="several runs: box plots and the particle ablation too"
+    )
+    sub.add_argument("--clients", default="", metavar="A,B", help="clients of the predictive bands")
+
+    sub = command("join", _join, "a client that never trained personalises and predicts")
+    sub.add_argument("run", type=Path, metavar="RUN")
+    sub.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet; rows without target are predicted"
+    )
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("predict", _predict, "mean and intervals of a client of the run, in the data's own units")
+    sub.add_argument("run", type=Path, metavar="RUN")
+    sub.add_argument("--client", required=True, metavar="NAME")
+    sub.add_argument("--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features")
+    sub.add_argument("--later", type=Path, metavar="FILE", help="rows with targets that came after the training")
+    sub.add_argument("--json", action="store_true")
+    return main
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: of the command line; `sys.argv` when None.
+
+    Returns:
+        The exit code.
+    """
+    options = parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if options.quiet else "default")
+        warnings.filterwarnings("ignore", module=r"(?!pacbayes_fl).*")
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        try:
+            options.action(options)
+        except PacBayesFLError as error:
+            print(f"pacbayes-fl: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("pacbayes-fl: stopped; go on with --resume", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
+            sys.stderr.close()
+            return 0
+    return 0
+
+
+def _sets(options: argparse.Namespace) -> list[str]:
+    given = {"seed": options.seed, "federation.rounds": options.rounds, "federation.device": options.device}
+    return [*options.sets, *(f"{key}={value}" for key, value in given.items() if value is not None)]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _run(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study import run
+    from pacbayes_fl.study_file import Study
+
+    study = Study.from_toml(options.study, _sets(options))
+    out = options.out or _default_folder(
+        Path("runs") / f"{study.name}-{study.method.name}-seed{study.seed}", options.resume
+    )
+    if not options.quiet:
+        _say_preset(study.method.preset, study.differences())
+    with _progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+        result = run(study, out, options.resume, on_round)
+    _print_table(result)
+    print(f"run folder: {out}")
+
+
+def _default_folder(path: Path, resume: bool) -> Path:
+    """Take the first folder that is free, or with `resume` the last that is not."""
+    taken = [path] if path.exists() else []
+    while (following := path.with_name(f"{path.name}-{len(taken) + 1}")).exists() and taken:
+        taken.append(following)
+    if resume and taken:
+        return taken[-1]
+    return following if taken else path
+
+
+def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> None:
+    told = ", ".join(f"{key}={mine} (paper {theirs})" for key, (mine, theirs) in differences.items())
+    print(f"preset {preset}; differs from paper in: {told or 'nothing'}", file=sys.stderr)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study_compare import compare, table
+    from pacbayes_fl.study_file import Study
+
+    if options.seeds < 1:
+        raise StudyError(f"--seeds must be at least 1, got {options.seeds}")
+    chosen = [[f"method.name={name}"] for name in _names(options.methods)] or [[]]
+    studies = [Study.from_toml(options.study, [*_sets(options), *name]) for name in chosen]
+    runs = len(studies) * options.seeds
+    with _progress("runs", runs, options.quiet) as on_round:
+        done = iter(range(1, runs + 1))
+
+        def on_run(study: Study) -> None:
+            on_round(RoundRecord(next(done) - 1, 0))
+
+        found = compare(studies, options.seeds, options.out, on_run)
+    _print_cells(table(found))
+    if options.out:
+        print(f"folder: {options.out}")
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from pacbayes_fl import tune
+    from pacbayes_fl.study_file import Study
+
+    sets = _sets(options)
+    names = _names(options.methods) or [Study.from_toml(options.study, sets).method.name]
+    out = options.out or Path(f"{Path(options.study).stem}-tuned.toml")
+    chosen, every = {}, {}
+    for name in names:
+
+        def told(number: int, trial: Trial, name: str = name) -> None:
+            if not options.quiet:
+                values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
+                print(f"{name} {number + 1}/{options.budget}: {_scores(trial)} {values}", file=sys.stderr)
+
+        chosen[name], every[name] = tune.tune(
+            options.study, name, options.budget, options.folds, options.seed or 0, options.score, sets, told
+        )
+        print(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}")
+    tune.write(options.study, chosen, out, options.sets)
+    trials = {name: [[dict(t.values), dict(t.scores), t.failure] for t in trials] for name, trials in every.items()}
+    write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
+    print(f"study: {out}")
+
+
+def _scores(trial: Trial) -> str:
+    return " ".join(f"{name} {value:.4f}" for name, value in trial.scores.items())
+
+
+def _list(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study_file import listing
+
+    for name, text in listing(options.what):
+        print(f"{name:16} {text}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    result = load(options.run)
+    if options.json:
+        print(json.dumps(result.summary(), indent=1))
+    else:
+        _print_table(result)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from pacbayes_fl import plots
+
+    found = [load(folder) for folder in options.run]
+    for result, folder in zip(found, options.run, strict=True):
+        for path in plots.save_all(result, folder / "figures", clients=_names(options.clients) or None):
+            print(path)
+    if len(found) > 1:
+        for path in plots.save_joint(found, options.run[0].parent / "figures"):
+            print(path)
+
+
+def _join(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study import open_run
+    from pacbayes_fl.study_predict import join
+
+    _print_predictions(list(join(open_run(options.run), options.data).values()), options.json)
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study import open_run
+    from pacbayes_fl.study_predict import predict
+
+    _print_predictions([predict(open_run(options.run), options.client, options.data, options.later)], options.json)
+
+
+def _print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None:
+    fields = ("mean", "std", "lower", "upper")
+    if as_json:
+        rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
+        print(json.dumps(rows))
+        return
+    print("client,row," + ",".join(fields))
+    for p in predictions:
+        for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
+            print(f"{p.client},{row}," + ",".join(f"{value:.6g}" for value in values))
+
+
+def _print_table(result: Result) -> None:
+    print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
+    names = [name for name in _METRICS if name in result.metrics]
+    print(f"{'group':10}{'clients':>8}  " + "".join(f"{name:>30}" for name in names))
+    for group, entry in result.summary()["groups"].items():
+        cells = [_entry(entry[name]) if name in entry else "-" for name in names]
+        print(f"{group:10}{entry['n_clients']:>8}  " + "".join(f"{cell:>30}" for cell in cells))
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    low, high = entry["interval"]
+    return _cell(entry["mean"], low, high, entry["median"])
+
+
+def _cell(mean: float, low: float, high: float, median: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {median:.3f}" if math.isfinite(mean) else "-"
+
+
+def _print_cells(cells: Sequence[Cell]) -> None:
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    seeds = 0
+    for cell in cells:
+        method, group, metric, mean, low, high, median, seeds = cell
+        groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
+    names = list(dict.fromkeys(name for row in groups.values() for name in row))
+    print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
+    print(f"{'method':14}{'group':10}" + "".join(f"{name:>28}" for name in names))
+    for (method, group), row in groups.items():
+        print(f"{method:14}{group:10}" + "".join(f"{row.get(name, '-'):>28}" for name in names))
+
+
+@contextmanager
+def _progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
+    """Show rounds, time left and the score on a terminal; a line now and then elsewhere."""
+    if quiet:
+        yield lambda record: None
+    elif not sys.stderr.isatty():
+        step = max(1, total // 10)
+
+        def line(record: RoundRecord) -> None:
+            if record.round % step == 0 or record.round == total or record.dropped:
+                print(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
+
+        yield line
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.fields[news]}"), console=Console(stderr=True)) as progress:
+            task = progress.add_task(text, total=total, news="")
+
+            def bar(record: RoundRecord) -> None:
+                score = {"news": _news(record)} if "rsmse" in record.values or record.dropped else {}
+                progress.update(task, completed=record.round, **score)  # type: ignore[arg-type]
+
+            yield bar
+
+
+def _news(record: RoundRecord) -> str:
+    shown = [f"{name} {record.values[name]:.4g}" for name in ("rsmse", "log_evidence") if name in record.values]
+    return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])

@@ -1,0 +1,135 @@
+"""Several methods on one study, over several seeds: a table with intervals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pacbayes_fl import plots, results
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
+from pacbayes_fl.study import run
+from pacbayes_fl.study_file import Study
+
+METRICS = ("rsmse", "ce", "nlpd", "crps")
+
+
+class Cell(NamedTuple):
+    """A metric of a method on a group of clients.
+
+    Args:
+        method: its name.
+        group: "existing" or "new".
+        metric: its name.
+        mean: over clients and seeds.
+        low: lower end of the 95 % bootstrap interval over seeds and clients.
+        high: upper end.
+        median: over clients and seeds.
+        seeds: number of runs.
+    """
+
+    method: str
+    group: str
+    metric: str
+    mean: float
+    low: float
+    high: float
+    median: float
+    seeds: int
+
+
+def compare(
+    studies: Sequence[Study],
+    seeds: int,
+    out: Path | str | None = None,
+    on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
+) -> list[Result]:
+    """Run studies that differ in their method, each over several seeds.
+
+    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated.
+
+    Args:
+        studies: one per method, on the same data.
+        seeds: number of runs of each, with seeds from the study's own upwards.
+        out: folder of the comparison; nothing is written when None.
+        on_run: called before every run; what it returns is called after every round.
+
+    Returns:
+        The results, seed by seed within method by method.
+
+    Raises:
+        StudyError: when the data of the studies differ.
+    """
+    if any(study.data != studies[0].data for study in studies):
+        raise StudyError("the studies to compare have different data")
+    found = []
+    for study in studies:
+        for seed in range(study.seed, study.seed + seeds):
+            one = replace(study, seed=seed)
+            on_round = on_run(one) if on_run is not None else None
+            folder = None if out is None else Path(out) / f"{study.method.name}-seed{seed}"
+            if folder is not None and (folder / "metrics.json").is_file():
+                if Study.from_toml(folder / "study.toml").table() != one.table():
+                    raise StudyError(f"{folder} holds a run of another study", hint="choose another --out")
+                found.append(results.load(folder))
+            else:
+                found.append(run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round))
+    if out is not None:
+        write(out, found)
+    return found
+
+
+def table(found: Sequence[Result], metrics: Sequence[str] = METRICS) -> list[Cell]:
+    """Summarise runs by method, group and metric.
+
+    Args:
+        found: results of one study.
+        metrics: their names.
+
+    Returns:
+        A cell for every combination that has numbers.
+    """
+    cells = []
+    for method in dict.fromkeys(result.method for result in found):
+        runs = [result for result in found if result.method == method]
+        for group in GROUPS:
+            for metric in metrics:
+                values = [result.column(group, metric) for result in runs]
+                flat = sorted(value for row in values for value in row if not math.isnan(value))
+                if not flat:
+                    continue
+                complete = [[value for value in row if not math.isnan(value)] for row in values]
+                mean, low, high = nested_bootstrap([row for row in complete if row])
+                middle = len(flat) // 2
+                median = flat[middle] if len(flat) % 2 else 0.5 * (flat[middle - 1] + flat[middle])
+                cells.append(Cell(method, group, metric, mean, low, high, median, len(runs)))
+    return cells
+
+
+def write(out: Path | str, found: Sequence[Result]) -> None:
+    """Write a comparison's table, `compare.csv` and `compare.json`, and its box plots where matplotlib is installed.
+
+    Args:
+        out: folder of the comparison.
+        found: results of one study.
+    """
+    out = Path(out)
+    cells = table(found, found[0].metrics)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(Cell._fields)
+    writer.writerows(cells)
+    results.write_atomic(out / "compare.csv", buffer.getvalue().encode())
+    summary: Mapping[str, Any] = {"study": found[0].study, "cells": [cell._asdict() for cell in cells]}
+    results.write_atomic(out / "compare.json", (json.dumps(summary, indent=1) + "\n").encode())
+    try:
+        plots.save_joint(found, out / "figures")
+    except PacBayesFLError as error:
+        warnings.warn(f"no box plots: {error}", stacklevel=2)

@@ -1,0 +1,149 @@
+"""From a study's [data] table to batches that a method can take."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import data_gen
+from pacbayes_fl.data import scaling, split, tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.study_file import Study
+
+
+@dataclass(frozen=True)
+class ScaledGroup:
+    """Clients of one group as a method sees them, and the way back to the data's own units.
+
+    Args:
+        train: rows in the method's units.
+        test: rows in the method's units.
+        raw: the same rows in the data's own units.
+        units: standardisation by each client's training rows, in which metrics are reported.
+    """
+
+    train: ClientBatch
+    test: ClientBatch
+    raw: tables.Group
+    units: Scaling
+
+    def select(self, index: Tensor) -> ScaledGroup:
+        """Take clients.
+
+        Args:
+            index: positions [k], int64, on the CPU.
+
+        Returns:
+            The group of those k clients.
+        """
+        raw = tables.Group(self.raw.train.select(index), self.raw.test.select(index))
+        units = Scaling(*(t[index.to(t.device)] for t in self.units))
+        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units)
+
+
+def load(study: Study) -> tables.Dataset:
+    """Generate or read a study's data, and check that no test row is a training row.
+
+    Args:
+        study: its [data] table says what.
+
+    Returns:
+        The data set in its own units.
+
+    Raises:
+        StudyError: when an environment variable in a path is not set, or the generator refuses an option.
+        DataError: when the file or its rows cannot be used.
+    """
+    options = {name: _expand(value) for name, value in study.data.options.items()}
+    if study.data.source in data_gen.NAMES:
+        if study.data.follow_seed:
+            options = {"seed": study.seed} | options
+        try:
+            made = data_gen.generate(study.data.source, **options)
+        except (data_gen.DataGenError, TypeError) as error:
+            raise StudyError(f"[data] {study.data.source}: {error}") from error
+        dataset = tables.from_arrays(made.arrays, made.manifest)
+    else:
+        path = Path(_expand(study.data.source))
+        if not path.suffix:
+            raise StudyError(
+                f"[data] source must be one of {', '.join(data_gen.NAMES)} or a file, got {study.data.source!r}"
+            )
+        if options:
+            raise StudyError(f"[data] options are for generators, not for the file {path.name}")
+        dataset = tables.read(path, study.data.client, study.data.target, study.data.test_share)
+    for group in dataset.groups.values():
+        split.assert_disjoint(group.train, group.test)
+    return dataset
+
+
+def _expand(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    expanded = os.path.expandvars(value)
+    if missing := re.search(r"\$\{?(\w+)", expanded):
+        raise StudyError(
+            f"[data] the environment variable {missing[1]} is not set, and {value!r} needs it",
+            hint=f"export {missing[1]}=/path/to/data",
+        )
+    return expanded
+
+
+def scale(group: tables.Group, raw_units: bool, device: torch.device) -> ScaledGroup:
+    """Bring a group into a method's units, on its device.
+
+    Args:
+        group: rows in the data's own units.
+        raw_units: leave them there.
+        device: where the method runs.
+
+    Returns:
+        The scaled group.
+    """
+    train, test = group.train.to(device), group.test.to(device)
+    units = scaling.fit(train)
+    used = scaling.identity(train) if raw_units else units
+    return ScaledGroup(used.apply(train), used.apply(test), tables.Group(train, test), units)
+
+
+def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> None:
+    """Check that a user's table has the columns that a run was trained on, in its order.
+
+    Args:
+        table: as read.
+        features: the run's columns.
+
+    Raises:
+        DataError: naming a client, what is missing and what is too many.
+    """
+    wanted = tuple(column.name for column in features)
+    if table.features != wanted:
+        missing = [name for name in wanted if name not in table.features]
+        extra = [name for name in table.features if name not in wanted]
+        raise DataError(
+            f"features must be {', '.join(wanted)}; missing: {', '.join(missing) or 'none'}, "
+            f"not known: {', '.join(extra) or 'none'}",
+            client=next(iter(table.clients), None),
+        )
+
+
+def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:
+    """Say where a data set came from, with a fingerprint of which rows are training and which test rows.
+
+    Args:
+        dataset: the data set.
+
+    Returns:
+        The manifest or source, and `split_sha256`.
+    """
+    batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
+    return {**dataset.provenance, "split_sha256": split.split_hash(*batches)}

@@ -1,0 +1,301 @@
+"""A study: everything that a run depends on, as frozen values, from a TOML file and back."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pacbayes_fl import settings
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.methods import METHODS, Recipe
+from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.likelihoods import NOISE_STD
+from pacbayes_fl.noise import Engine
+
+BUNDLED = Path(__file__).parent / "studies"
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Table [data].
+
+    Args:
+        source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"), or the path of an .npz, .csv or .parquet
+            file; environment variables are expanded.
+        options: what the generator is given.
+        follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
+        client: name of the client column of a table.
+        target: name of the target column of a table.
+        test_share: share of each client's last rows held out from a table without a `split` column.
+    """
+
+    source: str = "polynomial"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    follow_seed: bool = False
+    client: str = "client"
+    target: str = "y"
+    test_share: float = 0.25
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Table [model]: the deep-kernel GP prior; fields as in `models.deep_kernel_gp.DeepKernelGP`.
+
+    `mean_widths = "zero"` is a zero mean, `[]` a linear one.
+    """
+
+    mean_widths: Literal["zero"] | tuple[int, ...] = (32, 32)
+    kernel_widths: tuple[int, ...] = (32, 32)
+    feature_dim: int = 2
+    learn_lengthscale: bool = False
+    learn_outputscale: bool = False
+    noise_std: float = NOISE_STD
+
+    def build(self, input_dim: int) -> DeepKernelGP:
+        """Make the prior for inputs of d features."""
+        return DeepKernelGP(
+            input_dim,
+            None if self.mean_widths == "zero" else self.mean_widths,
+            self.kernel_widths,
+            self.feature_dim,
+            self.learn_lengthscale,
+            self.learn_outputscale,
+            self.noise_std,
+        )
+
+
+@dataclass(frozen=True)
+class MethodPart:
+    """Table [method]: a name of `METHODS`, a preset, and the method's own options."""
+
+    name: str = "pac-pfl"
+    preset: str = "recommended"
+    options: Any = None
+
+
+@dataclass(frozen=True)
+class FederationPart:
+    """Table [federation]: fields of `federation.engine.FederationPlan`, and where and how to run.
+
+    Args:
+        device: "auto" takes CUDA where there is one.
+        threads: threads of torch; its own choice when None.
+        checkpoint_every: rounds between two checkpoints.
+    """
+
+    rounds: int = 400
+    cohort: int | None = None
+    on_bad_client: Literal["drop", "stop"] = "drop"
+    min_clients: int = 1
+    chunk: int = FederationPlan.chunk
+    waste: float = FederationPlan.waste
+    noise: Engine = "philox"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    checkpoint_every: int = 50
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """Table [report].
+
+    Args:
+        levels: confidence levels of the calibration error, by name (`metrics.levels`).
+        evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
+    """
+
+    levels: Literal["paper", "pacoh"] = "paper"
+    evaluate_every: int | None = None
+
+
+_PARTS: tuple[tuple[str, type], ...] = (
+    ("data", DataPart),
+    ("model", ModelPart),
+    ("federation", FederationPart),
+    ("report", ReportPart),
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a run depends on.
+
+    Args:
+        name: what tables and folders call it.
+        seed: of every random draw of the run.
+    """
+
+    name: str = "study"
+    seed: int = 0
+    data: DataPart = field(default_factory=DataPart)
+    model: ModelPart = field(default_factory=ModelPart)
+    method: MethodPart = field(default_factory=MethodPart)
+    federation: FederationPart = field(default_factory=FederationPart)
+    report: ReportPart = field(default_factory=ReportPart)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the library knows of the study's method."""
+        return METHODS[self.method.name]
+
+    @property
+    def plan(self) -> FederationPlan:
+        """The study's federation as the engine takes it; one round where there is nothing to repeat."""
+        names = FederationPlan.__dataclass_fields__.keys() & FederationPart.__dataclass_fields__.keys()
+        plan = FederationPlan(seed=self.seed, **{name: getattr(self.federation, name) for name in names})
+        return plan if self.recipe.rounds else replace(plan, rounds=1)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str = "study", sets: Sequence[str] = ()) -> Study:
+        """Build a study from a nested table.
+
+        Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
+        what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
+        than the table, the table's [method] options, which are not that method's, do not count.
+
+        Args:
+            table: parts by name.
+            where: what errors call the table.
+            sets: assignments such as "method.tau=0.5".
+
+        Returns:
+            The study, every value resolved.
+
+        Raises:
+            StudyError: naming an unknown key or method, where it stands, and the nearest valid one.
+        """
+        given: dict[str, Any] = {}
+        for assignment in sets:
+            settings.override(given, assignment)
+        default = table.get("method", {}).get("name", "pac-pfl")
+        if given.get("method", {}).get("name", default) != default:
+            table = {key: value for key, value in table.items() if key != "method"}
+        full = settings.merge(table, given)
+        valid = ("name", "seed", "method", "methods", *(name for name, _ in _PARTS))
+        for key in full:
+            if key not in valid:
+                raise StudyError(f"{where}: unknown key {key!r}", hint=settings.nearest(key, valid))
+        chosen = full.get("method", {})
+        name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
+        methods = full.get("methods", {})
+        for known in (name, *methods):
+            if known not in METHODS:
+                raise StudyError(f"{where}: unknown method {known!r}", hint=settings.nearest(known, METHODS))
+        recipe = METHODS[name]
+        if preset not in recipe.presets:
+            raise StudyError(f"{where}: unknown preset {preset!r}", hint=settings.nearest(preset, recipe.presets))
+        own = methods.get(name, {})
+        for part in own:
+            if part not in ("method", "model", "federation"):
+                raise StudyError(
+                    f"{where} [methods.{name}]: unknown part {part!r}", hint="valid: method, model, federation"
+                )
+        layered = settings.merge(settings.merge(settings.merge(recipe.presets[preset], table), own), given)
+        options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
+        parts: dict[str, Any] = {
+            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in _PARTS
+        }
+        method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
+        seed = full.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+        return cls(str(full.get("name", where)), seed, method=method, **parts)
+
+    @classmethod
+    def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
+        """Read a study from a TOML file, or a bundled one by its name.
+
+        Args:
+            path: the file, or a name such as "polynomial".
+            sets: assignments such as "method.tau=0.5".
+
+        Returns:
+            The study.
+
+        Raises:
+            StudyError: when there is no such study or file, or as `from_table`.
+        """
+        return cls.from_table(*read_table(path), sets)
+
+    def table(self) -> dict[str, Any]:
+        """Give the study as a nested table of plain values, nothing implied."""
+        table = settings.as_table(self)
+        table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
+            self.method.options
+        )
+        return table
+
+    def to_toml(self) -> str:
+        """Write the study as TOML, nothing implied."""
+        return settings.to_toml(self.table())
+
+    def differences(self) -> dict[str, tuple[Any, Any]]:
+        """Say where the study's values differ from the preset "paper".
+
+        Returns:
+            Dotted key -> (the study's value, the paper preset's value).
+        """
+        mine = self.table()
+        paper = Study.from_table({"method": {"name": self.method.name, "preset": "paper"}}).table()
+        return {
+            f"{part}.{key}": (mine[part][key], paper[part][key])
+            for part in ("method", "model", "federation")
+            for key in paper[part]
+            if mine[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
+        }
+
+
+def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
+    """Read the table of a study.
+
+    Args:
+        path: a TOML file, or the name of a bundled study.
+
+    Returns:
+        The table, its `name` filled in, and what errors should call it.
+
+    Raises:
+        StudyError: when there is no such file or it is not TOML.
+    """
+    file = BUNDLED / f"{path}.toml" if (BUNDLED / f"{path}.toml").is_file() else Path(path)
+    if not file.is_file():
+        names = sorted(bundled.stem for bundled in BUNDLED.glob("*.toml"))
+        raise StudyError(f"there is no study {str(path)!r}", hint=settings.nearest(str(path), names))
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{file.name} is not TOML: {error}") from error
+    return {"name": file.stem} | table, file.name
+
+
+def listing(what: str) -> list[tuple[str, str]]:
+    """List what can be named in a study.
+
+    Args:
+        what: "methods", "data", "studies" or "bounds".
+
+    Returns:
+        Names, each with a line on what it is.
+    """
+    if what == "methods":
+        return [(name, recipe.title) for name, recipe in METHODS.items()]
+    if what == "data":
+        return [
+            ("polynomial", "two modes of polynomials (PAC-PFL 8.5.2)"),
+            ("pv-ew", "PV generation of houses facing east or west (8.5.1)"),
+            ("pv-s", "PV generation of houses facing south (8.5.1)"),
+            ("FILE.npz", "what data_gen wrote"),
+            ("FILE.csv", "your own rows: a client column, the target y, features; optional columns split and group"),
+        ]
+    if what == "studies":
+        return [(file.stem, _first_comment(file)) for file in sorted(BUNDLED.glob("*.toml"))]
+    return [("-", "no bounds yet")]
+
+
+def _first_comment(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()

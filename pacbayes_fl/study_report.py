@@ -1,0 +1,172 @@
+"""Scores and predictions of a state: what goes into a run's tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import metrics
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.metrics import METRICS
+from pacbayes_fl.posteriors.base import RegressionPredictive
+from pacbayes_fl.results import ClientRow
+from pacbayes_fl.study_data import ScaledGroup
+
+_IN_DATA_UNITS = ("rmse", "nlpd", "crps")
+BAND = (0.025, 0.975)
+"""Levels of the lower and upper end of every predictive band."""
+
+
+class Report(NamedTuple):
+    """Rows of `clients.csv` and tensors of `predictions.safetensors` for one group."""
+
+    rows: list[ClientRow]
+    predictions: dict[str, Tensor]
+
+
+def state_of(
+    method: Method[Any, Any, Any, Any], state: FederationState, group: str, scaled: ScaledGroup
+) -> FederationState:
+    """Give the state in which a group personalises: its own for existing clients, a fresh one for new clients.
+
+    Args:
+        method: the algorithm.
+        state: of the federation.
+        group: "existing" or "new".
+        scaled: the group's rows.
+
+    Returns:
+        The state, with as many clients as the group has.
+    """
+    if group == "existing":
+        return state
+    return state._replace(clients=method.init_clients(method.broadcast(state.server), scaled.train))
+
+
+def units_of(
+    predictive: RegressionPredictive, scaled: ScaledGroup, index: Tensor, raw_units: bool
+) -> tuple[RegressionPredictive, RegressionPredictive]:
+    """Give a predictive distribution in standardised units and in the data's own.
+
+    Args:
+        predictive: in the method's units.
+        scaled: the group it belongs to.
+        index: positions of its clients there [k].
+        raw_units: whether the method works in the data's own units.
+
+    Returns:
+        (standardised, own).
+    """
+    loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
+    own = predictive if raw_units else predictive.rescale(loc, std)
+    return own.rescale(-loc / std, 1.0 / std), own
+
+
+def evaluate(
+    method: Method[Any, Any, Any, Any],
+    state: FederationState,
+    group: str,
+    scaled: ScaledGroup,
+    plan: FederationPlan,
+    levels: str = "paper",
+) -> Report:
+    """Personalise every client of a group on its training rows and score it on its test rows.
+
+    Metrics are taken in each client's standardised units, as in the paper; `rmse_raw`, `nlpd_raw` and `crps_raw` in the
+    data's own.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        group: "existing" or "new".
+        scaled: the group's rows.
+        plan: gives chunk, waste and seed.
+        levels: of the calibration error.
+
+    Returns:
+        A row per client, and its predictions of test rows in the data's own units.
+    """
+    wanted: dict[str, metrics.Metric] = {**METRICS, "ce": partial(metrics.calibration_error, levels=levels)}
+    test = scaled.raw.test
+    empty = test.y.new_full(test.y.shape, torch.nan)
+    tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
+    columns: dict[str, Tensor] = {}
+    for index, posterior in engine.personalise(method, state_of(method, state, group, scaled), scaled.train, plan):
+        rows, own_rows = scaled.test.select(index.cpu()), test.select(index.cpu())
+        standard, own = units_of(posterior.predict(rows.x), scaled, index, method.raw_units)
+        loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
+        y = torch.where(own_rows.mask, (own_rows.y - loc) / std, 0.0)
+        scores = {name: metric(standard, y, own_rows.mask) for name, metric in wanted.items()}
+        scores |= {f"{name}_raw": wanted[name](own, own_rows.y, own_rows.mask) for name in _IN_DATA_UNITS}
+        for name, values in scores.items():
+            columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
+        lower, upper = own.quantile(test.y.new_tensor(BAND))
+        numbers = (own.mean, own.variance.sqrt(), lower, upper, own.cdf(own_rows.y))
+        for tensor, values in zip(tensors.values(), numbers, strict=True):
+            tensor[index] = torch.where(own_rows.mask, values, torch.nan)
+    sizes = [int(m) for m in scaled.train.size.tolist()]
+    names = (test.ids, test.names, sizes)
+    lists = {name: column.tolist() for name, column in columns.items()}
+    rows_out = [
+        ClientRow(i, name, group, m, {metric: values[k] for metric, values in lists.items()})
+        for k, (i, name, m) in enumerate(zip(*names, strict=True))
+    ]
+    return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
+
+
+def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
+    parts = {"train": scaled.raw.train, "test": scaled.raw.test}
+    return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
+
+
+def mean_score(rows: list[ClientRow], metric: str) -> float:
+    """Average a metric over clients that have it.
+
+    Args:
+        rows: of one group.
+        metric: its name.
+
+    Returns:
+        The mean, NaN where nobody has it.
+    """
+    values = [row.metrics[metric] for row in rows if row.metrics[metric] == row.metrics[metric]]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:
+    """Say in words what the numbers of a run are.
+
+    Args:
+        method_name: of the run.
+        options: of the method.
+        features: columns of the data.
+        target: column of the data.
+        levels: of the calibration error.
+
+    Returns:
+        `labels.json`.
+    """
+    out: dict[str, Any] = {
+        "feature_name": [column.name for column in features],
+        "feature_unit": [column.unit for column in features],
+        "target_name": target.name,
+        "target_unit": target.unit,
+        "band": list(BAND),
+        "model": "personal, after conditioning on the client's training rows",
+        "rows": "test rows of every client",
+        "selection": "last round",
+        "rsmse": "root mean squared error over the population std of the client's test targets",
+        "ce": f"eq. 41, mean absolute residual, levels {levels!r}",
+        "nlpd": "nats per row, standardised by the client's training rows; nlpd_raw in the data's units",
+    }
+    if "particles" in options:
+        out["particles"] = options["particles"]
+    if method_name == "pfedgp":
+        out["particles"] = 1
+    return out

@@ -1,0 +1,40 @@
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_an_example_runs_and_prints_finite_numbers(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert printed and "nan" not in printed and "inf" not in printed
+
+
+def test_the_example_of_a_prior_is_short() -> None:
+    own = next(block for block in BLOCKS if "GPyTorchPrior(" in block)
+    assert len([line for line in own.splitlines() if line.strip()]) <= 22
+
+
+def test_the_readme_names_every_method_and_command() -> None:
+    from pacbayes_fl.cli import parser
+    from pacbayes_fl.methods import METHODS
+
+    commands = next(action for action in parser()._actions if action.dest == "command").choices or {}
+    for name in METHODS:
+        assert f"`{name}`" in README
+    for name in commands:
+        assert f"pacbayes-fl {name} " in README
+
+
+def test_the_five_hops_exist() -> None:
+    from pacbayes_fl import cli, study
+    from pacbayes_fl.federation import engine
+    from pacbayes_fl.inference import evidence
+    from pacbayes_fl.methods.pac_pfl import PacPFL
+
+    assert callable(cli.main) and callable(study.run) and callable(engine.rounds)
+    assert callable(PacPFL.client) and callable(evidence.particle_scores)
