@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, action: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text.replace("%%", "%"))  # only `help` is a format
         sub.set_defaults(action=action)
         sub.add_argument("--quiet", action="store_true", help="print results only")
         return sub
@@ -114,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             options.action(options)
+            sys.stdout.flush()
         except PacBayesFLError as error:
             print(f"pacbayes-fl: {error}", file=sys.stderr)
             return 1
@@ -121,8 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("pacbayes-fl: stopped; go on with --resume", file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
-            sys.stderr.close()
-            return 0
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        except OSError as error:
+            print(f"pacbayes-fl: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+            return 1
     return 0
 
 
@@ -182,6 +187,7 @@ def _compare(options: argparse.Namespace) -> None:
             on_round(RoundRecord(next(done) - 1, 0))
 
         found = compare(studies, options.seeds, options.out, on_run)
+        on_round(RoundRecord(runs, 0))
     _print_cells(table(found))
     if options.out:
         print(f"folder: {options.out}")
@@ -194,26 +200,32 @@ def _tune(options: argparse.Namespace) -> None:
     sets = _sets(options)
     names = _names(options.methods) or [Study.from_toml(options.study, sets).method.name]
     out = options.out or Path(f"{Path(options.study).stem}-tuned.toml")
+    out.parent.mkdir(parents=True, exist_ok=True)  # now, and not after hours of search
     chosen, every = {}, {}
     for name in names:
 
         def told(number: int, trial: Trial, name: str = name) -> None:
             if not options.quiet:
                 values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
-                print(f"{name} {number + 1}/{options.budget}: {_scores(trial)} {values}", file=sys.stderr)
+                outcome = trial.failure or _scores(trial)
+                print(f"{name} {number + 1}/{options.budget}: {outcome} {values}", file=sys.stderr)
 
         chosen[name], every[name] = tune.tune(
             options.study, name, options.budget, options.folds, options.seed or 0, options.score, sets, told
         )
         print(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}")
     tune.write(options.study, chosen, out, options.sets)
-    trials = {name: [[dict(t.values), dict(t.scores), t.failure] for t in trials] for name, trials in every.items()}
+    trials = {name: [[dict(t.values), _finite(t.scores), t.failure] for t in trials] for name, trials in every.items()}
     write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
     print(f"study: {out}")
 
 
 def _scores(trial: Trial) -> str:
     return " ".join(f"{name} {value:.4f}" for name, value in trial.scores.items())
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -263,19 +275,20 @@ def _print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None
         rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
         print(json.dumps(rows))
         return
-    print("client,row," + ",".join(fields))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("client", "row", *fields))
     for p in predictions:
         for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
-            print(f"{p.client},{row}," + ",".join(f"{value:.6g}" for value in values))
+            writer.writerow((p.client, row, *(f"{value:.6g}" for value in values)))
 
 
 def _print_table(result: Result) -> None:
     print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
     names = [name for name in _METRICS if name in result.metrics]
-    print(f"{'group':10}{'clients':>8}  " + "".join(f"{name:>30}" for name in names))
+    print(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
     for group, entry in result.summary()["groups"].items():
         cells = [_entry(entry[name]) if name in entry else "-" for name in names]
-        print(f"{group:10}{entry['n_clients']:>8}  " + "".join(f"{cell:>30}" for cell in cells))
+        print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
@@ -283,8 +296,10 @@ def _entry(entry: Mapping[str, Any]) -> str:
     return _cell(entry["mean"], low, high, entry["median"])
 
 
-def _cell(mean: float, low: float, high: float, median: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {median:.3f}" if math.isfinite(mean) else "-"
+def _cell(*numbers: float | None) -> str:
+    """Print mean, interval and median; None and what is not finite as "-"."""
+    mean, low, high, median = ("-" if n is None or not math.isfinite(n) else f"{n:.3f}" for n in numbers)
+    return f"{mean} [{low}, {high}] {median}"
 
 
 def _print_cells(cells: Sequence[Cell]) -> None:
@@ -295,9 +310,9 @@ def _print_cells(cells: Sequence[Cell]) -> None:
         groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
     names = list(dict.fromkeys(name for row in groups.values() for name in row))
     print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    print(f"{'method':14}{'group':10}" + "".join(f"{name:>28}" for name in names))
+    print(f"{'method':14}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
-        print(f"{method:14}{group:10}" + "".join(f"{row.get(name, '-'):>28}" for name in names))
+        print(f"{method:14}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
 
 
 @contextmanager

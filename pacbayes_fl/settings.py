@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -29,7 +30,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     """
     valid = list(valid)
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
+    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'nothing'}"
 
 
 def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
@@ -47,6 +48,8 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
         StudyError: naming the key, where it stands and the nearest valid key, or the kind of value that was expected.
     """
     hints = get_type_hints(cls)
+    if not isinstance(table, Mapping):
+        raise StudyError(f"{where} must be a table, got {table!r}")
     for key in table:
         if key not in hints:
             raise StudyError(f"{where}: unknown key {key!r}", hint=nearest(key, hints))
@@ -63,15 +66,13 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         if type(None) in choices and (value is None or value == NONE):
             return None
         for choice in choices:
-            try:
+            with contextlib.suppress(StudyError):
                 return _convert(choice, value, where)
-            except StudyError as error:
-                last = error
-        raise last
+        raise StudyError(f"{where} must be {' or '.join(map(_expected, choices))}, got {value!r}")
     if origin is Literal:
         if value in choices:
             return value
-        raise StudyError(f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise StudyError(f"{where} must be {_expected(kind)}, got {value!r}")
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return parse(kind, value, where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):
@@ -82,8 +83,18 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    name = getattr(kind, "__name__", str(kind))
-    raise StudyError(f"{where} must be of type {name}, got {value!r}")
+    raise StudyError(f"{where} must be {_expected(kind)}, got {value!r}")
+
+
+def _expected(kind: Any) -> str:
+    """Say what a value of a kind looks like."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return f"a list of {get_args(kind)[0].__name__}"
+    if (get_origin(kind) or kind) is Mapping or dataclasses.is_dataclass(kind):
+        return "a table"
+    return repr(NONE) if kind is type(None) else f"of type {getattr(kind, '__name__', kind)}"
 
 
 def as_table(part: Any) -> dict[str, Any]:
@@ -130,14 +141,18 @@ def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants it escaped, JSON does not
 
 
 def to_value(value: Any) -> str:
     """Write a plain value as TOML.
 
     Args:
-        value: number, flag, string or list of these.
+        value: number, flag, string, or list or mapping of these.
 
     Returns:
         The text.
@@ -146,9 +161,9 @@ def to_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_value(item) for item in value)}]"
-    if isinstance(value, float) and value != value:
-        return "nan"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(name)} = {to_value(item)}' for name, item in value.items())} }}"
+    return _quoted(value) if isinstance(value, str) else repr(value)
 
 
 def override(table: dict[str, Any], assignment: str) -> None:
@@ -167,7 +182,7 @@ def override(table: dict[str, Any], assignment: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        value = text.strip()
     *parents, last = path.strip().split(".")
     for name in parents:
         inner = table.setdefault(name, {})

@@ -113,6 +113,7 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
 
     Raises:
         StudyError: when the folder holds a run already and `resume` is not asked for.
+            Or when it has finished more rounds than the study asks for.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
         KeyboardInterrupt: after SIGTERM or Ctrl-C, when the state has been saved.
     """
@@ -140,12 +141,15 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
     saved = None
-    if folder is not None:
-        if (folder / "study.toml").exists() and not resume:
+    if folder is not None and (folder / "study.toml").exists():
+        if not resume:
             raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
-        saved = checkpoint.load(folder) if resume else None
+        saved = checkpoint.load(folder)
+        before = Study.from_toml(folder / "study.toml").table() if saved is None else saved.meta["study"]
+        checkpoint.check_study(before, study.table())
     if saved is not None:
-        checkpoint.check_study(saved.meta["study"], study.table())
+        if saved.round > study.plan.rounds:
+            raise StudyError(f"{folder} has finished round {saved.round}, and rounds is {study.plan.rounds}")
         for message in saved.warnings:
             warnings.warn(message, stacklevel=3)
     dataset = load(study)
@@ -190,6 +194,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
 
 
 def _open_folder(folder: Path, study: Study, dataset: tables.Dataset) -> None:
+    (folder / "metrics.json").unlink(missing_ok=True)  # of fewer rounds: it would say that the run is finished
     results.write_atomic(folder / "study.toml", study.to_toml().encode())
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
     results.write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
@@ -219,7 +224,8 @@ def _restore(
     theirs = tensors.unleaves({"clients": fresh.clients}, mine, exact=False)["clients"]
     match = checkpoint.match_clients(saved.meta["ids"], clients.ids)
     source, target = match.source.to(clients.x.device), match.target.to(clients.x.device)
-    kept = tensors.scatter(fresh.clients, target, tensors.select(theirs, source))
+    starting = method.init_clients(method.broadcast(server["server"]), clients)  # of today's server
+    kept = tensors.scatter(starting, target, tensors.select(theirs, source))
     return FederationState(server["server"], kept, saved.round)
 
 
@@ -272,6 +278,8 @@ def open_run(folder: Path | str) -> Trained:
     saved = checkpoint.load(folder)
     if saved is None:
         raise CheckpointError(f"{folder} holds no saved round", hint="finish the run with --resume")
+    for message in saved.warnings:
+        warnings.warn(message, stacklevel=2)
     dataset = tables.read(folder / "data.npz")
     method, groups = prepare(study, dataset)
     state = _restore(method, groups["existing"].train, study, saved)

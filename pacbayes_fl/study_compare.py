@@ -65,10 +65,13 @@ def compare(
         The results, seed by seed within method by method.
 
     Raises:
-        StudyError: when the data of the studies differ.
+        StudyError: when the data of the studies differ, or two of them have the same method.
     """
     if any(study.data != studies[0].data for study in studies):
         raise StudyError("the studies to compare have different data")
+    names = [study.method.name for study in studies]
+    if len(set(names)) < len(names) or not names or seeds < 1:
+        raise StudyError(f"need different methods and at least 1 seed, got {', '.join(names)} and {seeds}")
     found = []
     for study in studies:
         for seed in range(study.seed, study.seed + seeds):
@@ -123,13 +126,19 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     out = Path(out)
     cells = table(found, found[0].metrics)
     buffer = io.StringIO()
-    writer = csv.writer(buffer)
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
     writer.writerows(cells)
     results.write_atomic(out / "compare.csv", buffer.getvalue().encode())
-    summary: Mapping[str, Any] = {"study": found[0].study, "cells": [cell._asdict() for cell in cells]}
+    summary: Mapping[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     results.write_atomic(out / "compare.json", (json.dumps(summary, indent=1) + "\n").encode())
     try:
         plots.save_joint(found, out / "figures")
     except PacBayesFLError as error:
         warnings.warn(f"no box plots: {error}", stacklevel=2)
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    """Give a cell as JSON can hold it, a number that is not finite as None."""
+    values = cell._asdict().items()
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}

@@ -81,8 +81,9 @@ def load(study: Study) -> tables.Dataset:
         if options:
             raise StudyError(f"[data] options are for generators, not for the file {path.name}")
         dataset = tables.read(path, study.data.client, study.data.target, study.data.test_share)
-    for group in dataset.groups.values():
-        split.assert_disjoint(group.train, group.test)
+    if study.data.duplicate_rows == "refuse":
+        for group in dataset.groups.values():
+            split.assert_disjoint(group.train, group.test)
     return dataset
 
 
@@ -115,18 +116,21 @@ def scale(group: tables.Group, raw_units: bool, device: torch.device) -> ScaledG
     return ScaledGroup(used.apply(train), used.apply(test), tables.Group(train, test), units)
 
 
-def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> None:
-    """Check that a user's table has the columns that a run was trained on, in its order.
+def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:
+    """Bring the columns of a user's table into the order of those that a run was trained on.
 
     Args:
         table: as read.
         features: the run's columns.
 
+    Returns:
+        The table in the run's order.
+
     Raises:
         DataError: naming a client, what is missing and what is too many.
     """
     wanted = tuple(column.name for column in features)
-    if table.features != wanted:
+    if set(table.features) != set(wanted):
         missing = [name for name in wanted if name not in table.features]
         extra = [name for name in table.features if name not in wanted]
         raise DataError(
@@ -134,6 +138,8 @@ def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> N
             f"not known: {', '.join(extra) or 'none'}",
             client=next(iter(table.clients), None),
         )
+    order = [table.features.index(name) for name in wanted]
+    return table._replace(clients={name: (x[:, order], y) for name, (x, y) in table.clients.items()}, features=wanted)
 
 
 def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,8 @@ class DataPart:
         client: name of the client column of a table.
         target: name of the target column of a table.
         test_share: share of each client's last rows held out from a table without a `split` column.
+        duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually), or
+            "allow" it, for discrete data in which that happens by chance.
     """
 
     source: str = "polynomial"
@@ -39,6 +43,7 @@ class DataPart:
     client: str = "client"
     target: str = "y"
     test_share: float = 0.25
+    duplicate_rows: Literal["refuse", "allow"] = "refuse"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,14 @@ class ModelPart:
     learn_lengthscale: bool = False
     learn_outputscale: bool = False
     noise_std: float = NOISE_STD
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        widths = (*self.kernel_widths, *(() if self.mean_widths == "zero" else self.mean_widths), self.feature_dim)
+        if any(width < 1 for width in widths):
+            raise StudyError(f"[model] widths and feature_dim must be at least 1, got {', '.join(map(str, widths))}")
+        if not 0 < self.noise_std < math.inf:
+            raise StudyError(f"[model] noise_std must be positive, got {self.noise_std:g}")
 
     def build(self, input_dim: int) -> DeepKernelGP:
         """Make the prior for inputs of d features."""
@@ -98,6 +111,11 @@ class FederationPart:
     threads: int | None = None
     checkpoint_every: int = 50
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing; the plan refuses the others."""
+        if self.checkpoint_every < 1 or (self.threads is not None and self.threads < 1):
+            raise StudyError("[federation] checkpoint_every and threads must be at least 1")
+
 
 @dataclass(frozen=True)
 class ReportPart:
@@ -110,6 +128,11 @@ class ReportPart:
 
     levels: Literal["paper", "pacoh"] = "paper"
     evaluate_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a number that means nothing."""
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise StudyError(f"[report] evaluate_every must be at least 1, got {self.evaluate_every}")
 
 
 _PARTS: tuple[tuple[str, type], ...] = (
@@ -168,33 +191,28 @@ class Study:
         Raises:
             StudyError: naming an unknown key or method, where it stands, and the nearest valid one.
         """
-        given: dict[str, Any] = {}
-        for assignment in sets:
-            settings.override(given, assignment)
-        default = table.get("method", {}).get("name", "pac-pfl")
-        if given.get("method", {}).get("name", default) != default:
-            table = {key: value for key, value in table.items() if key != "method"}
+        table, given = assigned(table, sets)
         full = settings.merge(table, given)
-        valid = ("name", "seed", "method", "methods", *(name for name, _ in _PARTS))
-        for key in full:
+        tables = ("method", "methods", *(name for name, _ in _PARTS))
+        valid = ("name", "seed", *tables)
+        for key, value in full.items():
             if key not in valid:
                 raise StudyError(f"{where}: unknown key {key!r}", hint=settings.nearest(key, valid))
+            if key in tables and not isinstance(value, Mapping):
+                raise StudyError(f"{where}: {key} must be a table, got {value!r}", hint=f"set {key}.KEY to VALUE")
         chosen = full.get("method", {})
         name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
         methods = full.get("methods", {})
-        for known in (name, *methods):
+        for known in (str(name), *methods):
             if known not in METHODS:
                 raise StudyError(f"{where}: unknown method {known!r}", hint=settings.nearest(known, METHODS))
         recipe = METHODS[name]
-        if preset not in recipe.presets:
-            raise StudyError(f"{where}: unknown preset {preset!r}", hint=settings.nearest(preset, recipe.presets))
-        own = methods.get(name, {})
-        for part in own:
-            if part not in ("method", "model", "federation"):
-                raise StudyError(
-                    f"{where} [methods.{name}]: unknown part {part!r}", hint="valid: method, model, federation"
-                )
-        layered = settings.merge(settings.merge(settings.merge(recipe.presets[preset], table), own), given)
+        if str(preset) not in recipe.presets:
+            raise StudyError(f"{where}: unknown preset {preset!r}", hint=settings.nearest(str(preset), recipe.presets))
+        for known, own in methods.items():
+            _check_own(known, own, f"{where} [methods.{known}")
+        base = settings.merge(settings.merge(recipe.presets[preset], table), methods.get(name, {}))
+        layered = settings.merge(base, given)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         parts: dict[str, Any] = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in _PARTS
@@ -249,6 +267,41 @@ class Study:
         }
 
 
+def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Read assignments; where they choose another method, the table's [method] options, not being its own, are dropped.
+
+    Args:
+        table: of a study.
+        sets: assignments such as "method.tau=0.5".
+
+    Returns:
+        What of the table still counts, and the nested table of the assignments, to be laid over it.
+
+    Raises:
+        StudyError: when an assignment has no "=".
+    """
+    given: dict[str, Any] = {}
+    for assignment in sets:
+        settings.override(given, assignment)
+    before, after = table.get("method", {}), given.get("method", {})
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        name = before.get("name", "pac-pfl")
+        if after.get("name", name) != name:
+            table = {key: value for key, value in table.items() if key != "method"}
+    return table, given
+
+
+def _check_own(method: str, own: Any, where: str) -> None:
+    """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
+    kinds: dict[str, type] = {"method": METHODS[method].options, "model": ModelPart, "federation": FederationPart}
+    if not isinstance(own, Mapping):
+        raise StudyError(f"{where}] must be a table, got {own!r}")
+    for part, values in own.items():
+        if part not in kinds:
+            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: {', '.join(kinds)}")
+        settings.parse(kinds[part], values, f"{where}.{part}]")
+
+
 def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
     """Read the table of a study.
 
@@ -292,10 +345,10 @@ def listing(what: str) -> list[tuple[str, str]]:
             ("FILE.csv", "your own rows: a client column, the target y, features; optional columns split and group"),
         ]
     if what == "studies":
-        return [(file.stem, _first_comment(file)) for file in sorted(BUNDLED.glob("*.toml"))]
+        return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
     return [("-", "no bounds yet")]
 
 
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip()
+def _comment(file: Path) -> str:
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in lines)

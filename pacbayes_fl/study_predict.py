@@ -90,7 +90,7 @@ def join(trained: Trained, path: Path | str) -> dict[str, Prediction]:
     table = _table(trained, path, need_target=True, default=None)
     out = {}
     for name, (x, y) in table.clients.items():
-        ask = ~y.isfinite() if table.split is None else table.split[name]
+        ask = y.isnan() if table.split is None else table.split[name]
         own = ClientBatch.pad([(x[~ask], y[~ask])], [name], allow_empty=True)
         if bool(ask.all()):
             warnings.warn(f"{name} has no rows with a target: the prior's prediction, in unscaled units", stacklevel=2)
@@ -105,8 +105,7 @@ def _table(trained: Trained, path: Path | str, need_target: bool, default: str |
     table = tables.read_table(
         Path(path), data.client, trained.dataset.target.name, need_target=need_target, default_client=default
     )
-    match_columns(table, trained.dataset.features)
-    return table
+    return match_columns(table, trained.dataset.features)
 
 
 def _extend(trained: Trained, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:

@@ -64,8 +64,9 @@ def units_of(
         (standardised, own).
     """
     loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    own = predictive if raw_units else predictive.rescale(loc, std)
-    return own.rescale(-loc / std, 1.0 / std), own
+    if raw_units:
+        return predictive.rescale(-loc / std, 1.0 / std), predictive
+    return predictive, predictive.rescale(loc, std)
 
 
 def evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import Choice, LogUniform, Search
+from pacbayes_fl.results import write_atomic
 from pacbayes_fl.study import prepare
 from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import Study, read_table
+from pacbayes_fl.study_file import Study, assigned, read_table
 from pacbayes_fl.study_report import units_of
 
 SCORES = ("rsmse", "nlpd")
@@ -94,7 +96,9 @@ def cross_validate(
         part = replace(dataset, groups={"existing": tables.Group(rest, held)})
         method, groups = prepare(study, part)
         group = groups["existing"]
-        for _, state in engine.rounds(method, group.train, replace(study.plan, rounds=marks[-1])):
+        start = engine.start(method, group.train, study.plan)
+        rounds = engine.rounds(method, group.train, replace(study.plan, rounds=marks[-1]), start)
+        for state in chain((start,), (state for _, state in rounds)):
             if state.round in errors:
                 for index, posterior in engine.personalise(method, state, group.train, study.plan):
                     asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
@@ -180,7 +184,8 @@ def tune(
             on_trial(number, min(found, key=lambda trial: _rank(trial, score)))
     best = min(trials, key=lambda trial: _rank(trial, score))
     if not math.isfinite(_rank(best, score)):
-        raise StudyError(f"every configuration of {method} failed", cause=trials[-1].failure)
+        why = trials[-1].failure or "no score is finite"
+        raise StudyError(f"every configuration of {method} failed, the last one: {why}", cause=why)
     return best, trials
 
 
@@ -196,14 +201,16 @@ def write(path: Path | str, chosen: Mapping[str, Trial], target: Path | str, set
         path: the study that was tuned.
         chosen: best trial by method.
         target: the TOML file to write.
-        sets: assignments that the search was run with; they are written into the study.
+        sets: assignments that the search was run with; they are written into the study, and options of a method into
+            the tables of every chosen method, where as in the search they count more than what stood there.
     """
-    table, _ = read_table(path)
-    for assignment in sets:
-        settings.override(table, assignment)
+    table, given = assigned(read_table(path)[0], sets)
+    own = {part: {**given.get(part, {})} for part in ("method", "model", "federation")}
+    given["method"] = {key: own["method"].pop(key) for key in ("name", "preset") if key in own["method"]}
+    table = settings.merge(table, given)
     for method, trial in chosen.items():
+        table = settings.merge(table, {"methods": {method: own}})
         for key, value in trial.values.items():
             part, name = key.split(".")
-            table.setdefault("methods", {}).setdefault(method, {}).setdefault(part, {})[name] = value
-    text = settings.to_toml(table)
-    Path(target).write_text(text, encoding="utf-8")
+            table = settings.merge(table, {"methods": {method: {part: {name: value}}}})
+    write_atomic(Path(target), settings.to_toml(table).encode())

@@ -38,8 +38,9 @@ def _finite(name: str, label: str, tensor: Tensor, dtype: torch.dtype) -> Tensor
     if bad.any():
         count, flat = int(bad.sum()), bad.unsqueeze(-1).flatten(1)
         places = _positions("row", flat.any(1)) + (f"; {_positions('column', flat.any(0))}" if tensor.dim() > 1 else "")
-        hint = f"{dtype} cannot hold them" if tensor.isfinite().all() else None
-        raise DataError(f"{label} has {count} non-finite value{'s' if count > 1 else ''} ({places})", client=name, hint=hint)
+        values = f"{count} non-finite value{'s' if count > 1 else ''}"
+        hint = f"{dtype} cannot hold it" if tensor.isfinite().all() else None
+        raise DataError(f"{label} has {values} ({places})", client=name, hint=hint)
     return converted
 
 
@@ -67,7 +68,7 @@ def _checked(
     return x, labels.long()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClientBatch:
     """Rows of K clients, padded with zeros to N: a NaN in padding would poison gradients even where it is masked.
 
@@ -220,8 +221,9 @@ class ClientBatch:
             The batch in this one's order, with both sets of rows.
 
         Raises:
-            DataError: when `later` holds a client that is not here.
+            DataError: when `later` holds a client that is not here, or other columns.
         """
+        same_schema(self, later)
         unknown = [name for name, i in zip(later.names, later.ids, strict=True) if i not in self.ids]
         if unknown:
             raise DataError("has later rows but is not in the batch", client=unknown[0])

@@ -56,8 +56,8 @@ def split_hash(*batches: ClientBatch) -> str:
 def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:
     """Cut every client's rows into contiguous blocks for cross-validation inside clients.
 
-    Blocks, not shuffled rows: in a series neighbouring rows share their lags, so a shuffled fold would be tested on what
-    it was trained on.
+    Blocks, not shuffled rows: in a series neighbouring rows share their lags, so a shuffled fold would be tested on
+    what it was trained on.
 
     Args:
         batch: training rows, in time order for a series.

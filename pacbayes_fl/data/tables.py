@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +19,12 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
 Array = np.ndarray[Any, Any]
+Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
+
+_LONG_FORM = MappingProxyType(  # R rows, d features, C clients
+    {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
+    | {"feature_name": "d", "feature_unit": "d", "target_name": "", "target_unit": ""}
+)
 
 
 class Column(NamedTuple):
@@ -60,30 +69,48 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         The data set, with a group "new" only when there are new clients.
 
     Raises:
-        DataError: when an array is missing or a client's rows cannot be used.
+        DataError: when an array is missing or does not fit the others, or a client's rows cannot be used.
     """
-    needed = ("x", "y", "client", "test", "client_name", "client_new", "feature_name", "feature_unit")
-    missing = [name for name in (*needed, "target_name", "target_unit") if name not in arrays]
-    if missing:
-        raise DataError(f"array {missing[0]!r} is missing", hint="is this file one of data_gen's?")
-    x, y, owner, test = (torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in ("x", "y", "client", "test"))
+    sizes: dict[str, int] = {}
+    for name, letters in _LONG_FORM.items():
+        if name not in arrays:
+            raise DataError(f"array {name!r} is missing", hint="is this file one of data_gen's?")
+        shape = np.shape(arrays[name])
+        fits = [sizes.setdefault(letter, size) == size for letter, size in zip(letters, shape, strict=False)]
+        if len(shape) != len(letters) or not all(fits):
+            wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
+            raise DataError(f"array {name!r} must be [{wanted}], got {list(shape)}")
     names, new = [str(name) for name in arrays["client_name"]], np.asarray(arrays["client_new"], dtype=bool)
+    test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
+    if owner.dtype.kind not in "iu" or not np.isin(owner, np.arange(len(names))).all():
+        raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
+    if len(set(names)) < len(names):
+        raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
+    try:
+        x, y = (torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in ("x", "y"))
+    except TypeError as error:
+        raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     groups = {}
-    for label, wanted in (("existing", ~new), ("new", new)):
-        members = np.flatnonzero(wanted)
-        if len(members):
-            chosen = [names[c] for c in members]
-            parts = [
-                [(x[rows], y[rows]) for c in members for rows in [(owner == int(c)) & (test == held)]] for held in (False, True)
-            ]
-            groups[label] = Group(
-                ClientBatch.pad(parts[0], chosen, allow_empty=label == "new"), ClientBatch.pad(parts[1], chosen)
-            )
+    for label, wanted_ones in (("existing", ~new), ("new", new)):
+        members = np.flatnonzero(wanted_ones).tolist()
+        if members:
+            rows = [torch.from_numpy(owner == c) for c in members]
+            train, held = ([(x[at & part], y[at & part]) for at in rows] for part in (~test, test))
+            groups[label] = _group(label, [names[c] for c in members], train, held)
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
     target = Column(str(arrays["target_name"]), str(arrays["target_unit"]))
     return Dataset(groups, tuple(Column(str(name), str(unit)) for name, unit in columns), target, dict(provenance))
+
+
+def _group(label: str, names: Sequence[str], train: Rows, test: Rows) -> Group:
+    for name, (_, learned), (_, scored) in zip(names, train, test, strict=True):
+        if not len(learned) and label == "existing":
+            raise DataError("has no training samples", client=name, hint="drop it, or let it join as a new client")
+        if not len(scored):
+            raise DataError("has no test samples", client=name, hint="hold some of its rows out, or drop it")
+    return Group(ClientBatch.pad(train, names, allow_empty=label == "new"), ClientBatch.pad(test, names))
 
 
 def to_arrays(dataset: Dataset) -> dict[str, Array]:
@@ -95,7 +122,9 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     Returns:
         The arrays named there.
     """
-    x, y, owner, test, names, new = [], [], [], [], [], []
+    x, y, owner, test = [], [], [], []
+    names: list[str] = []
+    new: list[bool] = []
     for label, group in dataset.groups.items():
         for k, name in enumerate(group.train.names):
             for held, batch in ((False, group.train), (True, group.test)):
@@ -120,31 +149,59 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     }
 
 
-def _read_csv(path: Path) -> dict[str, list[str]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        names = list(reader.fieldnames or [])
-        rows = list(reader)
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise DataError(f"{path} line {number}: expected {len(names)} values", hint="is a comma missing or one too many?")
-    return {name: [row[name] for row in rows] for name in names}
+def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the columns, and where each row stands."""
+    rows, places = [], []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
+            reader = csv.DictReader(stream)
+            names = _distinct(path, reader.fieldnames or [])
+            for row in reader:
+                places.append(f"line {reader.line_num}")
+                if None in row or None in row.values():
+                    hint = "is a comma missing or one too many?"
+                    raise DataError(f"{path} {places[-1]}: expected {len(names)} values", hint=hint)
+                rows.append(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a CSV table in UTF-8: {error}") from error
+    return {name: [row[name] for row in rows] for name in names}, places
 
 
-def _read_parquet(path: Path) -> dict[str, list[Any]]:
+def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise DataError("reading Parquet needs pyarrow", hint="pip install 'pacbayes_fl[tables]'") from error
-    table = parquet.read_table(path)
-    return {name: table[name].to_pylist() for name in table.column_names}
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a Parquet table: {error}") from error
+    names = _distinct(path, table.column_names)
+    return {name: table[name].to_pylist() for name in names}, [f"row {i}" for i in range(table.num_rows)]
+
+
+def _distinct(path: Path, names: Sequence[str]) -> list[str]:
+    for name in names:
+        if list(names).count(name) > 1:
+            raise DataError(f"{path} has two columns {name!r}")
+    return list(names)
+
+
+def _numbers(path: Path, name: str, values: Sequence[Any], places: Sequence[str], blank: bool) -> list[float]:
+    numbers = []
+    for value, place in zip(values, places, strict=True):
+        try:
+            numbers.append(float("nan" if blank and value in ("", None) else value))
+        except (TypeError, ValueError):
+            raise DataError(f"{path} {place}, column {name!r}: {value!r} is not a number") from None
+    return numbers
 
 
 class Table(NamedTuple):
     """A user's table by client.
 
     Args:
-        clients: name -> (x [m, d], y [m]); y is NaN where the table has no target column.
+        clients: name -> (x [m, d], y [m]); y is NaN where the table has no target.
         features: names of the d feature columns.
         split: name -> bool [m], True on test rows; None when the table has no `split` column.
         new: names of clients marked as new.
@@ -166,8 +223,8 @@ def read_table(
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
-    Columns: the client's name, the target, optionally `split` ("train" or "test") and `group` ("existing" or "new"); every
-    other column is a feature unless `features` names them.
+    Columns: the client's name, the target, optionally `split` ("train" or "test") and `group` ("existing" or "new");
+    every other column is a feature unless `features` names them. A blank target is NaN.
 
     Args:
         path: the file; `.parquet` needs the extra `tables`.
@@ -181,51 +238,43 @@ def read_table(
         The table by client, in the order of first appearance; rows keep the order of the file.
 
     Raises:
-        DataError: when the file or a column is missing, or a value is not a number (naming the column and the line).
+        DataError: when the file or a column is missing, or a value is not a number (naming the column and the line)
+            or not one of the words above.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    columns, places = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     if client not in columns and default_client is not None:
-        columns[client] = [default_client] * len(next(iter(columns.values()), []))
+        columns[client] = [default_client] * len(places)
     reserved = {client, target, "split", "group"}
     wanted = tuple(features) if features is not None else tuple(name for name in columns if name not in reserved)
     for name in (client, *([target] if need_target else []), *wanted):
         if name not in columns:
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {', '.join(columns)}")
-    if not wanted or not columns[client]:
+    if not wanted or not places:
         raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
-    numbers = []
-    for name in (*wanted, target):
-        if name not in columns:
-            numbers.append([float("nan")] * len(columns[client]))
-            continue
-        try:
-            numbers.append([float(value if value not in ("", None) or name != target else "nan") for value in columns[name]])
-        except (TypeError, ValueError):
-            line = next(i for i, value in enumerate(columns[name]) if not _is_number(value))
-            raise DataError(f"{path} line {line + 2}, column {name!r}: {columns[name][line]!r} is not a number") from None
+    missing = [float("nan")] * len(places)
+    numbers = [_numbers(path, name, columns.get(name, missing), places, name == target) for name in (*wanted, target)]
     values = torch.tensor(numbers, dtype=torch.float64).T
-    owners = [str(name) for name in columns[client]]
-    rows = {name: torch.tensor([i for i, owner in enumerate(owners) if owner == name]) for name in dict.fromkeys(owners)}
-    clients = {name: (values[at, :-1], values[at, -1]) for name, at in rows.items()}
-    split = None
+    owned: dict[str, list[int]] = {}
+    for i, owner in enumerate(columns[client]):
+        owned.setdefault(str(owner), []).append(i)
+    for name, words in (("split", ("train", "test")), ("group", ("existing", "new"))):
+        for value, place in zip(columns.get(name, ()), places, strict=False):
+            if value not in words:
+                raise DataError(f"{path} {place}: {name} must be {words[0]!r} or {words[1]!r}, got {value!r}")
+    clients = {name: (values[rows, :-1], values[rows, -1]) for name, rows in owned.items()}
+    split, new = None, []
     if "split" in columns:
-        for value in set(columns["split"]) - {"train", "test"}:
-            raise DataError(f"{path}: split must be 'train' or 'test', got {value!r}")
-        held = torch.tensor([value == "test" for value in columns["split"]])
-        split = {name: held[at] for name, at in rows.items()}
-    new = tuple(name for name, at in rows.items() if "group" in columns and columns["group"][int(at[0])] == "new")
-    return Table(clients, wanted, split, new)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        split = {name: torch.tensor([columns["split"][i] == "test" for i in rows]) for name, rows in owned.items()}
+    if "group" in columns:
+        for name, rows in owned.items():
+            marks = {columns["group"][i] for i in rows}
+            if len(marks) > 1:
+                raise DataError("is marked both as existing and as new", client=name)
+            new += [name] if "new" in marks else []
+    return Table(clients, wanted, split, tuple(new))
 
 
 def read(path: Path, client: str = "client", target: str = "y", test_share: float = 0.25) -> Dataset:
@@ -235,7 +284,8 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
         path: .npz, .csv or .parquet.
         client: name of the table's client column.
         target: name of the table's target column.
-        test_share: share of each client's last rows held out when the table has no `split` column.
+        test_share: share of each client's last rows, of two or more at least one, held out when the table has no
+            `split` column.
 
     Returns:
         The data set.
@@ -247,22 +297,39 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return from_arrays(dict(arrays), {"source": path.name})
+        return from_arrays(_read_npz(path), {"source": path.name})
     table = read_table(path, client, target)
+    if table.split is None and not 0 < test_share < 1:
+        raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
     groups = {}
     for label in ("existing", "new"):
         members = [name for name in table.clients if (name in table.new) == (label == "new")]
         if members:
-            parts: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [])
+            train, test = [], []
             for name in members:
                 x, y = table.clients[name]
-                held = torch.arange(len(y)) >= len(y) - round(test_share * len(y)) if table.split is None else table.split[name]
-                parts[0].append((x[~held], y[~held]))
-                parts[1].append((x[held], y[held]))
-            train = ClientBatch.pad(parts[0], members, allow_empty=label == "new")
-            groups[label] = Group(train, ClientBatch.pad(parts[1], members))
+                held = _last(len(y), test_share) if table.split is None else table.split[name]
+                train.append((x[~held], y[~held]))
+                test.append((x[held], y[held]))
+            groups[label] = _group(label, members, train, test)
     if "existing" not in groups:
         raise DataError(f"{path} has no existing client", hint="at least one client must take part in the training")
-    source = {"source": path.name, "test_rows": "column split" if table.split else f"last {test_share:g} of each client"}
+    how = f"last {test_share:g} of each client" if table.split is None else "column split"
+    source = {"source": path.name, "test_rows": how}
     return Dataset(groups, tuple(Column(name) for name in table.features), Column(target), source)
+
+
+def _last(rows: int, share: float) -> Tensor:
+    """Mark the last rows [m], at least one and not all when there are two."""
+    held = min(max(round(share * rows), 1), rows - 1)
+    return torch.arange(rows) >= rows - held
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is not an .npz archive")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

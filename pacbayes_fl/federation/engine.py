@@ -22,6 +22,7 @@ from pacbayes_fl.results import RoundRecord
 
 AnyMethod = Method[Any, Any, Any, Any]
 _TIRES_AFTER = 3
+_JOINED_AT = 32
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class FederationPlan:
     seed: int = 0
     on_bad_client: Literal["drop", "stop"] = "drop"
     min_clients: int = 1
-    chunk: int = 2**19
+    chunk: int = 2**20
     waste: float = 1.1
     noise: Engine = "philox"
 
@@ -128,7 +129,7 @@ def rounds(
     failures = dict.fromkeys(batch.names, 0)
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        chosen = cohort.draw(plan.seed, t, batch.clients, plan.cohort).tolist()
+        chosen = cohort.draw(plan.seed, t, batch.ids, plan.cohort).tolist()
         message, clients = method.broadcast(state.server), state.clients
         updates, flags = [], []
         members: list[str] = []
@@ -140,6 +141,8 @@ def rounds(
             update = tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))
             clients = tensors.scatter(clients, index, tensors.where(good, after, before))
             updates.append(method.reduce(update))
+            if len(updates) == _JOINED_AT:  # where updates add up, memory does not grow with the number of calls
+                updates = [method.reduce(tensors.cat(updates))]
             flags.append(good)
             members += rows.names
         joined = tensors.cat(updates)

@@ -22,8 +22,8 @@ class ParticleScores(NamedTuple):
     """What a client computes for the server (PAC-PFL Algorithm 2, line 4).
 
     Args:
-        score: gradient of the log evidence by the hyper-parameters [K, P, D], in nats per unit of theta; NaN for a client
-            and particle whose covariance could not be factored.
+        score: gradient of the log evidence by the hyper-parameters [K, P, D], in nats per unit of theta; NaN for a
+            client and particle whose covariance could not be factored.
         log_evidence: ln Z [K, P], in nats.
         jitter: added to the diagonal [K, P], in squared units of y.
     """
@@ -46,17 +46,14 @@ def particle_scores(model: FunctionModel, particles: Tensor, batch: ClientBatch)
     """
     with torch.no_grad():
         prior, pullback = model.with_pullback(particles, batch.x)
-        if prior.embedding is not None:
-            evidence, by_kernel = _by_embedding(prior.embedding, prior, batch)
-        else:
-            evidence, by_kernel = _by_covariance(prior.covariance, prior, batch)
+        evidence, by_kernel = (_by_embedding if prior.embedded else _by_covariance)(prior, batch)
         score = pullback(evidence.alpha, evidence.by_noise, by_kernel)
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
 
 
 class _Evidence(NamedTuple):
-    """Log evidence `value` [K, P], its gradients by the mean (alpha [K, P, N]) and by the noise [K, P], and the inverse."""
+    """Log evidence [K, P], its gradients by the mean (alpha [K, P, N]) and by the noise [K, P], and the inverse."""
 
     value: Tensor
     alpha: Tensor
@@ -79,21 +76,21 @@ def _evidence(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> _Ev
     return _Evidence(value, alpha, 0.5 * (alpha.square() - precision).sum(-1), inverted, factor)
 
 
-def _by_covariance(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
-    """Gradient by a covariance of any form [K, P, N, N]."""
+def _by_covariance(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
+    """Log evidence and its gradient by a covariance of any form [K, P, N, N]."""
     both = batch.mask[:, None, :, None] & batch.mask[:, None, None, :]
-    evidence = _evidence(torch.where(both, covariance, 0.0), prior, batch)
+    evidence = _evidence(torch.where(both, prior.kernel, 0.0), prior, batch)
     outer = evidence.alpha.unsqueeze(-1) * evidence.alpha.unsqueeze(-2)
     return evidence, torch.where(both, 0.5 * (outer - evidence.inverse), 0.0)
 
 
-def _by_embedding(z: Tensor, prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
-    """Gradient by features z [K, P, N, F] for k = exp(-|z - z'|^2 / 2): one matrix product, not N^2 F differences.
+def _by_embedding(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
+    """Log evidence and its gradient by features z [K, P, N, F] for k = exp(-|z - z'|^2 / 2): no N^2 F differences.
 
-    With W = ((K + s^2 I)^-1 - alpha alpha') * K elementwise, symmetric, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j.
+    With W = ((K + s^2 I)^-1 - alpha alpha') * K elementwise, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j.
     """
     real = batch.mask.unsqueeze(1)
-    features = torch.where(real.unsqueeze(-1), z, 0.0)
+    features = torch.where(real.unsqueeze(-1), prior.kernel, 0.0)
     half = torch.where(real, 0.5 * features.square().sum(-1), torch.inf)  # infinity turns padding into k = 0
     kernel = features @ features.mT
     kernel -= half.unsqueeze(-1)

@@ -39,6 +39,16 @@ class Choice(NamedTuple):
 Search = Mapping[str, LogUniform | Choice]
 
 
+def _presets(**tables: Mapping[str, Mapping[str, Any]]) -> Presets:
+    """Make presets read-only through and through; "recommended" and "paper" are the defaults where not given."""
+    presets: dict[str, Mapping[str, Mapping[str, Any]]] = {"recommended": {}, "paper": {}, **tables}
+    frozen = {
+        preset: MappingProxyType({part: MappingProxyType({**values}) for part, values in table.items()})
+        for preset, table in presets.items()
+    }
+    return MappingProxyType(frozen)
+
+
 @dataclass(frozen=True)
 class PacPFLOptions:
     """Table [method] of PAC-PFL; fields as in `methods.pac_pfl.PacPFL`, and the std of the Gaussian hyper-prior."""
@@ -130,7 +140,7 @@ class Recipe:
     options: type
     build: Callable[[Any, FunctionModel, Sequence[str]], AnyMethod]
     product: Product
-    presets: Presets = field(default_factory=lambda: MappingProxyType({"recommended": {}, "paper": {}}))
+    presets: Presets = field(default_factory=_presets)
     search: Search = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -176,12 +186,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             PacPFLOptions,
             _pac_pfl,
             Product("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
-            MappingProxyType(
-                {
-                    "recommended": {},
-                    "paper": {"method": {"optimiser": "ascent", "rate": 1e-3}, "federation": {"rounds": 1000}},
-                }
-            ),
+            _presets(paper={"method": {"optimiser": "ascent", "rate": 1e-3}, "federation": {"rounds": 1000}}),
             MappingProxyType(
                 {
                     "method.tau": LogUniform(0.01, 1.0),

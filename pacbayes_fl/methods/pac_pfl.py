@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -118,6 +118,11 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
             raise StudyError("tau is None, so lam and beta are needed", hint="tau = lam / (lam + beta n (n2 + v))")
         if self.tau is not None and not self.tau > 0:
             raise StudyError(f"tau must be positive, got {self.tau:g}")
+        if self.tau is None and self.lam is not None and self.beta is not None:
+            gibbs_tau(self.lam, self.beta, 1, self.n2)  # refuses a lambda that Theorem 4.2 does not allow
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise StudyError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the particles from the hyper-prior (Algorithm 1, line 2)."""

@@ -12,8 +12,8 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Takes the gradients of some number by the mean [K, P, N], the noise [K, P] and the embedding [K, P, N, F] (or, without
-one, the covariance [K, P, N, N]), and gives that by theta [K, P, D], client by client."""
+"""Takes a number's gradients by the mean [K, P, N], the noise [K, P] and the kernel (see `PriorValues`), and gives its
+gradient by theta [K, P, D], client by client."""
 
 
 class PriorValues(NamedTuple):
@@ -22,14 +22,14 @@ class PriorValues(NamedTuple):
     Args:
         mean: [K, P, N], in units of y.
         noise: observation variance [K, P], in squared units of y.
-        embedding: features [K, P, N, F] that alone decide the covariance, or None; see `FunctionModel.embedding`.
-        covariance: [K, P, N, N], in squared units of y; None where there is an embedding.
+        kernel: the embedding [K, P, N, F] of a prior that has one; else the covariance [K, P, N, N], in squared units.
+        embedded: whether `kernel` is an embedding.
     """
 
     mean: Tensor
     noise: Tensor
-    embedding: Tensor | None
-    covariance: Tensor | None
+    kernel: Tensor
+    embedded: bool
 
 
 class FunctionModel(ABC):
@@ -138,16 +138,16 @@ class FunctionModel(ABC):
             shared = theta if theta.dim() == 3 else theta.expand(len(x), *theta.shape)
             leaf = shared.detach().clone().requires_grad_(True)  # a copy per client: a gradient per client
             embedding = self.embedding(leaf, x)
-            covariance = self.covariance(leaf, x) if embedding is None else None
-            outputs = PriorValues(self.mean(leaf, x), self.noise(leaf), embedding, covariance)
-        present = [output for output in outputs if output is not None]
+            kernel = self.covariance(leaf, x) if embedding is None else embedding
+            outputs = self.mean(leaf, x), self.noise(leaf), kernel
 
         def pullback(by_mean: Tensor, by_noise: Tensor, by_kernel: Tensor) -> Tensor:
-            pairs = zip(present, (by_mean, by_noise, by_kernel), strict=True)
-            reached, gradients = zip(*((out, by) for out, by in pairs if out.requires_grad), strict=True)
-            return torch.autograd.grad(reached, leaf, gradients)[0]
+            gradients = zip(outputs, (by_mean, by_noise, by_kernel), strict=True)
+            reached = [(output, gradient) for output, gradient in gradients if output.requires_grad]
+            return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
 
-        return PriorValues(*(None if output is None else output.detach() for output in outputs)), pullback
+        mean, noise, kernel = (output.detach() for output in outputs)
+        return PriorValues(mean, noise, kernel, embedding is not None), pullback
 
     def prior(self, theta: Tensor, x: Tensor) -> tuple[MultivariateNormal, Tensor]:
         """Prior at some inputs as GPyTorch's distribution: the definition that every faster path is held to.

@@ -1,22 +1,19 @@
-"""GP priors as GPyTorch modules with explicit hyper-parameters: anybody's mean and kernel, and the paper's deep ones."""
+"""The paper's prior: deep mean and deep kernel, as GPyTorch modules and, beside them, with the gradient written out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import final
 
-import gpytorch
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.means import Mean, ZeroMean
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.models.base import FunctionModel, PriorValues, Pullback
-from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope, inverse_softplus
+from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
+from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope
 from pacbayes_fl.models.networks import BatchedMLP, Layers, activations, layer_gradients
 
 
@@ -46,7 +43,7 @@ class DeepMean(Mean):
 
 
 class DeepKernel(Kernel):
-    """A kernel on the features of a network, k(x, x') = k_base(f(x), f(x')) (PAC-PFL section 8.3.2; Wilson et al. 2016).
+    """Kernel on a network's features, k(x, x') = k_base(f(x), f(x')) (PAC-PFL section 8.3.2; Wilson et al. 2016).
 
     Args:
         sizes: numbers of units from d inputs to the features.
@@ -76,146 +73,12 @@ class DeepKernel(Kernel):
         return dense
 
 
-class _Parts(nn.Module):
-    """Mean, kernel and raw noise under one roof, so that one `functional_call` replaces all their parameters."""
-
-    def __init__(self, mean: Mean, kernel: Kernel) -> None:
-        super().__init__()
-        self.raw_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.mean = mean
-        self.kernel = kernel
-
-    def forward(self, part: str, x: Tensor, other: Tensor) -> Tensor:
-        # Evaluated inside the call: a kernel evaluated later would use the module's own parameters, silently.
-        if part == "mean":
-            mean: Tensor = self.mean(x)
-            return mean
-        if part == "variance":
-            variance: Tensor = self.kernel(x, x, diag=True)
-            return variance
-        covariance: Tensor = self.kernel(x, other).to_dense()
-        return covariance
-
-
-class GPyTorchPrior(FunctionModel):
-    """Any GPyTorch mean and kernel, with Gaussian noise, as a prior whose hyper-parameters come from outside.
-
-    theta holds the raw noise, then every parameter of `mean` and `kernel` that requires a gradient, in the order of
-    `named_parameters`; constrained ones in GPyTorch's raw form. Modules that broadcast over leading dimensions of their
-    parameters (GPyTorch's own do) are called once for all clients and particles; others (a plain `torch.nn.Linear`) once
-    per client and particle: `batched` says which, found out by a trial at construction.
-
-    Args:
-        mean: prior mean.
-        kernel: prior covariance.
-        input_dim: number of input features, d.
-        noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
-
-    Raises:
-        ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
-    """
-
-    def __init__(self, mean: Mean, kernel: Kernel, input_dim: int, noise_std: float = NOISE_STD) -> None:
-        """Lay out theta and find out whether the modules broadcast."""
-        self._parts = _Parts(mean, kernel).double()
-        free = {name: p.shape for name, p in self._parts.named_parameters() if p.requires_grad}
-        self._fixed = {name: t for name, t in self._parts.state_dict().items() if name not in free}
-        self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
-        self._input_dim, self._noise_std = input_dim, noise_std
-        self.batched = True
-        self.batched = self._broadcasts()
-
-    @property
-    def dim(self) -> int:
-        """Number of hyper-parameters, D."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    @property
-    def input_dim(self) -> int:
-        """Number of input features, d."""
-        return self._input_dim
-
-    def location(self) -> Tensor:
-        """Centre of the default hyper-prior [D]: 0, and for the raw noise softplus^-1(noise_std)."""
-        centre = torch.zeros(self.dim, dtype=torch.float64)
-        centre[0] = inverse_softplus(self._noise_std)
-        return centre
-
-    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
-        """Cut theta into named parameters.
-
-        Args:
-            theta: hyper-parameters [*, D].
-
-        Returns:
-            Views [*, *shape] by name.
-
-        Raises:
-            ShapeError: when theta does not end in D.
-        """
-        if theta.shape[-1] != self.dim:
-            raise ShapeError(f"theta must be [K, P, D] with D={self.dim}, got {list(theta.shape)}")
-        parts = theta.split([math.prod(shape) for shape in self.shapes.values()], -1)
-        return {name: p.unflatten(-1, shape) if shape else p.squeeze(-1) for p, (name, shape) in zip(parts, self.shapes.items())}
-
-    def noise(self, theta: Tensor) -> Tensor:
-        """Observation noise variance [K, P] of hyper-parameters theta [K, P, D]; see the base class."""
-        return gaussian_noise(theta[..., 0])
-
-    def mean(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Prior mean [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
-        return self._call("mean", theta, x, x)
-
-    def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """Prior covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]; see the base class."""
-        return self._call("covariance", theta, x, x if other is None else other)
-
-    def variance(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Prior variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
-        return self._call("variance", theta, x, x)
-
-    def embedding(self, theta: Tensor, x: Tensor) -> None:
-        """Nothing is known of the kernel's form: None for every theta [K, P, D] and x [K, N, d]."""
-        return None
-
-    def _call(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))
-        x, other = (t.unsqueeze(1).expand(*shape, *t.shape[1:]) for t in (x, other))
-        if self.batched:
-            return self._functional(part, theta, x, other)
-        flat = [t.expand(*shape, *t.shape[2:]).flatten(0, 1) for t in (theta, x, other)]
-        return torch.stack([self._functional(part, *row) for row in zip(*flat, strict=True)]).unflatten(0, shape)
-
-    def _functional(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
-        # What is not learned, a lengthscale of 1 say, must not lift a float32 prior to float64.
-        fixed = {name: t.to(theta) if t.is_floating_point() else t.to(theta.device) for name, t in self._fixed.items()}
-        with gpytorch.settings.debug(False):  # torch.equal in GPyTorch's checks would stop a GPU
-            value: Tensor = functional_call(self._parts, fixed | self.unflatten(theta), (part, x, other))
-        return value
-
-    def _broadcasts(self) -> bool:
-        theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
-        x = torch.arange(6.0 * self.input_dim, dtype=torch.float64).cos().view(2, 3, self.input_dim)
-        one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
-        if [list(t.shape) for t in one] != [[3], [3, 3], [3]]:
-            raise ShapeError(f"mean and kernel must give [N] and [N, N] at [N, {self.input_dim}], got {[list(t.shape) for t in one]}")
-        for part, alone in zip(("mean", "covariance", "variance"), one, strict=True):
-            try:
-                together = self._call(part, theta, x, x)
-                apart = self._functional(part, theta[1, 0], x[1], x[1])
-            except RuntimeError:
-                return False
-            if together.shape[:2] != (2, 2) or not torch.allclose(together[0, 0], alone) or not torch.allclose(together[1, 0], apart):
-                return False
-        return True
-
-
 @final
 class DeepKernelGP(FunctionModel):
     """The paper's prior: tanh mean network, squared-exponential kernel on a tanh network, Gaussian noise.
 
-    k(x, x') = exp(-|f(x) - f(x')|^2 / 2), f to 2 dimensions (PAC-PFL section 8.3.2). Lengthscale and outputscale are 1, as
-    in the paper, or learned.
+    k(x, x') = exp(-|f(x) - f(x')|^2 / 2), f to 2 dimensions (PAC-PFL section 8.3.2). Lengthscale and outputscale are 1,
+    as in the paper, or learned.
 
     Args:
         input_dim: number of input features, d.
@@ -279,7 +142,7 @@ class DeepKernelGP(FunctionModel):
         return self._definition.mean(theta, x)
 
     def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """Prior covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]; see the base class."""
+        """Covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]; see the base class."""
         return self._definition.covariance(theta, x, other)
 
     def variance(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -291,12 +154,14 @@ class DeepKernelGP(FunctionModel):
         if not self._closed_form:
             return None
         prefix = "kernel.network."
-        weights = {n.removeprefix(prefix): p for n, p in self._definition.unflatten(theta).items() if n.startswith(prefix)}
+        weights = {
+            n.removeprefix(prefix): p for n, p in self._definition.unflatten(theta).items() if n.startswith(prefix)
+        }
         z: Tensor = functional_call(self._network, weights, (x.unsqueeze(1),))
         return z
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D], without autograd; see the base class."""
+        """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
         if not self._closed_form:
             return super().bind(theta)
         mean, kernel = self._networks(theta.flatten(0, 1))
@@ -312,15 +177,17 @@ class DeepKernelGP(FunctionModel):
     def with_pullback(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
         """Prior at x [K, N, d] and its pullback to theta [P, D] or [K, P, D], written out; see the base class.
 
-        Particles that all clients share make P networks with K * N rows each, gradients apart by client; otherwise there
-        are K * P networks with N rows each.
+        Particles that all clients share make P networks with K * N rows each, whose gradients are kept apart by client;
+        otherwise there are K * P networks with N rows each.
         """
         if not self._closed_form:
             return super().with_pullback(theta, x)
         particles, groups = theta.shape[-2], len(x) if theta.dim() == 2 else 1
         flat = theta.detach().flatten(0, -2)
         rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
-        networks = {name: layers for name, layers in zip(("mean", "kernel"), self._networks(flat), strict=True) if layers}
+        networks = {
+            name: layers for name, layers in zip(("mean", "kernel"), self._networks(flat), strict=True) if layers
+        }
         values = {name: activations(layers, rows) for name, layers in networks.items()}
         outputs = {name: _by_client(value[-1], particles, groups) for name, value in values.items()}
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
@@ -339,24 +206,28 @@ class DeepKernelGP(FunctionModel):
                         named[f"{name}.network.{part}.{layer}"].copy_(gradient)
             return _by_client(score, particles, groups).squeeze(-2)
 
-        return PriorValues(mean, noise, outputs["kernel"], None), pullback
+        return PriorValues(mean, noise, outputs["kernel"], True), pullback
 
     def _networks(self, flat: Tensor) -> tuple[Layers | None, Layers]:
         """Cut hyper-parameters [B, D] into the layers of the mean network, if there is one, and of the kernel's."""
         named = self.unflatten(flat)
 
         def layers(prefix: str) -> Layers:
-            return Layers(*([v for n, v in named.items() if n.startswith(f"{prefix}.network.{f}")] for f in Layers._fields))
+            return Layers(
+                *([v for n, v in named.items() if n.startswith(f"{prefix}.network.{f}")] for f in Layers._fields)
+            )
 
         mean, kernel = layers("mean"), layers("kernel")
         return mean if mean.weights else None, kernel
 
 
 def _by_network(values: Tensor, groups: int) -> Tensor:
-    """Bring values [K, P, N, F] to [B, groups * N, F], the batch of networks; groups = K with shared particles, else 1."""
-    return values.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    """Bring values [K, P, N, F] to networks [B, groups * N, F]; groups = K where particles are shared, else 1."""
+    batched: Tensor = values.unflatten(0, (-1, groups)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    return batched
 
 
 def _by_client(values: Tensor, particles: int, groups: int) -> Tensor:
     """Undo `_by_network`: [B, groups * N, F] to [K, P, N, F]."""
-    return values.unflatten(0, (-1, particles)).unflatten(2, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    apart: Tensor = values.unflatten(0, (-1, particles)).unflatten(2, (groups, -1))  # [*, P, groups, N, F]
+    return apart.transpose(1, 2).flatten(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ class BatchedMLP(nn.Module):
         """Make one weight and one bias per layer."""
         super().__init__()
         self.weights = nn.ParameterList(
-            torch.zeros(n_in, n_out, dtype=torch.float64) for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True)
+            torch.zeros(n_in, n_out, dtype=torch.float64) for n_in, n_out in pairwise(sizes)
         )
         self.biases = nn.ParameterList(torch.zeros(n_out, dtype=torch.float64) for n_out in sizes[1:])
 
@@ -91,5 +92,5 @@ def layer_gradients(layers: Layers, values: Sequence[Tensor], by_output: Tensor,
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """Overwrite x with tanh x = 2 / (1 + exp(-2 x)) - 1: to the last bit of 1, and on a CPU 2.5 times as fast as torch's."""
+    """Overwrite x with tanh x = 2 / (1 + exp(-2 x)) - 1: right to the last bit of 1, and twice as fast on a CPU."""
     return x.tanh_() if x.is_cuda else x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ __all__ = [
     "particle_ablation",
     "predictive_bands",
     "save_all",
+    "save_joint",
 ]
 
 FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
@@ -44,13 +46,16 @@ FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
 _DATE = MappingProxyType({"svg": "Date", "pdf": "CreationDate"})  # what would differ from one day to the next
 
 
-def save_all(result: Result, folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def save_all(
+    result: Result, folder: Path | str, formats: Sequence[str] = ("png", "svg"), clients: Sequence[str] | None = None
+) -> list[Path]:
     """Write every figure that a result has the numbers for; the same result gives the same bytes.
 
     Args:
         result: a finished run.
         folder: where the files go, made if it does not exist.
         formats: file endings that matplotlib knows.
+        clients: names of the clients of the predictive bands; a few of each group when None.
 
     Returns:
         The files written, such as `learning.png`; figures for which the result holds nothing are left out.
@@ -59,12 +64,37 @@ def save_all(result: Result, folder: Path | str, formats: Sequence[str] = ("png"
         StudyError: when matplotlib does not know a format.
         PacBayesFLError: when matplotlib is not installed.
     """
-    folder = Path(folder)
+    figures = {**FIGURES, "predictions": lambda result: predictive_bands(result, clients)}
+    return _save({name: partial(draw, result) for name, draw in figures.items()}, Path(folder), formats)
+
+
+def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write the figures that compare runs: box plots by method, and the particle ablation where particles differ.
+
+    Args:
+        results: finished runs.
+        folder: where the files go, made if it does not exist.
+        formats: file endings that matplotlib knows.
+
+    Returns:
+        The files written.
+
+    Raises:
+        StudyError: when matplotlib does not know a format.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    figures: dict[str, Callable[[], Figure]] = {"box_plots": partial(box_plots, results)}
+    if len({result.labels.get("particles") for result in results} - {None}) > 1:
+        figures["particles"] = partial(particle_ablation, results)
+    return _save(figures, Path(folder), formats)
+
+
+def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str]) -> list[Path]:
     written = []
     with drawing():
-        for name, draw in FIGURES.items():
+        for name, draw in figures.items():
             try:
-                figure = draw(result)
+                figure = draw()
             except NothingToDrawError:
                 continue
             known = figure.canvas.get_supported_filetypes()

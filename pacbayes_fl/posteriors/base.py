@@ -46,7 +46,7 @@ class Posterior(Protocol):
         """Predictive distribution at inputs x [K, N, d]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormalMixture:
     """Mixture of P normals per row, with one weight per client and component (PAC-PFL eq. 37a).
 

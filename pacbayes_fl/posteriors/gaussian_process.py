@@ -38,8 +38,8 @@ class Factor(NamedTuple):
 def add_noise(covariance: Tensor, noise: Tensor, mask: Tensor) -> Tensor:
     """Put the noise on the diagonal and make padded rows those of the identity, in place.
 
-    With rows and columns of padding 0 and their diagonal 1, determinant and quadratic form are exactly those of the real
-    rows.
+    With rows and columns of padding 0 and their diagonal 1, determinant and quadratic form are exactly those of the
+    real rows.
 
     Args:
         covariance: prior covariance [K, P, N, N], already 0 in rows and columns of padding; overwritten.
@@ -57,8 +57,8 @@ def add_noise(covariance: Tensor, noise: Tensor, mask: Tensor) -> Tensor:
 def factorise(matrix: Tensor, mask: Tensor) -> Factor:
     """Factor covariances, adding jitter to those alone that need it.
 
-    Rungs 0, 1e-8, 1e-6, 1e-4 times the mean diagonal over real rows; a matrix that fails all of them is marked and fails
-    alone. On a GPU every rung is computed, because asking whether one is needed would stop it.
+    Rungs 0, 1e-8, 1e-6, 1e-4 times the mean diagonal over real rows; a matrix that fails all of them is marked and
+    fails alone. On a GPU every rung is computed, because asking whether one is needed would stop it.
 
     Args:
         matrix: symmetric [K, P, N, N], identity in rows of padding.
@@ -97,11 +97,14 @@ def inverse(factor: Factor) -> Tensor:
         (L L')^-1 [K, P, N, N], in 1 / squared units of y.
     """
     cholesky = factor.cholesky
+    inverted: Tensor
     if cholesky.is_cuda:  # there cholesky_inverse asks the device for errors, and goes matrix by matrix
         identity = torch.eye(cholesky.shape[-1], dtype=cholesky.dtype, device=cholesky.device)
         whitener = torch.linalg.solve_triangular(cholesky, identity.expand_as(cholesky), upper=False)
-        return whitener.mT @ whitener
-    return torch.cholesky_inverse(cholesky).mT  # symmetric; transposed, its rows are contiguous
+        inverted = whitener.mT @ whitener
+    else:
+        inverted = torch.cholesky_inverse(cholesky).mT  # symmetric; transposed, its rows are contiguous
+    return inverted
 
 
 def gaussian_log_evidence(prior: MultivariateNormal, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
@@ -171,7 +174,8 @@ class GPPosterior:
     def predict(self, x: Tensor) -> NormalMixture:
         """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37).
 
-        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p);  Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p* + s_p^2
+        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p)
+        Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p* + s_p^2
 
         Args:
             x: new inputs [K, M, d].
@@ -216,7 +220,7 @@ def condition(
 ) -> GPPosterior:
     """Condition every particle's GP on every client's rows.
 
-    Weights are alpha_p = Z_p / sum_q Z_q (PAC-PFL eq. 37b) or 1/P. A client without rows gets the prior, equally weighted.
+    Weights are Z_p / sum_q Z_q (PAC-PFL eq. 37b) or 1/P. A client without rows gets the prior, equally weighted.
 
     Args:
         model: the prior.
@@ -229,7 +233,9 @@ def condition(
     """
     with torch.no_grad():
         mean, embedding = model.bind(theta)(batch.x)
-        covariance = model.covariance(theta, batch.x) if embedding is None else squared_exponential(embedding, embedding)
+        covariance = (
+            model.covariance(theta, batch.x) if embedding is None else squared_exponential(embedding, embedding)
+        )
         prior = MultivariateNormal(mean, to_linear_operator(covariance))
         log_evidence, factor = gaussian_log_evidence(prior, model.noise(theta), batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
@@ -238,7 +244,9 @@ def condition(
         residual = torch.where(real, batch.y.unsqueeze(1) - mean, 0.0)
         alpha = (whitener.mT @ (whitener @ residual.unsqueeze(-1))).squeeze(-1)
         # A particle that cannot be factored for a client gets weight 0 there; alone, it leaves NaN to be reported.
-        weighed = torch.where(factor.ok, log_evidence if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf)
+        weighed = torch.where(
+            factor.ok, log_evidence if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf
+        )
         usable = factor.ok[..., None]
         alpha = torch.where(usable | ~factor.ok.any(1)[:, None, None], torch.where(usable, alpha, 0.0), torch.nan)
         whitener = torch.where(usable[..., None], whitener, 0.0)

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pacbayes_fl.errors import StudyError
+
 
 class HyperPrior(Protocol):
     """Distribution over the hyper-parameters of a prior: all that PAC-PFL asks of one."""
@@ -20,7 +22,7 @@ class HyperPrior(Protocol):
         """Gradient of the log density [P, D] at particles [P, D]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianHyperPrior:
     """The paper's hyper-prior, N(loc, std^2 I) (PAC-PFL section 8.6.2).
 
@@ -31,6 +33,11 @@ class GaussianHyperPrior:
 
     loc: Tensor
     std: float
+
+    def __post_init__(self) -> None:
+        """Refuse a spread that is none."""
+        if not self.std > 0:
+            raise StudyError(f"the hyper-prior's std must be positive, got {self.std:g}")
 
     def sample(self, particles: int, generator: torch.Generator) -> Tensor:
         """Draw particles.
@@ -70,7 +77,7 @@ class GaussianHyperPrior:
         return -0.5 * standard.square().sum(-1) - normal * particles.shape[-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FlatHyperPrior:
     """No preference at all: the "very wide hyper-prior" that makes pFedGP a special case (PAC-PFL section 8.6.2).
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pacbayes_fl.posteriors.base import NormalMixture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearPoint:
     """A linear prediction with Gaussian residuals of constant variance.
 

@@ -74,7 +74,7 @@ def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-d
     squares, size = difference.square(), particles.square().mean(0)
     if rule != "per-dimension":
         squares, size = squares.sum(-1), size.sum()
-    h = torch.as_tensor(rule).to(squares) if isinstance(rule, float | int) else bandwidth(squares, rule)
+    h = squares.new_full((), rule) if isinstance(rule, float | int) else bandwidth(squares, rule)
     # A floor keeps 0/0 away when particles coincide: the kernel is then 1 and the repulsion 0.
     h = h.clamp_min(1e-12 * (1.0 + size))
     kernel = torch.exp(-squares / h)

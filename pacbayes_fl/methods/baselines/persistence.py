@@ -50,9 +50,10 @@ class Persistence(Method[Nothing, Nothing, Nothing, Took]):
         return server
 
     def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
-        """Measure each client's mean squared change from one hour to the next."""
+        """Measure each client's mean squared change from one hour to the next; 1 for a client without rows."""
         change = torch.where(batch.mask, batch.y - batch.x[..., self.column], 0.0)
-        variance = change.square().sum(1) / batch.size.clamp_min(1.0).to(change.dtype)
+        rows = batch.size.to(change.dtype)
+        variance = torch.where(rows > 0, change.square().sum(1) / rows.clamp_min(1.0), 1.0)
         weight = batch.x.new_zeros(batch.clients, batch.x.shape[2])
         weight[:, self.column] = 1.0
         return LinearPoint(weight, weight.new_zeros(batch.clients), variance.clamp_min(_SMALLEST_VARIANCE))

@@ -89,7 +89,7 @@ def collapsed_bound(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -
     return -0.5 * (quadratic + log_determinant + len(y) * math.log(2 * math.pi) + lost)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PooledPosterior:
     """The pooled GP as every client's posterior: nothing in it is the client's own.
 

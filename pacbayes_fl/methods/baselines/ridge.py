@@ -48,7 +48,7 @@ def fit(x: Tensor, y: Tensor) -> Linear:
         y: targets [R].
 
     Returns:
-        The line; a constant with the spread of y when there are fewer than 3 rows.
+        The line; with fewer than 3 rows the mean of y with variance 1, that of standardised targets.
     """
     if len(y) < 3:
         mean = y.mean() if len(y) else y.new_zeros(())

@@ -1,0 +1,172 @@
+"""Anybody's GPyTorch mean and kernel as a prior whose hyper-parameters come from outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import gpytorch
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
+
+
+class _Parts(nn.Module):
+    """Mean, kernel and raw noise under one roof, so that one `functional_call` replaces all their parameters."""
+
+    def __init__(self, mean: Mean, kernel: Kernel) -> None:
+        super().__init__()
+        self.raw_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.mean = mean
+        self.kernel = kernel
+
+    def forward(self, part: str, x: Tensor, other: Tensor) -> Tensor:
+        # Evaluated inside the call: a kernel evaluated later would use the module's own parameters, silently.
+        if part == "mean":
+            mean: Tensor = self.mean(x)
+            return mean
+        if part == "variance":
+            variance: Tensor = self.kernel(x, x, diag=True)
+            return variance
+        covariance: Tensor = self.kernel(x, other).to_dense()
+        return covariance
+
+
+class GPyTorchPrior(FunctionModel):
+    """Any GPyTorch mean and kernel, with Gaussian noise, as a prior whose hyper-parameters come from outside.
+
+    theta holds the raw noise, then every parameter of `mean` and `kernel` that requires a gradient, in the order of
+    `named_parameters`; constrained ones in GPyTorch's raw form. Modules that broadcast over leading dimensions of their
+    parameters (GPyTorch's own do) are called once for all clients and particles; others (a plain `torch.nn.Linear`)
+    once per client and particle: `batched` says which, found out by a trial at construction.
+
+    Args:
+        mean: prior mean.
+        kernel: prior covariance.
+        input_dim: number of input features, d.
+        noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
+
+    Raises:
+        ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
+    """
+
+    def __init__(self, mean: Mean, kernel: Kernel, input_dim: int, noise_std: float = NOISE_STD) -> None:
+        """Lay out theta and find out whether the modules broadcast."""
+        self._parts = _Parts(mean, kernel).double()
+        free = {name: p.shape for name, p in self._parts.named_parameters() if p.requires_grad}
+        self._fixed = {name: t for name, t in self._parts.state_dict().items() if name not in free}
+        self._fixed_at: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
+        self._input_dim, self._noise_std = input_dim, noise_std
+        self.batched = True
+        self.batched = self._broadcasts()
+
+    @property
+    def dim(self) -> int:
+        """Number of hyper-parameters, D."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def input_dim(self) -> int:
+        """Number of input features, d."""
+        return self._input_dim
+
+    def location(self) -> Tensor:
+        """Centre of the default hyper-prior [D]: 0, and for the raw noise softplus^-1(noise_std)."""
+        centre = torch.zeros(self.dim, dtype=torch.float64)
+        centre[0] = inverse_softplus(self._noise_std)
+        return centre
+
+    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
+        """Cut theta into named parameters.
+
+        Args:
+            theta: hyper-parameters [*, D].
+
+        Returns:
+            Views [*, *shape] by name.
+
+        Raises:
+            ShapeError: when theta does not end in D.
+        """
+        if theta.shape[-1] != self.dim:
+            raise ShapeError(f"theta must be [K, P, D] with D={self.dim}, got {list(theta.shape)}")
+        parts = theta.split([math.prod(shape) for shape in self.shapes.values()], -1)
+        return {
+            name: p.unflatten(-1, shape) if shape else p.squeeze(-1)
+            for p, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
+
+    def noise(self, theta: Tensor) -> Tensor:
+        """Observation noise variance [K, P] of hyper-parameters theta [K, P, D]; see the base class."""
+        return gaussian_noise(theta[..., 0])
+
+    def mean(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Prior mean [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
+        return self._call("mean", theta, x, x)
+
+    def covariance(self, theta: Tensor, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """Covariance [K, P, N, M] under theta [K, P, D] between x [K, N, d] and other [K, M, d]; see the base class."""
+        return self._call("covariance", theta, x, x if other is None else other)
+
+    def variance(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Prior variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
+        return self._call("variance", theta, x, x)
+
+    def embedding(self, theta: Tensor, x: Tensor) -> None:
+        """Nothing is known of the kernel's form: None for every theta [K, P, D] and x [K, N, d]."""
+        return None
+
+    def _call(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))
+        x, other = (t.unsqueeze(1).expand(*shape, *t.shape[1:]) for t in (x, other))
+        if self.batched:
+            return self._functional(part, theta, x, other)
+        flat = [t.expand(*shape, *t.shape[2:]).flatten(0, 1) for t in (theta, x, other)]
+        one_by_one = torch.stack([self._functional(part, *row) for row in zip(*flat, strict=True)])
+        return one_by_one.view(*shape, *one_by_one.shape[1:])
+
+    def _functional(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
+        with gpytorch.settings.debug(False):  # torch.equal in GPyTorch's checks would stop a GPU
+            value: Tensor = functional_call(
+                self._parts, self._fixed_like(theta) | self.unflatten(theta), (part, x, other)
+            )
+        return value
+
+    def _fixed_like(self, theta: Tensor) -> dict[str, Tensor]:
+        """What is not learned, like theta: a lengthscale of 1 must not lift a float32 prior to float64."""
+        key = (theta.dtype, theta.device)
+        if key not in self._fixed_at:
+            self._fixed_at[key] = {
+                n: t.to(theta) if t.is_floating_point() else t.to(theta.device) for n, t in self._fixed.items()
+            }
+        return self._fixed_at[key]
+
+    def _broadcasts(self) -> bool:
+        theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
+        x = torch.arange(6.0 * self.input_dim, dtype=torch.float64).cos().view(2, 3, self.input_dim)
+        one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
+        if [list(t.shape) for t in one] != [[3], [3, 3], [3]]:
+            raise ShapeError(
+                f"mean and kernel must give [N] and [N, N] at [N, {self.input_dim}], got {[list(t.shape) for t in one]}"
+            )
+        for part, alone in zip(("mean", "covariance", "variance"), one, strict=True):
+            try:
+                together = self._call(part, theta, x, x)
+                apart = self._functional(part, theta[1, 0], x[1], x[1])
+            except RuntimeError:
+                return False
+            if (
+                together.shape[:2] != (2, 2)
+                or not torch.allclose(together[0, 0], alone)
+                or not torch.allclose(together[1, 0], apart)
+            ):
+                return False
+        return True

@@ -1,0 +1,120 @@
+"""Folds inside clients, and the two checks of a split: disjointness and a fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.split import assert_disjoint, folds, split_hash
+from pacbayes_fl.errors import DataError
+
+
+def federation(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> ClientBatch:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [(torch.randn(m, 2, generator=generator), torch.randn(m, generator=generator)) for m in sizes]
+    return ClientBatch.pad(rows, [f"c{k}" for k in range(len(sizes))], dtype=dtype, allow_empty=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_folds_are_blocks_that_cover_every_row_once(count: int) -> None:
+    batch = federation(5, 11, 7)
+    number = torch.arange(11.0, dtype=torch.float64).expand(3, -1) * batch.mask  # the row's number as its target
+    batch = replace(batch, y=number)
+    pairs = folds(batch, count)
+    assert len(pairs) == count
+    for k, m in enumerate((5, 11, 7)):
+        held = [test.y[k][test.mask[k]].tolist() for _, test in pairs]
+        assert [row for block in held for row in block] == list(range(m))  # blocks in order: disjoint and complete
+        assert max(map(len, held)) - min(map(len, held)) <= 1 and min(map(len, held)) >= 1
+        for (rest, test), block in zip(pairs, held, strict=True):
+            assert rest.y[k][rest.mask[k]].tolist() == [row for row in range(m) if row not in block]
+            assert torch.equal(test.x[k][test.mask[k]], batch.x[k, [int(row) for row in block]])
+            assert rest.names == test.names == batch.names and rest.ids == test.ids == batch.ids
+    for rest, test in pairs:
+        assert_disjoint(rest, test)
+
+
+@pytest.mark.parametrize("batch", [federation(4, 4, dtype=torch.float32), federation(6)])
+def test_folds_keep_dtypes(batch: ClientBatch) -> None:
+    labels = ClientBatch.pad([(batch.x[0], torch.arange(len(batch.x[0])) % 2)], classes=2, dtype=batch.x.dtype)
+    for given in (batch, labels):
+        for pair in folds(given, 2):
+            assert all(part.x.dtype == given.x.dtype and part.y.dtype == given.y.dtype for part in pair)
+
+
+def test_folds_need_rows_and_two_parts() -> None:
+    with pytest.raises(DataError, match="client 'c1': needs at least 4 rows for 4 folds, has 3"):
+        folds(federation(5, 3), 4)
+    with pytest.raises(DataError, match="needs at least 2 folds, got 1"):
+        folds(federation(5, 3), 1)
+
+
+def test_a_planted_duplicate_is_found() -> None:
+    train, test = federation(4, 6), federation(3, 5, seed=1)
+    assert_disjoint(train, test)
+    test.x[1, 3], test.y[1, 3] = train.x[1, 5], train.y[1, 5]
+    with pytest.raises(DataError, match="client 'c1': test row 3 is also a training row"):
+        assert_disjoint(train, test)
+
+
+def test_what_is_no_duplicate_passes() -> None:
+    train, test = federation(4, 6), federation(3, 5, seed=1)
+    test.x[0, 0], test.y[0, 0] = train.x[1, 0], train.y[1, 0]  # another client's row
+    test.x[0, 1] = train.x[0, 1]  # the same inputs, another target
+    assert_disjoint(train, test)  # and the zeros of padding on both sides are no rows
+    assert_disjoint(train, federation(0, 0))
+
+
+def test_zero_of_either_sign_is_zero() -> None:
+    train, test = federation(2), federation(2, seed=1)
+    train.x[0, 0], train.y[0, 0] = 0.0, 1.0
+    test.x[0, 1], test.y[0, 1] = -0.0, 1.0
+    with pytest.raises(DataError, match="test row 1"):
+        assert_disjoint(train, test)
+
+
+def test_other_clients_or_another_order_are_refused() -> None:
+    train = federation(4, 6)
+    for test in (train.select(torch.tensor([1, 0])), train.select(torch.tensor([0]))):
+        with pytest.raises(DataError, match="same clients"):
+            assert_disjoint(train, test)
+
+
+def test_the_hash_sees_values_names_and_where_each_row_stands() -> None:
+    train, test = federation(4, 6), federation(3, 5, seed=1)
+    base = split_hash(train, test)
+    assert len(base) == 64 and base == split_hash(federation(4, 6), federation(3, 5, seed=1))
+    wider = replace(  # padding is no part of it
+        train,
+        x=torch.nn.functional.pad(train.x, (0, 0, 0, 3)),
+        y=torch.nn.functional.pad(train.y, (0, 3)),
+        mask=torch.nn.functional.pad(train.mask, (0, 3)),
+    )
+    assert split_hash(wider, test) == base
+    rows = [(train.x[k][train.mask[k]], train.y[k][train.mask[k]]) for k in range(2)]
+    last, x, y = (rows[0][0][-1:], rows[0][1][-1:]), *rows[0]
+    moved = [(x[:-1], y[:-1]), (torch.cat((last[0], rows[1][0])), torch.cat((last[1], rows[1][1])))]
+    changed = [
+        split_hash(test, train),
+        split_hash(train),
+        split_hash(ClientBatch.pad(moved, train.names), test),
+        split_hash(ClientBatch.pad([(x.flip(0), y.flip(0)), rows[1]], train.names), test),
+        split_hash(ClientBatch.pad(rows, ["c0", "d1"]), test),
+        split_hash(replace(train, y=train.y + 1e-15 * train.mask), test),
+    ]
+    assert len({base, *changed}) == len(changed) + 1
+
+
+def test_the_hash_does_not_run_names_and_rows_together() -> None:
+    empty = torch.zeros(0, 2)
+    glued = [
+        ClientBatch.pad([(empty, empty[:, 0])] * len(names), names, allow_empty=True) for names in (["ab"], ["a", "b"])
+    ]
+    assert split_hash(glued[0]) != split_hash(glued[1])
+    flat = torch.arange(8.0, dtype=torch.float64)
+    narrow = ClientBatch.pad([(flat.view(4, 2)[:, :1], flat.view(4, 2)[:, 1])])
+    wide = ClientBatch.pad([(flat.view(2, 4)[:, :3], flat.view(2, 4)[:, 3])])
+    assert split_hash(narrow) != split_hash(wide)

@@ -1,0 +1,292 @@
+"""Data sets on disk: the long form, and users' own tables with their faults named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import data_gen
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.split import assert_disjoint
+from pacbayes_fl.errors import DataError
+
+
+def long_form() -> dict[str, np.ndarray[Any, Any]]:
+    """Return three clients in long form, their rows mixed; "late" is new and has no training row."""
+    return {
+        "x": np.arange(18.0).reshape(9, 2),
+        "y": np.arange(9.0) / 10,
+        "client": np.array([0, 1, 0, 2, 0, 1, 1, 2, 0]),
+        "test": np.array([0, 0, 1, 1, 0, 0, 1, 1, 1], dtype=bool),
+        "client_name": np.array(["a", "b", "late"]),
+        "client_new": np.array([False, False, True]),
+        "feature_name": np.array(["sun", "wind"]),
+        "feature_unit": np.array(["W/m2", "m/s"]),
+        "target_name": np.array("power"),
+        "target_unit": np.array("kW"),
+    }
+
+
+def rows_of(batch: ClientBatch, k: int) -> list[float]:
+    return [float(y) for y in batch.y[k][batch.mask[k]]]
+
+
+def test_the_long_form_becomes_groups_of_train_and_test_rows() -> None:
+    dataset = tables.from_arrays(long_form(), {"made": "here"})
+    assert list(dataset.groups) == ["existing", "new"] and dataset.provenance == {"made": "here"}
+    assert dataset.features == (("sun", "W/m2"), ("wind", "m/s")) and dataset.target == ("power", "kW")
+    existing, new = dataset.groups["existing"], dataset.groups["new"]
+    assert existing.train.names == existing.test.names == ("a", "b") and new.train.names == ("late",)
+    assert [rows_of(existing.train, k) for k in (0, 1)] == [[0.0, 0.4], [0.1, 0.5]]
+    assert [rows_of(existing.test, k) for k in (0, 1)] == [[0.2, 0.8], [0.6]]
+    assert rows_of(new.train, 0) == [] and rows_of(new.test, 0) == [0.3, 0.7]
+    assert existing.test.x[0].tolist() == [[4.0, 5.0], [16.0, 17.0]]
+
+
+def test_the_long_form_survives_there_and_back(tmp_path: Path) -> None:
+    dataset = tables.from_arrays(long_form(), {})
+    arrays = tables.to_arrays(dataset)
+    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
+    again = tables.read(tmp_path / "data.npz")
+    assert (again.features, again.target, list(again.groups)) == (dataset.features, dataset.target, ["existing", "new"])
+    assert again.provenance == {"source": "data.npz"}
+    for label, group in dataset.groups.items():
+        for part in ("train", "test"):
+            mine, theirs = getattr(group, part), getattr(again.groups[label], part)
+            assert (mine.ids, mine.names) == (theirs.ids, theirs.names)
+            assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in ("x", "y", "mask"))
+    stable = tables.to_arrays(again)
+    assert set(stable) == set(long_form()) and all(np.array_equal(stable[name], arrays[name]) for name in arrays)
+
+
+def test_a_generated_data_set_reads_as_it_was_made(tmp_path: Path) -> None:
+    made = data_gen.generate("polynomial", clients=3, new_clients=2, samples=4, test_samples=5, seed=1)
+    dataset = tables.read(made.save(tmp_path))
+    assert dataset.target == ("y", "1") and dataset.features == (("x", "1"),)
+    for label, clients in (("existing", range(3)), ("new", range(3, 5))):
+        group = dataset.groups[label]
+        assert_disjoint(group.train, group.test)
+        for k, client in enumerate(clients):
+            assert group.train.names[k] == made.client_name[client]
+            for batch, test in ((group.train, False), (group.test, True)):
+                at = made.rows(client, test=test)
+                np.testing.assert_array_equal(batch.x[k][batch.mask[k]].numpy(), made.x[at])
+                np.testing.assert_array_equal(batch.y[k][batch.mask[k]].numpy(), made.y[at])
+    direct = tables.from_arrays(made.arrays, made.manifest)
+    assert torch.equal(direct.groups["new"].test.x, dataset.groups["new"].test.x)
+    assert direct.provenance["name"] == "polynomial"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("test", None, "array 'test' is missing"),
+        ("target_unit", None, "array 'target_unit' is missing"),
+        ("x", np.arange(9.0), r"array 'x' must be \[R=9, d\], got \[9\]"),
+        ("y", np.arange(8.0), r"array 'y' must be \[R=9\], got \[8\]"),
+        ("test", np.zeros((9, 1), dtype=bool), r"array 'test' must be \[R=9\], got \[9, 1\]"),
+        ("client_new", np.zeros(2, dtype=bool), r"array 'client_new' must be \[C=3\], got \[2\]"),
+        ("feature_unit", np.array(["m"]), r"array 'feature_unit' must be \[d=2\], got \[1\]"),
+        ("client", np.array([0, 1, 0, 2, 0, 1, 1, 2, 3]), r"array 'client' must hold whole numbers in 0\.\.2"),
+        ("client", np.array([0, 1, 0, 2, 0, 1, 1, 2, -1]), "array 'client'"),
+        ("client", np.array([0, 1, 0, 2, 0, 1, 1, 2, 0.5]), "array 'client'"),
+        ("client_name", np.array(["a", "b", "a"]), "client 'a': its name is used twice"),
+        ("x", np.full((9, 2), "sunny"), "arrays 'x' and 'y' must hold numbers"),
+        ("y", np.full(9, np.nan), "client 'a': y has 2 non-finite values"),
+        ("client_new", np.ones(3, dtype=bool), "there is no existing client"),
+        ("client_new", np.zeros(3, dtype=bool), "client 'late': has no training samples"),
+        ("test", np.zeros(9, dtype=bool), "client 'a': has no test samples"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(name: str, value: np.ndarray[Any, Any] | None, message: str) -> None:
+    arrays = long_form()
+    if value is None:
+        del arrays[name]
+    else:
+        arrays[name] = value
+    with pytest.raises(DataError, match=message):
+        tables.from_arrays(arrays, {})
+
+
+def test_npz_runs_no_code_and_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    hidden = long_form() | {"target_name": np.array([print], dtype=object)}
+    np.savez(path, **hidden)
+    with pytest.raises(DataError, match=r"data.npz cannot be read: .*allow_pickle"):
+        tables.read(path)
+    np.savez(path, **long_form())  # type: ignore[arg-type]
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"no archive"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"data\.npz is not an \.npz archive"):
+            tables.read(path)
+    middle = whole.index(np.arange(18.0).tobytes()) + 20
+    path.write_bytes(whole[:middle] + b"\xff" + whole[middle + 1 :])
+    with pytest.raises(DataError, match=r"data\.npz cannot be read"):
+        tables.read(path)
+    with pytest.raises(DataError, match="there is no file"):
+        tables.read(tmp_path / "none.npz")
+
+
+CSV = """client,sun,y,wind,split,group
+a,1.0,10,0.5,train,existing
+b,2.0,20,0.25,train,existing
+a,3.0,30,-1,test,existing
+late,4e0,40,1e-3,test,new
+b,5.0,50,+6,test,existing
+a,6.0,60,7,train,existing
+"""
+
+
+def write(folder: Path, text: str, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def without(text: str, *dropped: str) -> str:
+    lines = [line.split(",") for line in text.splitlines()]
+    kept = [i for i, name in enumerate(lines[0]) if name not in dropped]
+    return "".join(",".join(line[i] for i in kept) + "\n" for line in lines)
+
+
+def test_a_table_is_cut_by_client_split_and_group(tmp_path: Path) -> None:
+    path = write(tmp_path, CSV)
+    table = tables.read_table(path)
+    assert table.features == ("sun", "wind") and table.new == ("late",) and list(table.clients) == ["a", "b", "late"]
+    assert table.clients["a"][0].tolist() == [[1.0, 0.5], [3.0, -1.0], [6.0, 7.0]]
+    assert table.clients["a"][1].tolist() == [10.0, 30.0, 60.0]
+    assert table.split is not None and table.split["a"].tolist() == [False, True, False]
+    dataset = tables.read(path)
+    assert rows_of(dataset.groups["existing"].train, 0) == [10.0, 60.0]
+    assert rows_of(dataset.groups["existing"].test, 1) == [50.0]
+    assert rows_of(dataset.groups["new"].test, 0) == [40.0] and not dataset.groups["new"].train.mask.any()
+    assert dataset.provenance == {"source": "table.csv", "test_rows": "column split"}
+    assert dataset.target == ("y", "") and [column.name for column in dataset.features] == ["sun", "wind"]
+
+
+def test_columns_have_the_names_and_the_order_asked_for(tmp_path: Path) -> None:
+    text = without(CSV, "split", "group").replace("client,", "house,").replace(",y,", ",power,")
+    table = tables.read_table(write(tmp_path, text), "house", "power", ["wind", "sun"])
+    assert table.features == ("wind", "sun") and table.clients["b"][0].tolist() == [[0.25, 2.0], [6.0, 5.0]]
+    assert table.split is None and table.new == ()
+    some = tables.read_table(write(tmp_path, text), "house", "power", ["wind"])
+    assert some.clients["b"][0].tolist() == [[0.25], [6.0]]
+
+
+def test_a_table_to_predict_on_needs_no_target_and_no_client(tmp_path: Path) -> None:
+    path = write(tmp_path, without(CSV, "y", "client", "split", "group"))
+    table = tables.read_table(path, need_target=False, default_client="house_07")
+    assert list(table.clients) == ["house_07"]
+    x, y = table.clients["house_07"]
+    assert x.shape == (6, 2) and y.isnan().all()
+    with pytest.raises(DataError, match=r"has no column 'y' \(it has sun, wind, client\)"):
+        tables.read_table(path, default_client="house_07")
+
+
+def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
+    _, y = tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,"))).clients["a"]
+    assert y[0] == 10 and y[1].isnan() and y[2] == 60
+
+
+@pytest.mark.parametrize(("share", "held"), [(0.25, (1, 2)), (0.5, (1, 5)), (0.01, (1, 1)), (0.99, (1, 9))])
+def test_without_a_split_the_last_rows_are_held_out(tmp_path: Path, share: float, held: tuple[int, int]) -> None:
+    lines = [f"a,{i},{i}\n" for i in range(2)] + [f"b,{i},{i}\n" for i in range(10)]
+    dataset = tables.read(write(tmp_path, "client,x,y\n" + "".join(lines)), test_share=share)
+    group = dataset.groups["existing"]
+    for k, (m, count) in enumerate(zip((2, 10), held, strict=True)):
+        at = m - count
+        assert rows_of(group.train, k) == list(range(at)) and rows_of(group.test, k) == list(range(at, m))
+    assert dataset.provenance["test_rows"] == f"last {share:g} of each client"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda text: text.replace("client", "house"),
+            r"table.csv has no column 'client' \(it has house, sun, y, wind",
+        ),
+        (lambda text: without(text, "y"), "has no column 'y'"),
+        (lambda text: without(text, "sun", "wind"), "has no feature columns"),
+        (lambda text: text.splitlines()[0] + "\n", "has no rows"),
+        (lambda text: "", "has no column 'client'"),
+        (lambda text: text.replace("3.0,30", "cloudy,30"), "line 4, column 'sun': 'cloudy' is not a number"),
+        (lambda text: text.replace(",-1,", ",,"), "line 4, column 'wind': '' is not a number"),
+        (lambda text: text.replace("3.0,30", "3.0,none"), "line 4, column 'y': 'none' is not a number"),
+        (lambda text: text.replace("1.0,10", "1.0,").replace("5.0,50", "5.0,x"), "line 6, column 'y': 'x'"),
+        (lambda text: text.replace("\nb,2.0", "\n\n\nb,2.0").replace("5.0,", "o,"), "line 8, column 'sun': 'o'"),
+        (lambda text: text.replace("3.0,30", "3.0,30,30"), "line 4: expected 6 values"),
+        (lambda text: text.replace("3.0,30,", "3.0,"), "line 4: expected 6 values"),
+        (lambda text: text.replace("sun", "wind"), "has two columns 'wind'"),
+        (lambda text: text.replace("-1,test", "-1,Test"), "line 4: split must be 'train' or 'test', got 'Test'"),
+        (lambda text: text.replace("test,new", "test,fresh"), "line 5: group must be 'existing' or 'new', got 'fresh'"),
+        (
+            lambda text: text.replace("6,test,existing", "6,test,new"),
+            "client 'b': is marked both as existing and as new",
+        ),
+        (lambda text: text.replace("existing", "new"), "has no existing client"),
+        (lambda text: text.replace("test", "train"), "client 'a': has no test samples"),
+        (lambda text: text.replace("train", "test"), "client 'a': has no training samples"),
+        (lambda text: text.replace("1.0,10", "nan,10"), r"client 'a': x has 1 non-finite value \(row 0; column 0\)"),
+        (lambda text: text.replace("1.0,10", "1.0,"), r"client 'a': y has 1 non-finite value \(row 0\)"),
+    ],
+)
+def test_faults_of_a_table_are_named(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
+    changed = change(CSV)
+    assert changed != CSV
+    with pytest.raises(DataError, match=message):
+        tables.read(write(tmp_path, changed))
+
+
+def test_a_share_must_leave_something_on_both_sides(tmp_path: Path) -> None:
+    path = write(tmp_path, without(CSV, "split"))
+    for share in (0.0, 1.0, -0.5):
+        with pytest.raises(DataError, match="test_share must be between 0 and 1"):
+            tables.read(path, test_share=share)
+    with pytest.raises(DataError, match="client 'late': has no test samples"):
+        tables.read(path)
+    assert tables.read(write(tmp_path, CSV), test_share=0.0).groups  # the column decides
+
+
+def test_a_mark_of_excel_is_no_part_of_a_name(tmp_path: Path) -> None:
+    assert tables.read_table(write(tmp_path, "\ufeff" + CSV)).features == ("sun", "wind")
+    (tmp_path / "latin.csv").write_bytes("client,x,y\nZürich,1,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.csv is not a CSV table in UTF-8"):
+        tables.read(tmp_path / "latin.csv")
+
+
+def test_client_names_are_words_even_when_they_look_like_numbers(tmp_path: Path) -> None:
+    table = tables.read_table(write(tmp_path, 'client,x,y\n007,1,2\n"7",1,2\n"a,b",1,2\n'))
+    assert list(table.clients) == ["007", "7", "a,b"]
+
+
+def test_parquet_reads_as_the_same_table(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    header, *lines = [line.split(",") for line in CSV.splitlines()]
+    columns: dict[str, list[Any]] = dict(zip(header, map(list, zip(*lines, strict=True)), strict=True))
+    for name in ("sun", "wind", "y"):
+        columns[name] = [float(value) for value in columns[name]]
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    mine, theirs = tables.read(tmp_path / "table.parquet"), tables.read(write(tmp_path, CSV))
+    assert list(mine.groups) == list(theirs.groups) and mine.features == theirs.features
+    for label, group in mine.groups.items():
+        assert (
+            torch.equal(group.train.x, theirs.groups[label].train.x)
+            and group.train.ids == theirs.groups[label].train.ids
+        )
+        assert torch.equal(group.test.y, theirs.groups[label].test.y)
+    columns["sun"][2] = None
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    with pytest.raises(DataError, match="row 2, column 'sun': None is not a number"):
+        tables.read(tmp_path / "table.parquet")
+    (tmp_path / "table.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match=r"table.parquet is not a Parquet table"):
+        tables.read(tmp_path / "table.parquet")

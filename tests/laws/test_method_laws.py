@@ -1,0 +1,224 @@
+"""Laws of every method: a client's part depends on that client alone, and nothing is left behind or changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gpytorch
+import linear_operator
+import numpy as np
+import pyro
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import engine, wire
+from tests.laws.cases import ALL, DIMENSIONS, FEDERATED, Case, Scene, assert_close, bits, identified, scene, strangers
+
+SEED_OF_STRANGERS = 5
+
+every_federated = pytest.mark.parametrize("case", FEDERATED, ids=str)
+every_method = pytest.mark.parametrize("case", ALL, ids=str)
+both_dimensions = pytest.mark.parametrize("d", DIMENSIONS)
+
+
+def widen(batch: ClientBatch, columns: int = 3) -> ClientBatch:
+    """Add padding."""
+    more = [torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, columns)) for t in (batch.x, batch.y, batch.mask)]
+    return replace(batch, x=more[0], y=more[1], mask=more[2])
+
+
+Part = tuple[list[int], Callable[[ClientBatch], ClientBatch]]
+
+
+def unchanged(batch: ClientBatch) -> ClientBatch:
+    return batch
+
+
+# How the same clients may come to a method: calls of some positions, each with padding cut or added.
+ARRANGEMENTS: dict[str, Callable[[int], list[Part]]] = {
+    "one by one": lambda k: [([i], ClientBatch.trim) for i in range(k)],
+    "padded": lambda k: [(list(range(k)), widen)],
+    "permuted": lambda k: [(list(range(k))[::-1], unchanged)],
+    "in two calls": lambda k: [([1, 2], unchanged), ([i for i in range(k) if i not in (1, 2)], ClientBatch.trim)],
+    "without the others": lambda k: [([2, 0], unchanged)],
+}
+arranged = pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS.keys())
+
+
+def play(s: Scene, part: Part) -> tuple[Any, Any]:
+    index = torch.tensor(part[0])
+    rows = part[1](s.batch.select(index))
+    return s.method.client(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids))
+
+
+@every_federated
+@both_dimensions
+@arranged
+def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
+    s = scene(case, d)
+    update, after = play(s, (list(range(s.batch.clients)), unchanged))
+    assert tensors.finite(update).all()
+    server = s.method.server(s.server, s.method.reduce(update), s.batch.clients)
+    parts = arrangement(s.batch.clients)
+    played = [play(s, part) for part in parts]
+    for (positions, _), (part_update, part_after) in zip(parts, played, strict=True):
+        assert_close(part_update, tensors.select(update, torch.tensor(positions)))
+        assert_close(part_after, tensors.select(after, torch.tensor(positions)))
+    if sum(len(positions) for positions, _ in parts) == s.batch.clients:
+        joined = tensors.cat([s.method.reduce(part_update) for part_update, _ in played])
+        same = s.method.server(s.server, joined, s.batch.clients)
+        assert_close(identified(s.method, same), identified(s.method, server))
+
+
+@every_method
+@both_dimensions
+@arranged
+def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
+    s = scene(case, d)
+    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(s.batch.clients, -1, d)
+
+    def predict(part: Part) -> dict[str, torch.Tensor]:
+        index = torch.tensor(part[0])
+        rows = part[1](s.batch.select(index))
+        posterior = s.method.personalise(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
+        predictive = posterior.predict(x[index])
+        log_prob = predictive.log_prob(x[index, :, 0])
+        return {"mean": predictive.mean, "variance": predictive.variance, "log_prob": log_prob}
+
+    whole = predict((list(range(s.batch.clients)), unchanged))
+    for part in arrangement(s.batch.clients):
+        assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
+
+
+@every_federated
+@both_dimensions
+def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
+    s = scene(case, d)
+    plan = replace(s.plan, rounds=3)
+    ((_, state),) = engine.rounds(s.method, s.batch, plan, engine.FederationState(s.server, s.clients, 2))
+    message, replies = wire.flatten(s.message), {}
+    expected = tensors.select(play(s, (list(range(s.batch.clients)), unchanged))[0], torch.tensor([0]))
+    for k, name in enumerate(s.batch.names):
+        kept = wire.flatten(tensors.select(s.clients, torch.tensor([k])))
+        config: wire.RoundConfig = {"seed": plan.seed, "round": 3, "noise": plan.noise}
+        replies[name], new = wire.handle_train(
+            s.method, message, config, kept, s.batch.select(torch.tensor([k])).trim()
+        )
+        assert_close(new, tensors.leaves(tensors.select(state.clients, torch.tensor([k]))))
+    server = s.method.server(s.server, wire.collect(expected, replies), s.batch.clients)
+    assert_close(identified(s.method, server), identified(s.method, state.server))
+
+
+@every_method
+@both_dimensions
+def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None:
+    s = scene(case, d)
+    again = engine.run_rounds(s.method, s.batch, s.plan)
+    assert bits(again.server) == bits(s.server)
+    assert bits(again.clients) == bits(s.clients)
+
+
+@every_method
+@both_dimensions
+def test_inputs_are_left_as_they_are(case: Case, d: int) -> None:
+    s = scene(case, d)
+    inputs = {
+        "server": s.server,
+        "clients": s.clients,
+        "message": s.message,
+        "rows": {"x": s.batch.x, "y": s.batch.y, "mask": s.batch.mask},
+    }
+    before = bits(inputs)
+    update, after = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
+    inputs |= {"update": update, "after": after}
+    before |= bits({"update": update, "after": after})
+    s.method.report(s.method.server(s.server, s.method.reduce(update), s.batch.clients), update)
+    s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
+    assert bits(inputs) == before
+
+
+def world() -> dict[str, Any]:
+    """Return what everybody in a process shares."""
+    settings = {
+        f"{module.__name__}.{name}.{key}": repr(value)
+        for module in (gpytorch.settings, linear_operator.settings)
+        for name, cls in vars(module).items()
+        if isinstance(cls, type)
+        for key, value in vars(cls).items()
+        if key.startswith("_") and isinstance(value, bool | int | float | str | None)
+    }
+    assert any("debug" in name for name in settings)
+    return settings | {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": repr(np.random.get_state()),  # noqa: NPY002
+        "python": random.getstate(),
+        "dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "pyro": sorted(pyro.get_param_store().keys()),
+    }
+
+
+@every_method
+@both_dimensions
+def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
+    before = world()
+    s = scene.__wrapped__(case, d)
+    s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
+    engine.join(s.method, s.server, strangers(d), SEED_OF_STRANGERS)
+    assert world() == before
+    assert not pyro.get_param_store().keys()
+
+
+@every_method
+@both_dimensions
+def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
+    s = scene(case, d)
+    start = engine.start(s.method, s.batch, s.plan)
+    for tree in (s.server, s.clients, s.message, start.server, start.clients):
+        back = tensors.unleaves(tree, wire.flatten(tree))
+        assert type(back) is type(tree)
+        assert bits(back) == bits(tree)
+    if s.method.federated:  # a checkpoint is read back into the form of the start
+        assert bits(tensors.unleaves(start.server, wire.flatten(s.server))) == bits(s.server)
+        assert bits(tensors.unleaves(start.clients, wire.flatten(s.clients))) == bits(s.clients)
+
+
+@every_method
+@both_dimensions
+def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
+    s = scene(case, d)
+    update, after = play(s, (list(range(s.batch.clients)), unchanged))
+    assert {len(leaf) for leaf in tensors.leaves({"update": update, "after": after}).values()} == {s.batch.clients}
+    weight = tensors.leaves(update)["weight"]
+    assert weight.shape == (s.batch.clients,) and (weight > 0).all()
+
+
+@every_method
+@both_dimensions
+def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
+    s, new = scene(case, d), strangers(d)
+    predictive = engine.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x)
+    got = {"mean": predictive.mean, "variance": predictive.variance}
+    assert predictive.mean.shape == new.y.shape
+    assert tensors.finite(got).all() and (predictive.variance > 0).all()
+    alone = new.select(torch.tensor([1])).trim()
+    again = engine.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:])
+    assert_close({"mean": again.mean, "variance": again.variance}, tensors.select(got, torch.tensor([1])))
+
+
+@every_federated
+@both_dimensions
+@pytest.mark.parametrize("cut", [{"chunk": 1}, {"chunk": 2**40}, {"waste": 1.0}, {"waste": 10.0}], ids=str)
+def test_how_the_engine_cuts_clients_into_calls_changes_nothing(case: Case, d: int, cut: dict[str, Any]) -> None:
+    s = scene(case, d)
+    state = engine.run_rounds(s.method, s.batch, replace(s.plan, **cut))
+    assert_close(identified(s.method, state.server), identified(s.method, s.server), 1e-12)
+    assert_close(state.clients, s.clients, 1e-12)
+    personal = engine.personalise(s.method, state, s.batch, replace(s.plan, **cut))
+    assert sorted(torch.cat([index for index, _ in personal]).tolist()) == list(range(s.batch.clients))

@@ -1,0 +1,58 @@
+"""The noise and its raw parameter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
+
+
+@pytest.mark.parametrize(
+    ("value", "raw"),
+    [
+        (0.1, -2.2521684610440906),
+        (0.31326168751822286, -1.0),
+        (0.04858735157374206, -3.0),
+        (math.log(2), 0.0),
+        (4.1399376e-08, -17.0),
+        (1e-30, math.log(1e-30)),
+        (800.0, 800.0),  # exp(800) overflows
+    ],
+)
+def test_inverse_softplus_inverts(value: float, raw: float) -> None:
+    assert inverse_softplus(value) == pytest.approx(raw, rel=1e-8, abs=1e-14)
+    back = torch.nn.functional.softplus(torch.tensor(inverse_softplus(value), dtype=torch.float64))
+    assert float(back) == pytest.approx(value, rel=1e-8)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_nothing_not_positive_has_an_inverse(value: float) -> None:
+    with pytest.raises(ValueError, match=r"math domain|positive"):
+        inverse_softplus(value)
+
+
+def test_the_centre_of_the_hyper_prior_is_the_paper_s_noise() -> None:
+    raw = torch.tensor([inverse_softplus(NOISE_STD)], dtype=torch.float64)
+    assert float(gaussian_noise(raw)) == pytest.approx(0.16, rel=1e-14)  # a variance, not a standard deviation
+
+
+@pytest.mark.parametrize(("dtype", "floor"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
+def test_the_noise_has_a_floor_by_precision(dtype: torch.dtype, floor: float) -> None:
+    raw = torch.tensor([[-200.0, -12.0], [0.0, 3.0]], dtype=dtype)
+    variance = gaussian_noise(raw)
+    assert variance.shape == (2, 2) and variance.dtype == dtype
+    assert variance[0].tolist() == pytest.approx([floor, floor], rel=1e-6)
+    assert variance[1].tolist() == pytest.approx([math.log(2) ** 2, math.log1p(math.exp(3)) ** 2], rel=1e-6)
+    assert gaussian_noise(torch.tensor([torch.nan], dtype=dtype)).isnan().all()  # a fault is not hidden
+
+
+def test_the_gradient_is_the_chain_rule_above_the_floor() -> None:
+    raw = torch.tensor([-1.5, 0.2, 30.0], dtype=torch.float64, requires_grad=True)
+    gaussian_noise(raw).sum().backward()
+    plain = raw.detach()
+    expected = 2 * torch.log1p(plain.exp()) * torch.sigmoid(plain)
+    assert raw.grad is not None
+    torch.testing.assert_close(raw.grad, expected, rtol=1e-12, atol=0)

@@ -1,0 +1,501 @@
+"""The command line: every command's happy path, its exit codes, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from pacbayes_fl import cli, plots, results, study, tune
+from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.results import nested_bootstrap
+from pacbayes_fl.study_file import Study
+from tests.tiny import ROUNDS, TABLE, assert_same_results, rows, tiny, write_csv, write_study
+
+COMMANDS = ("run", "compare", "tune", "list", "show", "plot", "join", "predict")
+NAN = float("nan")
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command in an empty folder that holds tiny.toml."""
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+
+    def run(*arguments: object) -> Answer:
+        capsys.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Answer(code, out, err)
+
+    return run
+
+
+def assert_one_line(answer: Answer, *fragments: str) -> None:
+    """Check that a command failed in a named way: one line, with all that it should say."""
+    assert answer.code == 1
+    assert answer.out == ""
+    assert answer.err.startswith("pacbayes-fl: ") and answer.err.count("\n") == 1 and answer.err.endswith("\n")
+    for fragment in fragments:
+        assert fragment in answer.err
+
+
+# usage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)])
+def test_help_is_no_failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*arguments, "-h"])
+    out = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "usage: pacbayes-fl" in out and "%%" not in out
+    assert all(name in out for name in ([] if arguments else COMMANDS))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["train"],
+        ["run"],
+        ["run", "tiny.toml", "--rounds", "many"],
+        ["run", "tiny.toml", "--device", "gpu"],
+        ["list", "bugs"],
+        ["predict", "run"],
+        ["tune", "tiny.toml", "--score", "crps"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+    assert "pacbayes-fl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["methods", "data", "studies", "bounds"])
+def test_list(call: Call, what: str) -> None:
+    code, out, err = call("list", what)
+    assert (code, err) == (0, "")
+    first = [line.split()[0] for line in out.splitlines()]
+    if what == "methods":
+        assert first == list(METHODS)
+    assert len(first) == len(set(first)) > 0 and all(len(line.split()) > 1 for line in out.splitlines())
+
+
+# run ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_the_table_and_writes_the_folder(call: Call, finished: Path, tmp_path: Path) -> None:
+    code, out, err = call("run", "tiny.toml", "--out", "here")
+    assert code == 0
+    assert_same_results(tmp_path / "here", finished)
+    title, header, existing, new, folder = out.splitlines()
+    assert title == "tiny, pac-pfl, seed 3: mean over clients [95 % interval] median"
+    assert header.split() == ["group", "clients", "rsmse", "ce", "nlpd", "crps", "rmse_raw"]
+    assert folder == "run folder: here"
+    summary = json.loads((finished / "metrics.json").read_text())["groups"]
+    for line, group in ((existing, "existing"), (new, "new")):
+        words = line.split()
+        assert words[:2] == [group, str(summary[group]["n_clients"])]
+        entry = summary[group]["rsmse"]
+        assert words[2:6] == [
+            f"{entry['mean']:.3f}",
+            f"[{entry['interval'][0]:.3f},",
+            f"{entry['interval'][1]:.3f}]",
+            f"{entry['median']:.3f}",
+        ]
+    lines = err.splitlines()
+    assert lines[0].startswith("preset recommended; differs from paper in: method.particles=2 (paper 4), ")
+    assert len(lines) == 1 + ROUNDS  # no terminal: plain lines, here one a round
+    assert lines[1].startswith("pac-pfl on tiny: 1/12 rsmse 1.") and "log_evidence -" in lines[1]
+    assert "\x1b" not in err and lines[-1].startswith("pac-pfl on tiny: 12/12 ")
+
+
+def test_quiet_prints_results_only(call: Call, finished: Path) -> None:
+    code, out, err = call("run", "tiny.toml", "--out", "here", "--quiet")
+    assert (code, err) == (0, "")
+    assert out == call("show", finished).out + "run folder: here\n"
+
+
+def test_a_terminal_gets_a_bar(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, out, err = call("run", "tiny.toml", "--out", "here")
+    assert code == 0 and "12/12" in err and "rsmse 1." in err
+    assert "12/12" not in out
+
+
+def test_options_are_assignments_and_a_preset_says_that_it_is_the_papers(call: Call, tmp_path: Path) -> None:
+    arguments = ("--seed", 9, "--rounds", 2, "--device", "cpu", "--set", "method.preset=paper", "--set", "name=x")
+    code, _, err = call("run", "tiny.toml", "--out", "here", *arguments, "--set", "method.particles=4")
+    got = Study.from_toml(tmp_path / "here" / "study.toml")
+    assert (code, got.seed, got.federation.rounds, got.method.preset, got.name) == (0, 9, 2, "paper", "x")
+    assert err.splitlines()[0] == (
+        "preset paper; differs from paper in: model.mean_widths=[4] (paper [32, 32]), "
+        "model.kernel_widths=[4] (paper [32, 32]), federation.rounds=2 (paper 1000)"
+    )
+    sets = ("method.name=ridge", "model.mean_widths=[32, 32]", "model.kernel_widths=[32, 32]", "federation.rounds=400")
+    bare = call("run", "tiny.toml", "--out", "bare", *(part for one in sets for part in ("--set", one)))
+    assert bare.err.splitlines()[0] == "preset recommended; differs from paper in: nothing"
+
+
+def test_the_default_folder_is_a_fresh_one_and_resume_takes_the_last(call: Call, tmp_path: Path) -> None:
+    arguments = ("run", "tiny.toml", "--quiet", "--set", "method.name=ridge")
+    places = [call(*arguments).out.splitlines()[-1] for _ in range(3)]
+    assert places == [f"run folder: runs/tiny-ridge-seed3{end}" for end in ("", "-2", "-3")]
+    assert call(*arguments, "--resume").out.splitlines()[-1] == places[-1]
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_a_stopped_run_is_exit_code_130_and_goes_on(
+    call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = results.append_round
+
+    def stop(folder: Path, record: results.RoundRecord) -> None:
+        real(folder, record)
+        if record.round == 5:
+            os.kill(os.getpid(), 2)
+
+    monkeypatch.setattr(results, "append_round", stop)
+    code, out, err = call("run", "tiny.toml", "--out", "here", "--quiet")
+    assert (code, out, err) == (130, "", "pacbayes-fl: stopped; go on with --resume\n")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("run", "tiny.toml", "--out", "here", "--resume")
+    assert code == 0 and "pac-pfl on tiny: 6/12" in err and "5/12" not in err
+    assert_same_results(tmp_path / "here", finished)
+
+
+def test_what_a_run_refuses(call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = ("--quiet", "--out", "new")
+    assert_one_line(call("run", "tiny.tom", *quiet), "there is no study 'tiny.tom'")
+    assert_one_line(call("run", "polynomail", *quiet), "there is no study 'polynomail' (did you mean 'polynomial'?)")
+    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "method.tua=1"), "tiny.toml [method]: unknown key 'tua'",
+                    "(did you mean 'tau'?)")  # fmt: skip
+    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "method=ridge"), "method must be a table, got 'ridge'")
+    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "seed"), "--set takes KEY=VALUE, got 'seed'")
+    assert_one_line(call("run", "tiny.toml", *quiet, "--seed", "-1"), "seed must be a whole number")
+    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "federation.checkpoint_every=0"), "checkpoint_every")
+    assert_one_line(call("run", "tiny.toml", *quiet, "--set", "method.name=persistence"), "persistence needs a feature")
+    (tmp_path / "bad.toml").write_text("[model\n")
+    assert_one_line(call("run", "bad.toml", *quiet), "bad.toml is not TOML")
+    monkeypatch.delenv("PACBAYES_FL_DATA", raising=False)
+    assert_one_line(call("run", "pv-ew-150-bern", *quiet), "PACBAYES_FL_DATA is not set", "(export PACBAYES_FL_DATA=")
+    assert_one_line(call("run", "tiny.toml", "--quiet", "--out", finished), "holds a run already (go on with --resume")
+    assert_one_line(call("run", "tiny.toml", "--quiet", "--out", "tiny.toml"), "tiny.toml: File exists")
+    resumed = ("run", "tiny.toml", "--quiet", "--out", finished, "--resume", "--set")
+    assert_one_line(call(*resumed, "method.rate=0.5"), "method.rate: saved 0.01, now 0.5", "(set the values back")
+    assert_one_line(call(*resumed, "federation.rounds=5"), "has finished round 12, and rounds is 5")
+    with checkpoint.RunLock(tmp_path / "taken"):
+        assert_one_line(call("run", "tiny.toml", "--quiet", "--out", "taken"), f"in use by pid {os.getpid()}")
+
+
+def test_what_a_run_refuses_of_a_table(call: Call, tmp_path: Path) -> None:
+    table = rows()
+    path = tmp_path / "rows.csv"
+
+    def run(changed: list[dict[str, Any]], *sets: str) -> Answer:
+        write_csv(path, changed)
+        write_study(tmp_path, TABLE | {"data": {"source": str(path)}})
+        return call("run", "tiny.toml", "--quiet", "--out", "new", *(part for one in sets for part in ("--set", one)))
+
+    assert_one_line(run(table, "data.client=house"), "has no column 'house' (it has client, lag_1, wind, y,")
+    assert_one_line(run(table, "data.target=power"), "has no column 'power'")
+    nan = [row | {"wind": "nan"} if i in (10, 12) else row for i, row in enumerate(table)]
+    assert_one_line(run(nan), "client 'existing_1': x has 2 non-finite values (rows 1, 3; column 1)")
+    word = [row | {"wind": "calm"} if i == 4 else row for i, row in enumerate(table)]
+    assert_one_line(run(word), "line 6, column 'wind': 'calm' is not a number")
+    empty = [row | {"split": "test"} if row["client"] == "existing_2" else row for row in table]
+    assert_one_line(run(empty), "client 'existing_2': has no training samples", "(drop it, or let it join")
+    blind = [row | {"y": NAN} if i == 0 else row for i, row in enumerate(table)]
+    assert_one_line(run(blind), "client 'existing_0': y has 1 non-finite value (row 0)")
+    assert_one_line(run([row for row in table if row["group"] == "new"]), "has no existing client")
+    assert_one_line(run(table, "data.source=other.csv"), "there is no file other.csv")
+    assert not any((tmp_path / "new").glob("*.toml"))
+
+
+def test_a_damaged_checkpoint_is_said_and_passed_over(call: Call, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    newest, older = (folder / "checkpoints" / f"round_{n:06d}" / "state.safetensors" for n in (12, 8))
+    newest.write_bytes(newest.read_bytes()[:-3])
+    code, _, err = call("run", "tiny.toml", "--out", "run", "--resume")
+    assert code == 0 and "warning: state.safetensors of round 12 is damaged; using round 8\n" in err
+    assert_same_results(folder, finished)
+    newest.write_bytes(b"")
+    older.unlink()
+    answer = call("run", "tiny.toml", "--out", "run", "--resume", "--quiet")
+    assert_one_line(
+        answer, "state.safetensors of round 12 is damaged; state.safetensors of round 8 is missing", "(start"
+    )
+    assert_one_line(call("predict", "run", "--client", "poly_00", "--data", "x.csv"), "no round in ", " is intact")
+
+
+# show and plot --------------------------------------------------------------------------------------------------
+
+
+def test_show(call: Call, finished: Path) -> None:
+    code, out, err = call("show", finished)
+    assert (code, err, len(out.splitlines())) == (0, "", 4)
+    code, out, _ = call("show", finished, "--json")
+    assert code == 0 and json.loads(out) == json.loads((finished / "metrics.json").read_text())
+
+
+def test_show_survives_numbers_that_are_none_and_columns_that_are_wide(call: Call, tmp_path: Path) -> None:
+    values = ({"rsmse": float("inf"), "ce": NAN, "rmse_raw": 123456.7}, {"rsmse": 1.0, "ce": NAN, "rmse_raw": 987654.3})
+    clients = tuple(results.ClientRow(k, f"c{k}", "existing", 3, one) for k, one in enumerate(values))
+    results.Result("s", "m", 0, "regression", clients=clients).save(tmp_path / "run")
+    code, out, _ = call("show", "run")
+    words = out.splitlines()[2].split()
+    assert code == 0
+    assert words == [
+        "existing",
+        "2",
+        "-",
+        "[-,",
+        "-]",
+        "-",
+        "-",
+        "555555.500",
+        "[123456.700,",
+        "987654.300]",
+        "555555.500",
+    ]
+
+
+def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "moved")
+    code, out, err = call("plot", "moved", "--clients", "poly_01,new_poly_00")
+    assert (code, err) == (0, "")
+    names = {
+        f"{name}.{end}" for name in ("learning", "clients", "calibration", "predictions") for end in ("png", "svg")
+    }
+    assert (
+        {Path(line).name for line in out.splitlines()}
+        == names
+        == {p.name for p in (tmp_path / "moved/figures").iterdir()}
+    )
+    assert (tmp_path / "moved/figures/learning.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "moved/figures/predictions.svg").read_text()
+    assert_one_line(call("plot", "moved", "--clients", "nobody", "--quiet")._replace(out=""), "nobody")
+
+
+def test_plot_of_several_runs_compares_them(
+    call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "save_all", lambda *_, **__: [])  # each run's own figures, drawn above
+    shutil.copytree(finished, tmp_path / "one")
+    call("run", "tiny.toml", "--out", "two", "--set", "method.particles=3", "--quiet")
+    code, out, _ = call("plot", "one", "two")
+    assert code == 0
+    assert [str(Path(line)) for line in out.splitlines()[-4:]] == [
+        f"figures/{name}.{end}" for name in ("box_plots", "particles") for end in ("png", "svg")
+    ]
+    assert (tmp_path / "figures" / "particles.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "predict", "join"])
+def test_a_folder_that_is_no_run_is_refused(call: Call, command: str) -> None:
+    more = {"predict": ["--client", "a", "--data", "a.csv"], "join": ["--data", "a.csv"]}.get(command, [])
+    assert_one_line(call(command, ".", *more), "run folder", "missing")
+
+
+# join and predict -----------------------------------------------------------------------------------------------
+
+
+def test_predict_gives_what_the_run_reported(call: Call, finished: Path, tmp_path: Path) -> None:
+    flat = results.load(finished).predictions
+    for client, group, k in (("poly_02", "existing", 2), ("new_poly_01", "new", 1)):
+        write_csv(tmp_path / "ask.csv", [{"client": client, "x": x} for x in flat[f"{group}.x_test"][k, :, 0].tolist()])
+        code, out, err = call("predict", finished, "--client", client, "--data", "ask.csv", "--json")
+        assert (code, err) == (0, "")
+        got = json.loads(out)
+        assert list(got) == [client]
+        for name in ("mean", "std", "lower", "upper"):
+            assert got[client][name] == pytest.approx(flat[f"{group}.{name}"][k].tolist(), rel=1e-9, abs=1e-12)
+        _, out, _ = call("predict", finished, "--client", client, "--data", "ask.csv")
+        lines = list(csv.reader(io.StringIO(out)))
+        assert lines[0] == ["client", "row", "mean", "std", "lower", "upper"]
+        assert [line[:2] for line in lines[1:]] == [[client, str(row)] for row in range(8)]
+        assert [float(line[2]) for line in lines[1:]] == pytest.approx(got[client]["mean"], rel=1e-5)
+
+
+def test_later_rows_change_a_prediction(call: Call, finished: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "ask.csv", [{"x": 0.1}])
+    write_csv(tmp_path / "later.csv", [{"x": 0.1, "y": 5.0}])
+    asked = ("predict", finished, "--client", "poly_02", "--data", "ask.csv", "--json")
+    before, after = (json.loads(call(*asked, *more).out)["poly_02"] for more in ((), ("--later", "later.csv")))
+    assert after["mean"][0] > before["mean"][0] + 0.1
+
+
+def test_join_predicts_the_rows_without_a_target(call: Call, finished: Path, tmp_path: Path) -> None:
+    """The run's own new client, joined from a table, gets the predictions that the run reported."""
+    flat = results.load(finished).predictions
+    train = zip(flat["new.x_train"][0, :, 0].tolist(), flat["new.y_train"][0].tolist(), strict=True)
+    table = [{"client": 'a, "b"', "x": x, "y": y} for x, y in train]
+    table += [{"client": 'a, "b"', "x": x, "y": NAN} for x in flat["new.x_test"][0, :, 0].tolist()]
+    write_csv(tmp_path / "new.csv", table)
+    code, out, err = call("join", finished, "--data", "new.csv", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)['a, "b"']["mean"] == pytest.approx(flat["new.mean"][0].tolist(), rel=1e-9, abs=1e-12)
+    lines = list(csv.reader(io.StringIO(call("join", finished, "--data", "new.csv").out)))
+    assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 6 for line in lines)
+
+
+def test_a_client_without_labels_gets_the_prior_and_a_warning(call: Call, finished: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "new.csv", [{"client": "c", "x": 0.3, "y": NAN}])
+    code, out, err = call("join", finished, "--data", "new.csv", "--json")
+    assert code == 0 and "warning: c has no rows with a target: the prior's prediction" in err
+    trained = study.open_run(finished)
+    model: Any = trained.method.model  # type: ignore[attr-defined]
+    mean = model.mean(trained.state.server.particles.unsqueeze(0), torch.tensor([[[0.3]]], dtype=torch.float64))
+    assert json.loads(out)["c"]["mean"] == pytest.approx([mean.mean().item()], rel=1e-9)
+    assert call("join", finished, "--data", "new.csv", "--quiet").err == ""
+
+
+def test_what_predict_and_join_refuse(call: Call, finished: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "good.csv", [{"client": "poly_00", "x": 0.3, "y": 0.1}])
+    write_csv(tmp_path / "other.csv", [{"client": "poly_00", "z": 0.3, "y": 0.1}])
+    write_csv(tmp_path / "more.csv", [{"client": "poly_00", "x": 0.3, "z": 0.3, "y": 0.1}])
+    write_csv(tmp_path / "nan.csv", [{"client": "poly_00", "x": "nan", "y": 0.1}])
+    both = (("predict", finished, "--client", "poly_00", "--data"), ("join", finished, "--data"))
+    for command in both:
+        text = "client 'poly_00': features must be x; missing:"
+        assert_one_line(call(*command, "other.csv"), f"{text} x, not known: z")
+        assert_one_line(call(*command, "more.csv"), f"{text} none, not known: z")
+        assert_one_line(
+            call(*command, "nan.csv", "--quiet"), "client 'poly_00': x has 1 non-finite value (row 0; column 0)"
+        )
+        assert_one_line(call(*command, "none.csv"), "there is no file none.csv")
+    unknown = call("predict", finished, "--client", "poly_99", "--data", "good.csv")
+    assert_one_line(unknown, "client 'poly_99': the run does not know it (it knows poly_00,")
+
+
+# compare --------------------------------------------------------------------------------------------------------
+
+
+def test_compare_prints_writes_and_reads_again(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("compare", "tiny.toml", "--methods", "ridge, pooled-ridge", "--seeds", 2, "--out", "all")
+    code, out, err = call(*arguments)
+    assert code == 0
+    title, header, *lines, folder = out.splitlines()
+    assert title == "mean over clients and 2 seeds [95 % bootstrap interval] median"
+    assert header.split() == ["method", "group", "rsmse", "ce", "nlpd", "crps"]
+    groups = [("ridge", "existing"), ("ridge", "new"), ("pooled-ridge", "existing"), ("pooled-ridge", "new")]
+    assert [tuple(line.split()[:2]) for line in lines] == groups
+    assert folder == "folder: all"
+    assert [line.split()[1] for line in err.splitlines()] == ["0/4", "1/4", "2/4", "3/4", "4/4"]
+    values = [results.load(tmp_path / "all" / f"ridge-seed{seed}").column("new", "rsmse") for seed in (3, 4)]
+    mean, low, high = nested_bootstrap(values)
+    assert lines[1].split()[2:5] == [f"{mean:.3f}", f"[{low:.3f},", f"{high:.3f}]"]
+    with (tmp_path / "all" / "compare.csv").open(newline="") as file:
+        (row,) = [
+            r for r in csv.DictReader(file) if (r["method"], r["group"], r["metric"]) == ("ridge", "new", "rsmse")
+        ]
+    assert (float(row["mean"]), float(row["low"]), float(row["high"])) == (mean, low, high)
+    assert json.loads((tmp_path / "all" / "compare.json").read_text())["study"] == "tiny"
+    monkeypatch.setattr(study, "train", lambda *_: pytest.fail("trained again"))
+    again = call(*arguments, "--quiet")
+    assert again == (0, out, "")
+
+
+def test_what_compare_refuses(call: Call) -> None:
+    base = ("compare", "tiny.toml", "--quiet")
+    assert_one_line(call(*base, "--seeds", 0), "--seeds must be at least 1, got 0")
+    assert_one_line(call(*base, "--methods", "ridge,rigde"), "unknown method 'rigde' (did you mean 'ridge'?)")
+    assert_one_line(call(*base, "--methods", "ridge,ridge"), "need different methods")
+
+
+# tune -----------------------------------------------------------------------------------------------------------
+
+
+def test_tune_writes_a_study_that_runs(call: Call, tmp_path: Path) -> None:
+    named = ("--set", "method.name=vanilla-gp", "--set", "method.steps=2", "--set", "data.options.samples=4")
+    code, out, err = call("tune", "tiny.toml", "--budget", 1, "--folds", 2, *named, "--out", "deep/best.toml")
+    assert code == 0
+    assert err.startswith("vanilla-gp 1/1: rsmse ") and err.endswith("the study's own values\n")
+    assert out.splitlines()[-1] == "study: deep/best.toml"
+    got = Study.from_toml(tmp_path / "deep" / "best.toml")
+    assert got == tiny(*(named[i] for i in (1, 3, 5)))
+    ((values, scores, failure),) = json.loads((tmp_path / "deep" / "best.trials.json").read_text())["vanilla-gp"]
+    assert (values, set(scores), failure) == ({}, {"rsmse", "nlpd"}, "")
+    assert f"rsmse {scores['rsmse']:.4f} nlpd {scores['nlpd']:.4f}" in out
+
+
+def test_tune_says_which_configuration_failed_and_goes_on(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Study] = []
+
+    def scored(one: Study, dataset: Any, folds: int, marks: Any) -> dict[int, dict[str, float]]:
+        calls.append(one)
+        if len(calls) % 2:
+            raise NumericalError("the server's state is not finite", round=1)
+        return {mark: {"rsmse": 1.0 / mark, "nlpd": 2.0} for mark in marks}
+
+    monkeypatch.setattr(tune, "cross_validate", scored)
+    code, out, err = call("tune", "tiny.toml", "--methods", "pfedgp,pac-pfl", "--budget", 2, "--seed", 5)
+    assert code == 0
+    assert "pfedgp 1/2: round 1: the server's state is not finite the study's own values\n" in err
+    assert "pac-pfl 2/2: rsmse 0.0025 nlpd 2.0000 method.tau=" in err
+    assert out.splitlines()[-1] == "study: tiny-tuned.toml"
+    trials = json.loads(
+        (tmp_path / "tiny-tuned.trials.json").read_text(), parse_constant=lambda word: pytest.fail(word)
+    )
+    assert [len(trials[name]) for name in ("pfedgp", "pac-pfl")] == [5, 5]
+    assert trials["pfedgp"][0] == [{}, {"rsmse": None, "nlpd": None}, "round 1: the server's state is not finite"]
+    tuned = Study.from_toml(tmp_path / "tiny-tuned.toml")
+    assert tuned.federation.rounds == 400 and tuned.method.options.tau == calls[3].method.options.tau
+    assert Study.from_toml(tmp_path / "tiny-tuned.toml", ["method.name=pfedgp"]).model == calls[1].model
+
+
+def test_what_tune_refuses(call: Call, tmp_path: Path) -> None:
+    assert_one_line(
+        call("tune", "tiny.toml", "--methods", "ridge"), "ridge has nothing to tune (drop it from --methods)"
+    )
+    answer = call("tune", "tiny.toml", "--methods", "vanilla-gp", "--folds", 9, "--budget", 1, "--quiet")
+    assert_one_line(
+        answer, "every configuration of vanilla-gp failed, the last one: client 'poly_00': needs at least 9"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.toml"]
+
+
+# endings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_gone_is_no_failure(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert cli.main(["show", str(finished)]) == 0
+        monkeypatch.undo()
+
+
+def test_warnings_and_their_printing_are_as_before(call: Call) -> None:
+    import warnings
+
+    before = (warnings.showwarning, list(warnings.filters))
+    call("list", "methods")
+    assert (warnings.showwarning, list(warnings.filters)) == before

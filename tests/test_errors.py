@@ -1,0 +1,58 @@
+"""One family of errors that say where, what and what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from pacbayes_fl import errors
+from pacbayes_fl.errors import PacBayesFLError
+
+KINDS = {
+    errors.ShapeError: ValueError,
+    errors.StudyError: ValueError,
+    errors.DataError: ValueError,
+    errors.AssumptionError: ValueError,
+    errors.NumericalError: ArithmeticError,
+    errors.ClientError: Exception,
+    errors.CheckpointError: Exception,
+    errors.PrivacyError: Exception,
+    errors.DeployError: Exception,
+}
+
+
+def test_the_table_holds_the_whole_family() -> None:
+    defined = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    assert defined == {PacBayesFLError, *KINDS}
+
+
+@pytest.mark.parametrize(("kind", "builtin"), KINDS.items(), ids=lambda kind: kind.__name__)
+def test_every_error_is_one_of_the_family_and_the_builtin_of_its_kind(
+    kind: type[PacBayesFLError], builtin: type[Exception]
+) -> None:
+    assert issubclass(kind, PacBayesFLError) and issubclass(kind, builtin)
+    assert kind.__mro__[1] is PacBayesFLError  # no kind is a special case of another
+
+
+def test_the_text_names_round_client_fault_and_advice_on_one_line() -> None:
+    error = errors.DataError("x is odd", client="house_07", round=0, cause="odd", hint="make it even")
+    assert str(error) == "round 0: client 'house_07': x is odd (make it even)"
+    assert (error.client, error.round, error.cause, error.hint) == ("house_07", 0, "odd", "make it even")
+
+
+def test_fields_that_are_not_given_leave_no_trace() -> None:
+    error = errors.DeployError("port 80 is in use")
+    assert str(error) == "port 80 is in use"
+    assert (error.client, error.round, error.cause, error.hint) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "through", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"]
+)
+def test_an_error_survives_the_way_to_another_process(through: object) -> None:
+    error = errors.ClientError("gone", client="w1", round=3, hint="wait")
+    again = through(error)  # type: ignore[operator]
+    assert type(again) is errors.ClientError and str(again) == str(error)
+    assert (again.client, again.round, again.hint) == ("w1", 3, "wait")

@@ -1,0 +1,257 @@
+"""Randomness belongs to the client: published answers, and every kind of independence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
+from pacbayes_fl.noise import Engine, Noise, philox
+
+ENGINES: tuple[Engine, ...] = ("philox", "generators")
+IDS = (7, 2**62 + 11, 0, 2**32 + 7, 2**63 - 1)
+both = pytest.mark.parametrize("engine", ENGINES)
+
+
+def like(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+# counter, key and output of Random123's known-answer tests for Philox4x32-10
+KNOWN = {
+    "zeros": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    "ones": ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    "pi": (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_philox_gives_the_published_answers(case: str) -> None:
+    counter, key, answer = KNOWN[case]
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    assert tuple(int(word) for word in philox((c0, c1, c2, c3), key)) == answer
+
+
+def plain_philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10 on Python's integers, from the paper."""
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (second >> 32) ^ counter[1] ^ key[0],
+            second & 0xFFFFFFFF,
+            (first >> 32) ^ counter[3] ^ key[1],
+            first & 0xFFFFFFFF,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return counter
+
+
+def test_a_number_is_the_stated_function_of_seed_round_client_draw_and_position() -> None:
+    noise = Noise(123, 45, IDS)
+    draws = [noise.uniform(like(len(IDS), 5)) for _ in range(3)]
+    for draw, got in enumerate(draws):
+        for k, client in enumerate(IDS):
+            for position in range(5):
+                counter = [position // 2, client & 0xFFFFFFFF, client >> 32, draw]
+                words = plain_philox(counter, [123, 45])[2 * (position % 2) :][:2]
+                expected = (((words[0] << 20) | (words[1] >> 12)) + 0.5) * 2.0**-52
+                assert float(got[k, position]) == expected
+
+
+@both
+def test_a_client_sees_the_same_numbers_in_any_company_and_order(engine: Engine) -> None:
+    together, turned = Noise(3, 9, IDS, engine=engine), Noise(3, 9, IDS[::-1], engine=engine)
+    alone = [Noise(3, 9, (i,), engine=engine) for i in IDS]
+    for call, shape in ((Noise.normal, (4, 3)), (Noise.uniform, (5,)), (Noise.normal, ())):
+        batch, back = call(together, like(len(IDS), *shape)), call(turned, like(len(IDS), *shape))
+        assert torch.equal(batch, back.flip(0))
+        for k, noise in enumerate(alone):
+            assert torch.equal(batch[k], call(noise, like(1, *shape))[0])
+
+
+@both
+def test_padded_rows_move_no_number(engine: Engine) -> None:
+    for rows in (1, 4, 7):
+        short, long = Noise(3, 9, IDS, engine=engine), Noise(3, 9, IDS, engine=engine)
+        for _ in range(2):  # the second draw does not depend on the length of the first
+            assert torch.equal(short.normal(like(5, rows, 3)), long.normal(like(5, 9, 3))[:, :rows])
+            assert torch.equal(short.uniform(like(5, rows)), long.uniform(like(5, 9))[:, :rows])
+
+
+@both
+def test_a_longer_draw_begins_with_the_shorter_one(engine: Engine) -> None:
+    longest = Noise(1, 1, (4,), engine=engine).uniform(like(1, 1001))
+    for numbers in (0, 1, 2, 17, 100, 1000):
+        assert torch.equal(Noise(1, 1, (4,), engine=engine).uniform(like(1, numbers)), longest[:, :numbers])
+
+
+@both
+def test_float32_is_float64_rounded(engine: Engine) -> None:
+    for call in (Noise.normal, Noise.uniform):
+        exact = call(Noise(3, 9, IDS, engine=engine), like(5, 400))
+        rounded = call(Noise(3, 9, IDS, engine=engine), like(5, 400, dtype=torch.float32))
+        assert rounded.dtype == torch.float32 and torch.equal(rounded, exact.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_ends_of_the_interval_are_never_reached(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
+        zeros = 0 * (counter[0] + counter[1])
+        return zeros, zeros, zeros + 0xFFFFFFFF, zeros + 0xFFFFFFFF
+
+    monkeypatch.setattr("pacbayes_fl.noise.philox", words)
+    drawn = Noise(0, 0, (1,)).uniform(like(1, 2, dtype=dtype))[0]
+    assert 0 < drawn[0] < drawn[1] < 1
+    if dtype == torch.float64:
+        assert drawn.tolist() == [2.0**-53, 1 - 2.0**-53]
+    assert Noise(0, 0, (1,)).normal(like(1, 2, dtype=dtype)).isfinite().all()
+
+
+def test_the_generators_never_give_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: real(*size, **options).zero_())
+    assert (Noise(0, 0, (1, 2), engine="generators").uniform(like(2, 3)) > 0).all()
+    assert Noise(0, 0, (1, 2), engine="generators").normal(like(2, 3)).isfinite().all()
+
+
+@both
+def test_uniforms_and_normals_have_their_distribution(engine: Engine) -> None:
+    noise, clients, numbers = Noise(11, 2, range(40), engine=engine), 40, 1250
+    uniform, normal = noise.uniform(like(clients, numbers)), noise.normal(like(clients, numbers))
+    for got, law in ((uniform, stats.uniform), (normal, stats.norm)):
+        assert stats.kstest(got.flatten().numpy(), law.cdf).pvalue > 1e-3
+        first = stats.kstest(got[:, 0].numpy(), law.cdf)  # across clients at one position too
+        assert first.pvalue > 1e-3
+    error = 4 / np.sqrt(clients * numbers)
+    assert abs(float(normal.mean())) < error and abs(float(normal.var()) - 1) < error * np.sqrt(2)
+    assert abs(float((normal**3).mean())) < error * np.sqrt(15) and abs(float((normal**4).mean()) - 3) < error * 10
+    for left, right in (
+        (normal[:, 1:], normal[:, :-1]),  # neighbours in position
+        (normal[1:], normal[:-1]),  # neighbours in id
+        (uniform - 0.5, normal),  # neighbours in draw
+    ):
+        assert abs(float((left * right).mean())) < error
+
+
+@both
+def test_seed_round_client_draw_and_engine_each_change_every_number(engine: Engine) -> None:
+    base = Noise(5, 6, (7,), engine=engine)
+    drawn = [base.uniform(like(1, 50)), base.uniform(like(1, 50))]
+    others = [(6, 6, 7), (5, 7, 7), (6, 5, 7), (5, 6, 8), (5, 6, 7 + 2**32), (7, 6, 5)]
+    drawn += [Noise(seed, round, (i,), engine=engine).uniform(like(1, 50)) for seed, round, i in others]
+    other_engine: Engine = "generators" if engine == "philox" else "philox"
+    drawn.append(Noise(5, 6, (7,), engine=other_engine).uniform(like(1, 50)))
+    everything = torch.cat(drawn).flatten()
+    assert len(everything.unique()) == len(everything)
+
+
+@both
+def test_the_generator_that_everybody_shares_is_left_alone(engine: Engine) -> None:
+    before = torch.get_rng_state()
+    noise = Noise(5, 6, IDS, engine=engine)
+    noise.normal(like(5, 3)), noise.uniform(like(5, 3)), noise.rows(torch.ones(5, 3, dtype=torch.bool), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@both
+def test_no_client_and_no_number_are_fine_and_another_k_is_not(engine: Engine) -> None:
+    assert Noise(0, 0, (), engine=engine).normal(like(0, 4)).shape == (0, 4)
+    assert Noise(0, 0, (1, 2), engine=engine).uniform(like(2, 0, 3)).shape == (2, 0, 3)
+    with pytest.raises(RuntimeError):
+        Noise(0, 0, (1, 2), engine=engine).normal(like(3, 4))
+
+
+def ragged(*sizes: int, width: int) -> Tensor:
+    return torch.arange(width) < torch.tensor(sizes).unsqueeze(1)
+
+
+@both
+def test_rows_are_distinct_and_the_real_ones_come_first(engine: Engine) -> None:
+    sizes = (7, 2, 0, 1, 5)
+    mask = ragged(*sizes, width=7)
+    for n in (1, 3, 7, 20):
+        rows = Noise(2, 3, IDS, engine=engine).rows(mask, n)
+        assert rows.shape == (5, min(n, 7)) and rows.dtype == torch.int64
+        for k, size in enumerate(sizes):
+            real = min(size, n)
+            assert len(set(rows[k].tolist())) == min(n, 7)
+            assert (rows[k, :real] < size).all() and (rows[k, real:] >= size).all()
+
+
+@both
+def test_rows_equal_those_of_each_client_alone_on_its_own_rows(engine: Engine) -> None:
+    sizes = (7, 2, 4, 1, 5)
+    together = Noise(2, 3, IDS, engine=engine)
+    alone = [Noise(2, 3, (i,), engine=engine) for i in IDS]
+    for _ in range(3):
+        rows = together.rows(ragged(*sizes, width=9), 3)
+        for k, size in enumerate(sizes):
+            own = alone[k].rows(ragged(size, width=size), 3)[0]
+            assert torch.equal(rows[k, : len(own)], own)
+    after = together.normal(like(5, 2))  # and whoever draws next is where the others are
+    assert all(torch.equal(after[k], noise.normal(like(1, 2))[0]) for k, noise in enumerate(alone))
+
+
+@both
+def test_every_row_is_drawn_with_the_same_probability(engine: Engine) -> None:
+    clients = 20000 if engine == "philox" else 4000
+    rows = Noise(8, 1, range(clients), engine=engine).rows(ragged(*[7] * clients, width=10), 3)
+    for place, share in ((slice(0, 3), 3 / 7), (slice(0, 1), 1 / 7), (slice(2, 3), 1 / 7)):
+        counts = torch.bincount(rows[:, place].flatten(), minlength=10)
+        deviation = (counts[:7] / clients - share).abs().max()
+        assert deviation < 4.5 * np.sqrt(share * (1 - share) / clients) and counts[7:].sum() == 0
+    pairs = (rows[:, 0] * 7 + rows[:, 1]).bincount(minlength=49).view(7, 7)
+    assert pairs.diagonal().sum() == 0
+    expected = clients / 42
+    assert float((pairs - expected).square().sum() / expected) - expected * 7 < stats.chi2.ppf(0.9999, 41)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ((-1, 0, (0,)), StudyError, "seed must be in 0..4294967295, got -1"),
+        ((2**32, 0, (0,)), StudyError, "seed must be"),
+        ((0, -1, (0,)), StudyError, "round must be in 0..4294967295, got -1"),
+        ((0, 2**32, (0,)), StudyError, "round must be"),
+        ((0, 0, (3, -1)), DataError, "ids must be .* got -1"),
+        ((0, 0, (2**63,)), DataError, "ids must be"),
+        ((0, 0, (0,), None, "mersenne"), StudyError, "noise must be one of philox, generators, got 'mersenne'"),
+    ],
+)
+def test_what_cannot_be_a_key_is_refused(
+    arguments: tuple[int, int, tuple[int, ...]], kind: type[PacBayesFLError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        Noise(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(1.5, 0, (0,)), (0, 2.0, (0,)), (0, 0, (0.5,)), ("1", 0, (0,))])
+def test_a_key_must_be_whole(arguments: tuple[int, int, tuple[int, ...]]) -> None:
+    with pytest.raises(TypeError):
+        Noise(*arguments)
+
+
+@both
+def test_the_largest_key_works_and_numpy_integers_do(engine: Engine) -> None:
+    assert Noise(2**32 - 1, 2**32 - 1, (2**63 - 1,), engine=engine).normal(like(1, 9)).isfinite().all()
+    seed, round, ids = np.int32(9), np.int64(1), np.array([3])
+    foreign = Noise(seed, round, ids, engine=engine)  # type: ignore[arg-type]
+    assert torch.equal(foreign.uniform(like(1, 3)), Noise(9, 1, (3,), engine=engine).uniform(like(1, 3)))
+
+
+@pytest.mark.gpu
+def test_philox_gives_a_gpu_the_same_numbers() -> None:
+    host, device = Noise(3, 9, IDS), Noise(3, 9, IDS, "cuda")
+    assert torch.equal(host.uniform(like(5, 1000)), device.uniform(like(5, 1000).cuda()).cpu())
+    torch.testing.assert_close(
+        host.normal(like(5, 1000)), device.normal(like(5, 1000).cuda()).cpu(), rtol=0, atol=1e-13
+    )
+    mask = ragged(7, 2, 4, 1, 5, width=9)
+    assert torch.equal(host.rows(mask, 4), device.rows(mask.cuda(), 4).cpu())

@@ -1,0 +1,158 @@
+"""Functional optimisers against torch's own, one client at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.optim import Adam, adam, adam_init, clip_per_client, sgd
+
+
+class Weights(NamedTuple):
+    w: Tensor
+    b: Tensor
+    s: Tensor
+
+
+def weights(clients: int, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((clients, 3, 2), (clients, 2), (clients,))
+    return Weights(*(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("reset", "path"),
+    [
+        (False, (-0.00099999999, -0.00199999998, -0.0027259826092, -0.0032782471214)),
+        (True, (-0.00099999999, -0.00199999998, -0.00100000008, -1.8e-10)),
+    ],
+    ids=["kept", "reset"],
+)
+def test_moments_are_kept_between_rounds_or_not(reset: bool, path: tuple[float, ...]) -> None:
+    x = torch.zeros((), dtype=torch.float64)
+    state = adam_init(x)
+    for step, (slope, expected) in enumerate(zip((1.0, 1.0, -0.1, -0.1), path, strict=True)):
+        if reset and step == 2:
+            state = adam_init(x)
+        x, state = adam(x, torch.tensor(slope, dtype=torch.float64), state, 1e-3)
+        assert float(x) == pytest.approx(expected, abs=1e-12)
+    assert int(state.steps) == (2 if reset else 4)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9)])
+def test_clients_that_were_drawn_unequally_often_equal_torch_one_by_one(betas: tuple[float, float]) -> None:
+    rounds = ((0, 1, 2), (1,), (1, 2), (2,), (1, 2), (0, 1))
+    start = weights(3, 0)
+    gradients = [weights(3, seed) for seed in range(1, len(rounds) + 1)]
+    batch, state = start, adam_init(start, 3)
+    for drawn, gradient in zip(rounds, gradients, strict=True):
+        at = torch.tensor(drawn)
+        mine, moments = tensors.select(batch, at), tensors.select(state, at)
+        mine, moments = adam(mine, tensors.select(gradient, at), moments, 0.03, betas, 1e-6)
+        batch, state = tensors.scatter(batch, at, mine), tensors.scatter(state, at, moments)
+    assert state.steps.tolist() == [2, 5, 4]
+    for k in range(3):
+        own = [torch.nn.Parameter(leaf[k].clone()) for leaf in start]
+        reference = torch.optim.Adam(own, lr=0.03, betas=betas, eps=1e-6)
+        for drawn, gradient in zip(rounds, gradients, strict=True):
+            if k in drawn:
+                for parameter, leaf in zip(own, gradient, strict=True):
+                    parameter.grad = leaf[k].clone()
+                reference.step()
+        for parameter, leaf in zip(own, batch, strict=True):
+            torch.testing.assert_close(leaf[k], parameter.data, rtol=1e-15, atol=1e-15)
+
+
+def test_a_server_counts_once_for_all_its_leaves() -> None:
+    start, gradient = weights(4, 0), weights(4, 1)
+    state = adam_init(start)
+    assert state.steps.shape == ()
+    moved, state = adam(start, gradient, state, 0.1)
+    again, state = adam(moved, gradient, state, 0.1)
+    batched, counts = adam(start, gradient, adam_init(start, 4), 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(moved, batched, strict=True))
+    assert int(state.steps) == 2 and counts.steps.tolist() == [1] * 4 and not torch.equal(again.w, moved.w)
+
+
+def test_float32_steps_are_as_long_as_torch_s() -> None:
+    # 1 - 0.999 in float32 is off by 5e-5, which would make the first steps 2e-5 too short
+    start = torch.zeros(5, dtype=torch.float32)
+    gradient = torch.tensor([1.0, -2.0, 3e-3, 40.0, -5e4])
+    own = torch.nn.Parameter(start.clone())
+    reference = torch.optim.Adam([own], lr=1.0)
+    mine, state = start, adam_init(start)
+    for _ in range(3):
+        own.grad = gradient.clone()
+        reference.step()
+        mine, state = adam(mine, gradient, state, 1.0)
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, own.data, rtol=1e-6, atol=0)
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    parameters, gradient = weights(2, 0), weights(2, 1)
+    state = adam(parameters, gradient, adam_init(parameters, 2), 0.1)[1]
+    inputs = {"parameters": parameters, "gradient": gradient, "state": state}
+    before = {name: leaf.clone() for name, leaf in tensors.leaves(inputs).items()}
+    adam(parameters, gradient, state, 0.1)
+    sgd(parameters, gradient, 0.1)
+    clip_per_client(gradient, 1e-3)
+    assert all(torch.equal(leaf, before[name]) for name, leaf in tensors.leaves(inputs).items())
+
+
+def test_sgd_walks_downhill() -> None:
+    x = torch.tensor([2.0, -1.0])
+    assert torch.equal(sgd(x, torch.tensor([4.0, 2.0]), 0.5), torch.tensor([0.0, -2.0]))
+
+
+def test_state_is_a_tree_that_can_be_saved_and_drawn_from() -> None:
+    state = adam_init(weights(3, 0), 3)
+    assert list(tensors.leaves(state)) == [f"{m}.{leaf}" for m in ("first", "second") for leaf in "wbs"] + ["steps"]
+    assert isinstance(tensors.select(state, torch.tensor([1])), Adam)
+    assert all(len(leaf) == 1 for leaf in tensors.leaves(tensors.select(state, torch.tensor([1]))).values())
+
+
+def norms(tree: Weights) -> list[float]:
+    return [math.sqrt(sum(float(leaf[k].double().square().sum()) for leaf in tree)) for k in range(len(tree.s))]
+
+
+def test_each_client_is_clipped_by_its_own_norm() -> None:
+    gradient = weights(3, 4)
+    scales = torch.tensor([1e-3, 1.0, 1e6], dtype=torch.float64)
+    gradient = Weights(*(leaf * scales.view(-1, *[1] * (leaf.dim() - 1)) for leaf in gradient))
+    clipped = clip_per_client(gradient, 0.5)
+    assert norms(clipped)[1:] == pytest.approx([0.5, 0.5], rel=1e-14)
+    for k, (before, after) in enumerate(zip(norms(gradient), norms(clipped), strict=True)):
+        for raw, short in zip(gradient, clipped, strict=True):
+            torch.testing.assert_close(short[k], raw[k] * (after / before), rtol=1e-13, atol=0)
+    assert all(torch.equal(short[0], raw[0]) for raw, short in zip(gradient, clipped, strict=True))  # short already
+
+
+@pytest.mark.parametrize("rogue", [math.nan, math.inf, 1e300, 0.0])
+def test_no_norm_reaches_another_client(rogue: float) -> None:
+    gradient = weights(3, 4)
+    alone = clip_per_client(gradient, 0.5)
+    gradient.w[1] = rogue
+    clipped = clip_per_client(gradient, 0.5)
+    for k in (0, 2):
+        assert all(torch.equal(a[k], b[k]) for a, b in zip(alone, clipped, strict=True))
+    assert bool(tensors.finite(clipped)[1]) == math.isfinite(rogue)
+
+
+def test_a_zero_gradient_stays_zero_and_a_huge_float32_one_keeps_its_direction() -> None:
+    gradient = {"w": torch.tensor([[0.0, 0.0], [3e25, 4e25]]), "none": torch.zeros(2, 0)}
+    clipped = clip_per_client(gradient, 1.0)
+    assert clipped["w"].dtype == torch.float32 and clipped["none"].shape == (2, 0)
+    torch.testing.assert_close(clipped["w"], torch.tensor([[0.0, 0.0], [0.6, 0.8]]))
+
+
+def test_leaves_of_two_dtypes_keep_them() -> None:
+    gradient = {"w": torch.full((1, 2), 3.0), "b": torch.full((1, 2), 4.0, dtype=torch.float64)}
+    clipped = clip_per_client(gradient, 1.0)
+    assert clipped["w"].dtype == torch.float32 and clipped["b"].dtype == torch.float64
+    assert float(clipped["b"].square().sum() + clipped["w"].square().sum()) == pytest.approx(1.0, rel=1e-6)

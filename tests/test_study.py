@@ -1,0 +1,427 @@
+"""Running a study: what a run folder holds, what a run depends on, and how an interrupted one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tomllib
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import results, study, tensors
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch, client_id
+from pacbayes_fl.errors import CheckpointError, ClientError, StudyError
+from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.study_data import load, provenance
+from pacbayes_fl.study_file import Study
+from tests.laws.cases import Toy
+from tests.tiny import ROUNDS, assert_same_results, on_csv, rows, state, tiny, write_csv
+
+OnRound = Callable[[RoundRecord], None]
+PARTS = ("x_train", "y_train", "mask_train", "x_test", "y_test", "mask_test", "mean", "std", "lower", "upper", "pit")
+
+
+def stop_at(round: int, number: signal.Signals = signal.SIGTERM) -> OnRound:
+    """Send this process a signal while a round is being recorded."""
+    return lambda record: os.kill(os.getpid(), number) if record.round == round else None
+
+
+def interrupted(one: Study, folder: Path, round: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        study.run(one, folder, on_round=stop_at(round))
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def without_seconds(result: Result) -> Result:
+    """Leave out the one number that no two runs share."""
+
+    def timeless(record: RoundRecord) -> RoundRecord:
+        return replace(record, values={name: v for name, v in record.values.items() if name != "seconds"})
+
+    return replace(result, rounds=tuple(timeless(record) for record in result.rounds))
+
+
+# what a run leaves behind ---------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_folder_writes_nothing_and_says_the_same(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[RoundRecord] = []
+    result = study.run(tiny(), on_round=seen.append)
+    assert list(tmp_path.iterdir()) == []
+    assert tuple(seen) == result.rounds
+    assert without_seconds(result) == without_seconds(results.load(finished))
+
+
+def test_a_run_folder_is_complete(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    files = {"study.toml", "environment.json", "data.npz", "rounds.jsonl", "clients.csv", "metrics.json", "labels.json"}
+    assert names == files | {"predictions.safetensors", "checkpoints", "run.lock"}
+    assert tomllib.loads((finished / "study.toml").read_text()) == tiny().table()
+    assert Study.from_toml(finished / "study.toml") == tiny()
+    assert {path.name for path in (finished / "checkpoints").iterdir()} == {"round_000008", "round_000012", "latest"}
+    assert (finished / "run.lock").read_text() == ""
+
+
+def test_the_environment_says_on_what_and_from_which_data(finished: Path) -> None:
+    about = json.loads((finished / "environment.json").read_text())
+    assert about["versions"]["torch"] == torch.__version__
+    assert {"python", "gpytorch", "numpy", "safetensors"} <= set(about["versions"])
+    assert (about["device"], about["threads"], about["seed"]) == ("cpu", 1, 3)
+    expected = provenance(load(tiny()))
+    assert about["data"]["sha256"] == expected["sha256"]
+    assert about["data"]["split_sha256"] == expected["split_sha256"]
+
+
+def test_the_rounds_are_one_line_each_with_a_score_every_tenth(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [*range(1, ROUNDS + 1)]
+    assert all(line["clients"] == 4 and line["dropped"] == [] for line in lines)
+    assert all({"log_evidence", "score_norm", "spread", "seconds", "rsmse"} == set(line["values"]) for line in lines)
+
+
+def test_the_learning_curve_is_scored_when_asked_and_ends_with_the_result(tmp_path: Path) -> None:
+    result = study.run(tiny("report.evaluate_every=5"))
+    assert [record.round for record in result.rounds if "rsmse" in record.values] == [5, 10, 12]
+    rsmse = result.column("existing", "rsmse")
+    assert result.rounds[-1].values["rsmse"] == pytest.approx(sum(rsmse) / len(rsmse), rel=1e-12)
+
+
+def test_metrics_json_has_the_schema_that_is_promised(finished: Path) -> None:
+    summary = json.loads((finished / "metrics.json").read_text())
+    assert [summary[key] for key in ("study", "method", "seed", "task")] == ["tiny", "pac-pfl", 3, "regression"]
+    assert list(summary["groups"]) == ["existing", "new"]
+    for group, count in (("existing", 4), ("new", 2)):
+        entry = summary["groups"][group]
+        assert entry["n_clients"] == count
+        assert {"rsmse", "ce", "nlpd", "crps", "rmse", "rmse_raw", "nlpd_raw", "crps_raw"} < set(entry)
+        for metric in set(entry) - {"n_clients"}:
+            assert {"mean", "std", "median", "interval"} == set(entry[metric])
+            assert entry[metric]["interval"][0] <= entry[metric]["mean"] <= entry[metric]["interval"][1]
+    result = results.load(finished)
+    rsmse = result.column("new", "rsmse")
+    assert summary["groups"]["new"]["rsmse"]["mean"] == pytest.approx(sum(rsmse) / 2, rel=1e-12)
+
+
+def test_predictions_and_labels_are_all_there(finished: Path) -> None:
+    result = results.load(finished)
+    assert set(result.predictions) == {f"{group}.{name}" for group in ("existing", "new") for name in PARTS}
+    assert result.predictions["existing.mean"].shape == (4, 8)
+    assert result.predictions["new.x_train"].shape == (2, 7, 1)
+    assert all(t.dtype in (torch.float64, torch.bool) for t in result.predictions.values())
+    assert result.labels["differs_from_paper"] == {key: list(pair) for key, pair in tiny().differences().items()}
+    assert (result.labels["feature_name"], result.labels["particles"]) == (["x"], 2)
+
+
+def test_the_saved_data_are_the_data(finished: Path) -> None:
+    saved, made = tables.read(finished / "data.npz"), load(tiny())
+    assert provenance(saved)["split_sha256"] == provenance(made)["split_sha256"]
+    assert (saved.features, saved.target) == (made.features, made.target)
+
+
+def test_the_checkpoint_says_whose_state_it_is(finished: Path) -> None:
+    saved = checkpoint.load(finished)
+    assert saved is not None and saved.round == ROUNDS
+    assert saved.meta["study"] == tiny().table()
+    assert saved.meta["names"] == ["poly_00", "poly_01", "poly_02", "poly_03"]
+    assert saved.meta["ids"] == [client_id(name) for name in saved.meta["names"]]
+
+
+# what a run depends on ------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(finished: Path, tmp_path: Path) -> None:
+    study.run(tiny(), tmp_path / "again")
+    assert_same_results(tmp_path / "again", finished)
+    study.run(tiny("seed=4"), tmp_path / "other")
+    mine, theirs = state(tmp_path / "other"), state(finished)
+    assert not torch.equal(mine["server.particles"], theirs["server.particles"])
+
+
+def test_the_number_of_threads_is_the_callers_again() -> None:
+    before = torch.get_num_threads()
+    seen = []
+    study.run(
+        tiny("federation.threads=2", "method.name=ridge"), on_round=lambda _: seen.append(torch.get_num_threads())
+    )
+    assert (seen, torch.get_num_threads()) == ([2], before)
+
+
+def test_new_clients_never_touch_the_training(tmp_path: Path) -> None:
+    table = rows()
+    changed = [row | {"y": -7.0 * row["y"] ** 2, "wind": 1e6} if row["group"] == "new" else row for row in table]
+    one = study.train(on_csv(write_csv(tmp_path / "a.csv", table)))
+    other = study.train(on_csv(write_csv(tmp_path / "b.csv", changed)))
+    gone = study.train(on_csv(write_csv(tmp_path / "c.csv", [row for row in table if row["group"] != "new"])))
+    assert not torch.equal(one.groups["new"].raw.train.y, other.groups["new"].raw.train.y)
+    assert set(gone.groups) == {"existing"}
+    flat = tensors.leaves(one.state.server)
+    for trained in (other, gone):
+        assert all(torch.equal(leaf, flat[name]) for name, leaf in tensors.leaves(trained.state.server).items())
+
+
+def test_test_rows_never_touch_the_training(tmp_path: Path) -> None:
+    table = rows()
+    changed = [row | {"y": 1e9 + i, "lag_1": -1e9} if row["split"] == "test" else row for i, row in enumerate(table)]
+    one = study.train(on_csv(write_csv(tmp_path / "a.csv", table)))
+    other = study.train(on_csv(write_csv(tmp_path / "b.csv", changed)))
+    for mine, theirs in zip(one.state.server.adam, other.state.server.adam, strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(one.state.server.particles, other.state.server.particles)
+
+
+def test_no_rounds_give_the_start(tmp_path: Path) -> None:
+    result = study.run(tiny("federation.rounds=0"), tmp_path / "run")
+    assert result.rounds == ()
+    trained = study.open_run(tmp_path / "run")
+    fresh = engine.start(trained.method, trained.groups["existing"].train, tiny().plan)
+    assert torch.equal(trained.state.server.particles, fresh.server.particles)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert study.device_of(tiny("federation.device=auto")).type == "cpu"
+    with pytest.raises(StudyError, match=r"device is 'cuda', and there is no CUDA device"):
+        study.run(tiny("federation.device=cuda"))
+
+
+# going on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("round", [1, 6])
+def test_a_stopped_run_goes_on_bit_by_bit(finished: Path, tmp_path: Path, round: int, number: signal.Signals) -> None:
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(), tmp_path, on_round=stop_at(round, number))
+    saved = checkpoint.load(tmp_path)
+    assert saved is not None and saved.round == round
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert not (tmp_path / "metrics.json").exists()
+    again: list[RoundRecord] = []
+    result = study.run(tiny(), tmp_path, resume=True, on_round=again.append)
+    assert [record.round for record in again] == [*range(round + 1, ROUNDS + 1)]
+    assert [record.round for record in result.rounds] == [*range(1, ROUNDS + 1)]
+    assert_same_results(tmp_path, finished)
+    assert without_seconds(results.load(tmp_path)) == without_seconds(results.load(finished))
+
+
+def test_a_stop_in_the_last_round_leaves_only_the_report(finished: Path, tmp_path: Path) -> None:
+    interrupted(tiny(), tmp_path, ROUNDS)
+    again: list[RoundRecord] = []
+    study.run(tiny(), tmp_path, resume=True, on_round=again.append)
+    assert again == []
+    assert_same_results(tmp_path, finished)
+
+
+def test_resuming_a_finished_run_changes_nothing_and_an_empty_folder_starts(finished: Path, tmp_path: Path) -> None:
+    study.run(tiny(), tmp_path / "run", resume=True)
+    assert_same_results(tmp_path / "run", finished)
+    study.run(tiny(), tmp_path / "run", resume=True)
+    assert_same_results(tmp_path / "run", finished)
+
+
+def test_lines_of_rounds_that_no_checkpoint_covers_are_dropped(finished: Path, tmp_path: Path) -> None:
+    interrupted(tiny(), tmp_path, 6)
+    results.append_round(tmp_path, RoundRecord(7, 99))
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 8, "cli')
+    study.run(tiny(), tmp_path, resume=True)
+    assert without_seconds(results.load(tmp_path)) == without_seconds(results.load(finished))
+
+
+def test_more_rounds_go_on_where_fewer_ended(tmp_path: Path) -> None:
+    study.run(tiny("federation.rounds=20"), tmp_path / "whole")
+    study.run(tiny(), tmp_path / "parts")
+    again: list[RoundRecord] = []
+    study.run(tiny("federation.rounds=20"), tmp_path / "parts", resume=True, on_round=again.append)
+    assert [record.round for record in again] == [*range(13, 21)]
+    assert_same_results(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_run_that_goes_on_is_not_a_finished_one(tmp_path: Path) -> None:
+    study.run(tiny(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny("federation.rounds=20"), tmp_path, resume=True, on_round=stop_at(15))
+    with pytest.raises(StudyError, match="is not a finished run folder"):
+        results.load(tmp_path)
+
+
+def test_fewer_rounds_than_are_done_are_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    with pytest.raises(StudyError, match="has finished round 12, and rounds is 5"):
+        study.run(tiny("federation.rounds=5"), tmp_path / "run", resume=True)
+    assert_same_results(tmp_path / "run", finished)
+
+
+def test_what_may_change_between_two_starts(tmp_path: Path) -> None:
+    interrupted(tiny(), tmp_path, 5)
+    study.run(
+        tiny("federation.device=auto", "federation.threads=none", "federation.checkpoint_every=3"), tmp_path, True
+    )
+    assert Study.from_toml(tmp_path / "study.toml").federation.checkpoint_every == 3
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "before the first"])
+def test_another_study_is_refused_with_its_keys(tmp_path: Path, saved: bool) -> None:
+    interrupted(tiny(), tmp_path, 5)
+    if not saved:
+        shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "study.toml").read_bytes()
+    text = r"method\.rate: saved 0\.01, now 0\.5; federation\.waste: saved 1\.1, now 2\.0 \("
+    with pytest.raises(CheckpointError, match=text):
+        study.run(tiny("method.rate=0.5", "federation.waste=2", "federation.rounds=99"), tmp_path, resume=True)
+    assert (tmp_path / "study.toml").read_bytes() == before
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(finished: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir() if path.name != "run.lock"}
+    with pytest.raises(StudyError, match=r"holds a run already \(go on with --resume, or choose another --out\)"):
+        study.run(tiny(), finished)
+    assert before == {path.name: path.stat().st_mtime_ns for path in finished.iterdir() if path.name != "run.lock"}
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with checkpoint.RunLock(tmp_path), pytest.raises(CheckpointError, match=f"in use by pid {os.getpid()}"):
+        study.run(tiny(), tmp_path)
+    study.run(tiny(), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    flip_a_byte(folder / "checkpoints" / "round_000012" / "state.safetensors")
+    with pytest.warns(UserWarning, match=r"^state.safetensors of round 12 is damaged; using round 8$"):
+        assert study.open_run(folder).state.round == 8
+    again: list[RoundRecord] = []
+    with pytest.warns(UserWarning, match=r"^state.safetensors of round 12 is damaged; using round 8$"):
+        study.run(tiny(), folder, resume=True, on_round=again.append)
+    assert [record.round for record in again] == [9, 10, 11, 12]
+    assert_same_results(folder, finished)
+    flip_a_byte(folder / "checkpoints" / "round_000012" / "state.json")
+    flip_a_byte(folder / "checkpoints" / "round_000008" / "manifest.json")
+    with pytest.raises(
+        CheckpointError, match=r"no round in .* is intact: state.json of round 12 is damaged; manifest.json"
+    ):
+        study.run(tiny(), folder, resume=True)
+
+
+def test_clients_that_all_fail_stop_the_run_with_the_last_good_round_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine.rounds
+
+    def failing(*args: Any) -> Any:
+        for record, after in real(*args):
+            if record.round == 7:
+                raise ClientError("none is good", round=7)
+            yield record, after
+
+    monkeypatch.setattr(engine, "rounds", failing)
+    with pytest.raises(ClientError, match="round 7: none is good"):
+        study.run(tiny(), tmp_path / "run")
+    saved = checkpoint.load(tmp_path / "run")
+    assert saved is not None and saved.round == 6
+    monkeypatch.undo()
+    study.run(tiny(), tmp_path / "run", resume=True)
+    study.run(tiny(), tmp_path / "whole")
+    assert_same_results(tmp_path / "run", tmp_path / "whole")
+
+
+# clients that come, go and change places ------------------------------------------------------------------------
+
+
+def test_clients_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
+    """Rows of a client keep their order; the clients do not."""
+    table = rows()
+    path = write_csv(tmp_path / "rows.csv", table)
+    study.run(on_csv(path), tmp_path / "whole")
+    interrupted(on_csv(path), tmp_path / "run", 6)
+    write_csv(path, sorted(table, key=lambda row: str(row["client"]), reverse=True))
+    result = study.run(on_csv(path), tmp_path / "run", resume=True)
+    assert [row.name for row in result.clients] == [f"existing_{k}" for k in (3, 2, 1, 0)] + ["new_1", "new_0"]
+    expected = {row.name: row.metrics for row in results.load(tmp_path / "whole").clients}
+    for row in result.clients:
+        assert dict(row.metrics) == pytest.approx(dict(expected[row.name]), rel=1e-8)
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_client_more_or_less_goes_on(tmp_path: Path, more: bool) -> None:
+    all_rows = rows(sizes=(9, 12, 8, 10))
+    few = [row for row in all_rows if row["client"] != "existing_1"]
+    path = write_csv(tmp_path / "rows.csv", few if more else all_rows)
+    interrupted(on_csv(path), tmp_path / "run", 6)
+    write_csv(path, all_rows if more else few)
+    result = study.run(on_csv(path), tmp_path / "run", resume=True)
+    assert [record.clients for record in result.rounds] == [3 if more else 4] * 6 + [4 if more else 3] * 6
+    assert ("existing_1" in [row.name for row in result.clients]) is more
+
+
+def test_a_state_that_clients_keep_is_given_back_to_its_owner() -> None:
+    """Known clients get their own, whatever their place; a new one begins where the server is now."""
+    drawn = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = ClientBatch.pad(
+        [(one[:m, :2], one[:m, 2]) for one, m in zip(drawn, (3, 5, 4), strict=True)], ["a", "b", "c"]
+    )
+    method: Any = Toy(2)
+    last = engine.run_rounds(method, batch, tiny().plan)
+    flat = tensors.leaves({"server": last.server, "clients": last.clients})
+    saved = checkpoint.Checkpoint(12, flat, {"ids": [client_id(name) for name in "abc"]})
+    rows_of = {"a": batch.x[0, :3], "c": batch.x[2, :4], "d": batch.x[1, :5]}
+    today = ClientBatch.pad([(x, x[:, 0]) for x in (rows_of["c"], rows_of["d"], rows_of["a"])], ["c", "d", "a"])
+    got = study._restore(method, today, tiny(), saved)
+    assert isinstance(got, FederationState) and got.round == 12
+    assert torch.equal(got.server.centre, last.server.centre)
+    assert torch.equal(got.clients.mean[[0, 2]], last.clients.mean[[2, 0]])
+    assert got.clients.seen.tolist() == [12, 0, 12]
+    assert torch.equal(got.clients.mean[1], last.server.centre)
+
+
+# opening a run --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_opened_from_its_folder_alone(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(finished, folder)
+    trained = study.open_run(str(folder))
+    assert (trained.study, trained.state.round, len(trained.rounds)) == (tiny(), ROUNDS, ROUNDS)
+    assert torch.equal(trained.state.server.particles, state(finished)["server.particles"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert without_seconds(study.report(trained)) == without_seconds(results.load(finished))
+
+
+@pytest.mark.parametrize("missing", ["study.toml", "data.npz", "checkpoints"])
+def test_a_folder_that_is_no_run_cannot_be_opened(finished: Path, tmp_path: Path, missing: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    path = folder / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises((StudyError, CheckpointError), match=r"is not a run folder|holds no saved round"):
+        study.open_run(folder)
+
+
+def test_a_run_that_was_stopped_can_be_opened(tmp_path: Path) -> None:
+    interrupted(tiny(), tmp_path, 6)
+    assert study.open_run(tmp_path).state.round == 6
+    first = study.open_run(tmp_path).state.server.particles
+    study.run(tiny(), tmp_path, resume=True)
+    assert not torch.equal(study.open_run(tmp_path).state.server.particles, first)

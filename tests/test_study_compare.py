@@ -1,0 +1,161 @@
+"""Comparisons: every cell against its definition, runs that are read instead of repeated, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacbayes_fl import results, study_compare
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
+from pacbayes_fl.study import run
+from pacbayes_fl.study_compare import METRICS, Cell, compare, table, write
+from pacbayes_fl.study_file import Study
+from tests.tiny import on_csv, rows, tiny, write_csv
+
+RIDGES = ("ridge", "pooled-ridge")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Result]]:
+    """Return the folder of a comparison of two methods over two seeds, with data that follow the seed."""
+    out = tmp_path_factory.mktemp("compare") / "out"
+    return out, compare(studies(), 2, out)
+
+
+def studies() -> list[Study]:
+    return [tiny(f"method.name={name}", "data.follow_seed=true") for name in RIDGES]
+
+
+def result(values: Sequence[float], group: str = "existing", method: str = "a", seed: int = 0) -> Result:
+    clients = tuple(ClientRow(k, f"c{k}", group, 3, {"rsmse": value}) for k, value in enumerate(values))
+    return Result("s", method, seed, "regression", clients=clients)
+
+
+def test_runs_come_method_by_method_and_seed_by_seed(compared: tuple[Path, list[Result]]) -> None:
+    out, found = compared
+    assert [(one.method, one.seed) for one in found] == [(name, seed) for name in RIDGES for seed in (3, 4)]
+    assert found[0] != found[1] and found[0].column("new", "rsmse") != found[1].column("new", "rsmse")
+    alone = run(tiny("method.name=pooled-ridge", "data.follow_seed=true", "seed=4"))
+    assert alone.clients == found[3].clients
+    for one in found:
+        assert results.load(out / f"{one.method}-seed{one.seed}") == one
+
+
+def test_every_cell_is_the_bootstrap_of_its_runs(compared: tuple[Path, list[Result]]) -> None:
+    _, found = compared
+    cells = table(found)
+    assert [cell[:3] for cell in cells] == [(m, g, n) for m in RIDGES for g in ("existing", "new") for n in METRICS]
+    for cell in cells:
+        values = [one.column(cell.group, cell.metric) for one in found if one.method == cell.method]
+        assert cell[3:6] == nested_bootstrap(values)
+        assert cell.median == pytest.approx(statistics.median([v for row in values for v in row]), rel=1e-12)
+        assert cell.low <= cell.mean <= cell.high and cell.seeds == 2
+
+
+def test_clients_without_a_number_are_left_out() -> None:
+    nan = math.nan
+    (cell,) = table([result([1.0, nan, 5.0]), result([3.0, 4.0, nan], seed=1)])
+    assert cell[3:6] == nested_bootstrap([[1.0, 5.0], [3.0, 4.0]])
+    assert (cell.mean, cell.median, cell.seeds) == (3.25, 3.5, 2)
+    (odd,) = table([result([1.0, 2.0, nan]), result([nan] * 3, seed=1), result([6.0, nan, nan], seed=2)])
+    assert (odd.mean, odd.median) == (3.75, 2.0)
+    assert table([result([nan, nan])]) == []
+    assert [cell.group for cell in table([result([1.0], "new")])] == ["new"]
+
+
+def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> None:
+    out, found = compared
+    cells = table(found, found[0].metrics)
+    with (out / "compare.csv").open(newline="") as file:
+        lines = list(csv.reader(file))
+    assert tuple(lines[0]) == Cell._fields
+    assert [(*line[:3], *map(float, line[3:])) for line in lines[1:]] == [tuple(cell) for cell in cells]
+    summary = json.loads((out / "compare.json").read_text())
+    assert summary == {"study": "tiny", "cells": [cell._asdict() for cell in cells]}
+    assert {"rmse_raw", "rsmse", "coverage_95"} <= {cell["metric"] for cell in summary["cells"]}
+    assert {"box_plots.png", "box_plots.svg"} <= {path.name for path in (out / "figures").iterdir()}
+
+
+def test_what_is_not_finite_stays_json(tmp_path: Path) -> None:
+    write(tmp_path, [result([1.0, math.inf])])
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    summary = json.loads((tmp_path / "compare.json").read_text(), parse_constant=refuse)
+    (cell,) = summary["cells"]
+    assert (cell["mean"], cell["low"], cell["high"], cell["method"], cell["seeds"]) == (None, None, None, "a", 1)
+
+
+def test_without_matplotlib_the_table_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any) -> None:
+        raise PacBayesFLError("figures need matplotlib")
+
+    monkeypatch.setattr(study_compare.plots, "save_joint", absent)
+    with pytest.warns(UserWarning, match="no box plots: figures need matplotlib"):
+        write(tmp_path, [result([1.0, 2.0])])
+    assert (tmp_path / "compare.csv").is_file()
+
+
+def test_finished_runs_are_read_and_unfinished_ones_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)  # what takes the time
+    first = compare([tiny()], 1, tmp_path)
+    ran: list[tuple[int, bool]] = []
+
+    def watched(study: Study, out: Path | None, resume: bool, on_round: Any) -> Result:
+        ran.append((study.seed, resume))
+        return run(study, out, resume, on_round)
+
+    monkeypatch.setattr(study_compare, "run", watched)
+    assert compare([tiny()], 1, tmp_path) == first
+    assert ran == []
+    again = compare([tiny()], 2, tmp_path)
+    assert ran == [(4, False)] and again[0] == first[0]
+    (tmp_path / "pac-pfl-seed4" / "metrics.json").unlink()
+    assert compare([tiny()], 2, tmp_path) == again
+    assert ran == [(4, False), (4, True)]
+
+
+def test_a_finished_run_of_another_study_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    compare([tiny()], 1, tmp_path)
+    with pytest.raises(StudyError, match=r"pac-pfl-seed3 holds a run of another study \(choose another --out\)"):
+        compare([tiny("method.rate=0.5")], 1, tmp_path)
+
+
+def test_nothing_is_written_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[tuple[str, int]] = []
+    rounds: list[int] = []
+
+    def on_run(study: Study) -> Any:
+        seen.append((study.method.name, study.seed))
+        return lambda record: rounds.append(record.round)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare([tiny("federation.rounds=2"), tiny("method.name=ridge")], 2, None, on_run)
+    assert list(tmp_path.iterdir()) == []
+    assert seen == [("pac-pfl", 3), ("pac-pfl", 4), ("ridge", 3), ("ridge", 4)]
+    assert rounds == [1, 2, 1, 2, 1, 1]
+
+
+def test_studies_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    with pytest.raises(StudyError, match="the studies to compare have different data"):
+        compare([tiny(), on_csv(path, "method.name=ridge")], 1)
+    with pytest.raises(StudyError, match="need different methods and at least 1 seed, got ridge, ridge and 1"):
+        compare([tiny("method.name=ridge")] * 2, 1)
+    with pytest.raises(StudyError, match="got ridge and 0"):
+        compare([tiny("method.name=ridge")], 0)
+    with pytest.raises(StudyError, match="need different methods"):
+        compare([], 1)

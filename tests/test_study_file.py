@@ -1,0 +1,219 @@
+"""Studies: where a value comes from, what is refused, and that a resolved study reads back as itself."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.study_file import BUNDLED, Study, assigned, listing, read_table
+from tests.tiny import TABLE, tiny, write_study
+
+
+def study(table: dict[str, Any], *sets: str) -> Study:
+    return Study.from_table(table, "s.toml", sets)
+
+
+LAYERS: dict[str, Any] = {
+    "method": {"name": "pac-pfl", "preset": "paper", "rate": 0.02},
+    "methods": {"pac-pfl": {"method": {"rate": 0.03}, "model": {"feature_dim": 5}, "federation": {"rounds": 33}}},
+}
+
+
+def test_precedence_from_the_top_to_the_bottom() -> None:
+    """Assignments, [methods.NAME], the table, the preset, the default: each wins over what follows."""
+    everything, own = dict(LAYERS), LAYERS["methods"]
+    assert study(everything, "method.rate=0.04").method.options.rate == 0.04
+    assert study(everything).method.options.rate == 0.03
+    del everything["methods"]
+    assert study(everything).method.options.rate == 0.02
+    assert study({"method": {"preset": "paper"}}).method.options.rate == 0.001
+    assert study({}).method.options.rate == 0.01
+    assert study(everything).method.options.optimiser == "ascent"  # of the preset, which the table does not contradict
+    assert study({"methods": own, "federation": {"rounds": 7}}).federation.rounds == 33
+    assert study({"method": {"preset": "paper"}, "federation": {"rounds": 7}}).federation.rounds == 7
+    assert study({"method": {"preset": "paper"}}).federation.rounds == 1000
+    assert study({"methods": own, "model": {"feature_dim": 7}}).model.feature_dim == 5
+    assert study({"methods": own}, "federation.rounds=8", "model.feature_dim=9").plan.rounds == 8
+
+
+def test_the_last_assignment_wins_and_a_preset_can_be_assigned() -> None:
+    assert study({}, "method.rate=0.1", "method.rate=0.2").method.options.rate == 0.2
+    got = study({"method": {"rate": 0.05}}, "method.preset=paper")
+    assert (got.method.preset, got.method.options.rate, got.method.options.optimiser) == ("paper", 0.05, "ascent")
+
+
+def test_another_method_drops_the_options_of_the_tables_own() -> None:
+    table = {"method": {"name": "pac-pfl", "preset": "paper", "particles": 7}, "model": {"feature_dim": 3}}
+    other = study(table, "method.name=pfedgp", "method.rate=0.5")
+    assert (other.method.name, other.method.preset, other.method.options.rate) == ("pfedgp", "recommended", 0.5)
+    assert other.model.feature_dim == 3  # the other parts are everybody's
+    assert study(table, "method.name=pac-pfl").method.options.particles == 7
+    assert study({"method": {"particles": 7}}, "method.name=pac-pfl").method.options.particles == 7  # the default name
+    with pytest.raises(StudyError, match="unknown key 'particles'"):
+        study({"method": {"name": "pfedgp", "particles": 7}})
+
+
+def test_each_method_finds_its_own_part() -> None:
+    table = {"methods": {"pfedgp": {"method": {"rate": 0.07}}, "pac-pfl": {"method": {"rate": 0.08}}}}
+    assert study(table, "method.name=pfedgp").method.options.rate == 0.07
+    assert study(table).method.options.rate == 0.08
+    assert study(table, "method.name=vanilla-gp").method.options.rate == 0.01
+
+
+def test_assigned_leaves_the_table_as_it_was() -> None:
+    table = {"method": {"name": "pac-pfl", "particles": 7}, "seed": 1}
+    kept, given = assigned(table, ["method.name=ridge", "seed=2"])
+    assert (kept, given) == ({"seed": 1}, {"method": {"name": "ridge"}, "seed": 2})
+    assert table == {"method": {"name": "pac-pfl", "particles": 7}, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"modle": {}}, "s.toml: unknown key 'modle' (did you mean 'model'?)"),
+        (
+            {"model": {"kernel_width": [1]}},
+            "s.toml [model]: unknown key 'kernel_width' (did you mean 'kernel_widths'?)",
+        ),
+        ({"method": {"tua": 1.0}}, "s.toml [method]: unknown key 'tua' (did you mean 'tau'?)"),
+        ({"method": {"name": "pac-plf"}}, "s.toml: unknown method 'pac-plf' (did you mean 'pac-pfl'?)"),
+        ({"method": {"name": 3}}, "s.toml: unknown method '3'"),
+        ({"method": {"name": ["ridge"]}}, "s.toml: unknown method \"['ridge']\""),
+        ({"method": {"preset": "papers"}}, "s.toml: unknown preset 'papers' (did you mean 'paper'?)"),
+        ({"method": {"preset": ["paper"]}}, "s.toml: unknown preset ['paper']"),
+        ({"methods": {"rigde": {}}}, "s.toml: unknown method 'rigde' (did you mean 'ridge'?)"),
+        ({"methods": {"pac-pfl": {"report": {}}}}, "s.toml [methods.pac-pfl]: unknown part 'report' (valid: method,"),
+        ({"methods": {"pfedgp": {"data": {}}}}, "s.toml [methods.pfedgp]: unknown part 'data'"),
+        ({"methods": {"pfedgp": {"method": {"tau": 1}}}}, "s.toml [methods.pfedgp.method]: unknown key 'tau'"),
+        ({"methods": {"pfedgp": {"model": 3}}}, "s.toml [methods.pfedgp.model] must be a table, got 3"),
+        ({"methods": {"pfedgp": 3}}, "s.toml [methods.pfedgp] must be a table, got 3"),
+        ({"methods": 3}, "s.toml: methods must be a table, got 3"),
+        ({"method": 3}, "s.toml: method must be a table, got 3"),
+        ({"model": "deep"}, "s.toml: model must be a table, got 'deep'"),
+        ({"seed": -1}, "s.toml seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        ({"seed": 2**32}, "s.toml seed must be a whole number"),
+        ({"seed": True}, "s.toml seed must be a whole number"),
+        ({"seed": 1.0}, "s.toml seed must be a whole number"),
+        (
+            {"federation": {"device": "gpu"}},
+            "s.toml [federation] device must be one of 'auto', 'cpu', 'cuda', got 'gpu'",
+        ),
+        ({"federation": {"checkpoint_every": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
+        ({"federation": {"threads": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
+        ({"report": {"evaluate_every": 0}}, "[report] evaluate_every must be at least 1, got 0"),
+        ({"model": {"mean_widths": [3, 0]}}, "[model] widths and feature_dim must be at least 1, got 32, 32, 3, 0, 2"),
+        ({"model": {"feature_dim": 0}}, "[model] widths and feature_dim must be at least 1"),
+        ({"model": {"noise_std": 0.0}}, "[model] noise_std must be positive, got 0"),
+        ({"model": {"noise_std": float("nan")}}, "[model] noise_std must be positive, got nan"),
+    ],
+)
+def test_a_wrong_study_is_refused_with_the_place(table: dict[str, Any], text: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        study(table)
+    assert str(caught.value).startswith(text)
+
+
+def test_a_wrong_assignment_is_refused_like_a_wrong_table() -> None:
+    with pytest.raises(StudyError, match="method must be a table, got 3"):
+        study({"method": {"name": "ridge"}}, "method=3")
+    with pytest.raises(StudyError, match="unknown key 'tauu'"):
+        study({}, "method.tauu=3")
+
+
+def test_numbers_that_only_the_plan_can_judge() -> None:
+    with pytest.raises(StudyError, match="rounds must be >= 0"):
+        _ = study({"federation": {"rounds": -1}}).plan
+
+
+def test_the_plan_is_the_federation_part() -> None:
+    got = tiny("federation.cohort=2", "federation.min_clients=2", "federation.chunk=99", "federation.waste=1.5")
+    assert got.plan == FederationPlan(12, 2, 3, "drop", 2, 99, 1.5, "philox")
+    assert tiny("method.name=ridge").plan.rounds == 1  # nothing to repeat
+    assert tiny("method.name=ridge").federation.rounds == 12
+
+
+def test_the_model_part_builds_the_prior() -> None:
+    for widths, dim in (("zero", 0), ([], 2), ([4], 13)):  # of the mean: none, w x + b, and 4 + 4 + 4 + 1
+        prior = study({"model": {"mean_widths": widths, "kernel_widths": [], "feature_dim": 1}}).model.build(1)
+        assert isinstance(prior, DeepKernelGP)
+        assert prior.dim == dim + 2 + 1  # and the linear embedding x -> 1, and the noise
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("preset", ["recommended", "paper"])
+def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path: Path) -> None:
+    sets = (
+        "federation.cohort=3",
+        "model.mean_widths=zero",
+        'data.options.note="a \\"quoted\\" ü"',
+        "report.levels=pacoh",
+    )
+    one = study({"name": "näme", "seed": 2**32 - 1, "method": {"name": name, "preset": preset}}, *sets)
+    path = tmp_path / "study.toml"
+    path.write_text(one.to_toml(), encoding="utf-8")
+    assert Study.from_toml(path) == one
+    assert Study.from_toml(path).table() == one.table() == tomllib.loads(one.to_toml())
+
+
+def test_a_resolved_study_implies_nothing() -> None:
+    table = tiny().table()
+    fields = {"data": 7, "model": 6, "method": 15, "federation": 10, "report": 2}
+    assert {part: len(table[part]) for part in fields} == fields
+    assert set(table) == {"name", "seed", *fields}
+    assert table["federation"]["cohort"] == "none"
+
+
+def test_differences_from_the_paper() -> None:
+    assert study({"method": {"preset": "paper"}}).differences() == {}
+    assert study({}).differences() == {
+        "method.rate": (0.01, 0.001),
+        "method.optimiser": ("adam", "ascent"),
+        "federation.rounds": (400, 1000),
+    }
+    changed = {"method": {"preset": "paper"}, "model": {"mean_widths": "zero"}, "federation": {"threads": 1}}
+    assert study(changed, "federation.device=cpu").differences() == {"model.mean_widths": ("zero", [32, 32])}
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in BUNDLED.glob("*.toml")))
+def test_every_bundled_study_loads_by_its_name(name: str) -> None:
+    got = Study.from_toml(name)
+    assert got.name == name
+    assert got == Study.from_toml(BUNDLED / f"{name}.toml")
+    assert Study.from_table(got.table()) == got
+
+
+def test_a_file_is_named_after_itself_when_it_does_not_say(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("seed = 4\n")
+    assert (Study.from_toml(tmp_path / "mine.toml").name, Study.from_toml(tmp_path / "mine.toml").seed) == ("mine", 4)
+    assert Study.from_toml(write_study(tmp_path)) == tiny()
+    assert Study.from_toml(str(write_study(tmp_path)), ["seed=9"]).seed == 9
+    assert read_table(write_study(tmp_path)) == (TABLE, "tiny.toml")
+
+
+def test_a_study_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"there is no study 'polynomail' \(did you mean 'polynomial'\?\)"):
+        Study.from_toml("polynomail")
+    with pytest.raises(StudyError, match="there is no study"):
+        Study.from_toml(tmp_path)
+    (tmp_path / "bad.toml").write_text("seed = = 3")
+    with pytest.raises(StudyError, match=r"bad\.toml is not TOML: "):
+        Study.from_toml(tmp_path / "bad.toml")
+    (tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(StudyError, match=r"bad\.toml is not TOML: "):
+        Study.from_toml(tmp_path / "bad.toml")
+
+
+def test_listings_name_what_there_is() -> None:
+    assert dict(listing("methods")) == {name: recipe.title for name, recipe in METHODS.items()}
+    assert [name for name, _ in listing("studies")] == sorted(file.stem for file in BUNDLED.glob("*.toml"))
+    assert {"polynomial", "pv-ew", "pv-s", "FILE.csv"} <= {name for name, _ in listing("data")}
+    for what in ("methods", "data", "studies", "bounds"):
+        assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
+    assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment

@@ -1,0 +1,97 @@
+"""A study that runs in a fraction of a second, its data as a table, and what to look at in its run folder."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pacbayes_fl import settings
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.study_file import Study
+
+ROUNDS = 12
+TABLE: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "data": {
+        "source": "polynomial",
+        "options": {"clients": 4, "new_clients": 2, "samples": 7, "test_samples": 8},
+    },
+    "model": {"mean_widths": [4], "kernel_widths": [4]},
+    "method": {"name": "pac-pfl", "particles": 2},
+    "federation": {"rounds": ROUNDS, "checkpoint_every": 4, "device": "cpu", "threads": 1},
+}
+
+Row = dict[str, Any]
+
+
+def tiny(*sets: str) -> Study:
+    """Return the study with some values changed."""
+    return Study.from_table(TABLE, "tiny.toml", sets)
+
+
+def write_study(folder: Path, table: Mapping[str, Any] = TABLE) -> Path:
+    """Write the study where a command can read it."""
+    path = folder / "tiny.toml"
+    path.write_text(settings.to_toml(table), encoding="utf-8")
+    return path
+
+
+def rows(seed: int = 0, sizes: Iterable[int] = (9, 12, 8, 10), new: Iterable[int] = (7, 9)) -> list[Row]:
+    """Draw a table of ragged clients with two features; the last three rows of each are test rows."""
+    random = np.random.default_rng(seed)
+    out = []
+    for group, counts in (("existing", sizes), ("new", new)):
+        for k, count in enumerate(counts):
+            x = random.normal(50.0 * (k + 1), 4.0, size=(count, 2))
+            y = 1000.0 + x[:, 0] * (k + 1) - 3.0 * x[:, 1] + random.normal(size=count)
+            for i in range(count):
+                split = "test" if i >= count - 3 else "train"
+                fields = {"client": f"{group}_{k}", "lag_1": x[i, 0], "wind": x[i, 1], "y": y[i]}
+                out.append(fields | {"split": split, "group": group})
+    return out
+
+
+def write_csv(path: Path, table: Iterable[Row]) -> Path:
+    """Write rows as CSV, numbers to the last bit and NaN as an empty cell."""
+    table = list(table)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table[0])
+        for row in table:
+            writer.writerow("" if isinstance(v, float) and math.isnan(v) else v for v in row.values())
+    return path
+
+
+def on_csv(path: Path, *sets: str) -> Study:
+    """Return the study with a CSV as its data."""
+    return Study.from_table(TABLE | {"data": {"source": str(path)}}, "tiny.toml", sets)
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of the newest saved round."""
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return dict(saved.tensors)
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """Check that the newest rounds of two folders are equal to the last bit."""
+    mine, theirs = state(one), state(other)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert tensor.dtype in (torch.float64, torch.int64), name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def assert_same_results(one: Path, other: Path) -> None:
+    """Check that two finished runs left the same state, the same numbers and the same rounds."""
+    assert_same_state(one, other)
+    for name in ("metrics.json", "clients.csv", "predictions.safetensors", "labels.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
