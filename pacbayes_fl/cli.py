@@ -157,13 +157,12 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _default_folder(path: Path, resume: bool) -> Path:
-    """Take the first folder that is free, or with `resume` the last that is not."""
-    taken = [path] if path.exists() else []
-    while (following := path.with_name(f"{path.name}-{len(taken) + 1}")).exists() and taken:
-        taken.append(following)
-    if resume and taken:
-        return taken[-1]
-    return following if taken else path
+    """Take the first folder that holds no run, or with `resume` the last that does."""
+    last, number = path, 1
+    while (path.with_name(f"{path.name}-{number}") if number > 1 else path).joinpath("study.toml").exists():
+        last = path.with_name(f"{path.name}-{number}") if number > 1 else path
+        number += 1
+    return last if resume or number == 1 else path.with_name(f"{path.name}-{number}")
 
 
 def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> None:

@@ -183,6 +183,8 @@ def override(table: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+        with contextlib.suppress(ValueError):
+            value = float(value)  # such as ".5", which is no TOML
     *parents, last = path.strip().split(".")
     for name in parents:
         inner = table.setdefault(name, {})

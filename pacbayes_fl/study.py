@@ -145,8 +145,9 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         if not resume:
             raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
         saved = checkpoint.load(folder)
-        before = Study.from_toml(folder / "study.toml").table() if saved is None else saved.meta["study"]
-        checkpoint.check_study(before, study.table())
+        toml = folder / "study.toml"
+        before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
+        checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is not None:
         if saved.round > study.plan.rounds:
             raise StudyError(f"{folder} has finished round {saved.round}, and rounds is {study.plan.rounds}")
@@ -275,6 +276,8 @@ def open_run(folder: Path | str) -> Trained:
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
         raise StudyError(f"{folder} is not a run folder: study.toml or data.npz is missing")
     study = Study.from_toml(folder / "study.toml")
+    if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
+        study = replace(study, federation=replace(study.federation, device="cpu"))
     saved = checkpoint.load(folder)
     if saved is None:
         raise CheckpointError(f"{folder} holds no saved round", hint="finish the run with --resume")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pacbayes_fl import plots, results
 from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
@@ -65,6 +66,7 @@ def compare(
         The results, seed by seed within method by method.
 
     Raises:
+        CheckpointError: when a folder holds a run of another study.
         StudyError: when the data of the studies differ, or two of them have the same method.
     """
     if any(study.data != studies[0].data for study in studies):
@@ -79,8 +81,8 @@ def compare(
             on_round = on_run(one) if on_run is not None else None
             folder = None if out is None else Path(out) / f"{study.method.name}-seed{seed}"
             if folder is not None and (folder / "metrics.json").is_file():
-                if Study.from_toml(folder / "study.toml").table() != one.table():
-                    raise StudyError(f"{folder} holds a run of another study", hint="choose another --out")
+                saved = Study.from_toml(folder / "study.toml").table()
+                checkpoint.check_study(saved, one.table(), ("device", "threads", "checkpoint_every"))
                 found.append(results.load(folder))
             else:
                 found.append(run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round))

@@ -33,8 +33,8 @@ class DataPart:
         client: name of the client column of a table.
         target: name of the target column of a table.
         test_share: share of each client's last rows held out from a table without a `split` column.
-        duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually), or
-            "allow" it, for discrete data in which that happens by chance.
+        duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
+            or "allow" it, for discrete data in which that happens by chance.
     """
 
     source: str = "polynomial"
@@ -178,7 +178,7 @@ class Study:
 
         Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
         what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
-        than the table, the table's [method] options, which are not that method's, do not count.
+        or source of data than the table, the table's [method] or [data], which is not for that one, does not count.
 
         Args:
             table: parts by name.
@@ -268,7 +268,7 @@ class Study:
 
 
 def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Read assignments; where they choose another method, the table's [method] options, not being its own, are dropped.
+    """Read assignments; where they choose another method or source of data, the table's part for its own is dropped.
 
     Args:
         table: of a study.
@@ -283,11 +283,12 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
     given: dict[str, Any] = {}
     for assignment in sets:
         settings.override(given, assignment)
-    before, after = table.get("method", {}), given.get("method", {})
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        name = before.get("name", "pac-pfl")
-        if after.get("name", name) != name:
-            table = {key: value for key, value in table.items() if key != "method"}
+    for part, key, default in (("method", "name", "pac-pfl"), ("data", "source", DataPart.source)):
+        before, after = table.get(part, {}), given.get(part, {})
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            chosen = before.get(key, default)
+            if after.get(key, chosen) != chosen:
+                table = {name: value for name, value in table.items() if name != part}
     return table, given
 
 

@@ -82,7 +82,8 @@ def join(trained: Trained, path: Path | str) -> dict[str, Prediction]:
             nan) target, or `test` in a `split` column.
 
     Returns:
-        Predictions by client; of its training rows where it has no rows to predict.
+        Predictions by client; of its training rows where it has no rows to predict. A client without any target gets
+        the prior's prediction, with the existing clients' average standardisation.
 
     Raises:
         DataError: when columns are missing or rows cannot be used.
@@ -92,9 +93,11 @@ def join(trained: Trained, path: Path | str) -> dict[str, Prediction]:
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
         own = ClientBatch.pad([(x[~ask], y[~ask])], [name], allow_empty=True)
-        if bool(ask.all()):
-            warnings.warn(f"{name} has no rows with a target: the prior's prediction, in unscaled units", stacklevel=2)
         group = scale(tables.Group(own, own), trained.method.raw_units, device_of(trained.study))
+        if bool(ask.all()):
+            warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
+            average = (t.mean(0, keepdim=True) for t in trained.groups["existing"].units)
+            group = replace(group, units=scaling.Scaling(*average))
         state = state_of(trained.method, trained.state, "new", group)
         out[name] = _predict(trained, state, group, name, x[ask] if bool(ask.any()) else x)
     return out

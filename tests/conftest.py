@@ -46,3 +46,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, skip in (("gpu", no_gpu), ("real_data", no_data)):
             if skip is not None and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run of the tiny study; only to be read."""
+    from pacbayes_fl.study import run
+    from tests.tiny import tiny
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(tiny(), folder)
+    return folder

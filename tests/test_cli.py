@@ -369,8 +369,10 @@ def test_a_client_without_labels_gets_the_prior_and_a_warning(call: Call, finish
     assert code == 0 and "warning: c has no rows with a target: the prior's prediction" in err
     trained = study.open_run(finished)
     model: Any = trained.method.model  # type: ignore[attr-defined]
-    mean = model.mean(trained.state.server.particles.unsqueeze(0), torch.tensor([[[0.3]]], dtype=torch.float64))
-    assert json.loads(out)["c"]["mean"] == pytest.approx([mean.mean().item()], rel=1e-9)
+    units = trained.groups["existing"].units  # what the federation's clients have on average
+    x = (torch.tensor([[[0.3]]], dtype=torch.float64) - units.x_mean.mean(0)) / units.x_std.mean(0)
+    mean = model.mean(trained.state.server.particles.unsqueeze(0), x).mean()
+    assert json.loads(out)["c"]["mean"] == pytest.approx([(units.y_mean.mean() + units.y_std.mean() * mean).item()])
     assert call("join", finished, "--data", "new.csv", "--quiet").err == ""
 
 

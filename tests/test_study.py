@@ -292,6 +292,16 @@ def test_another_study_is_refused_with_its_keys(tmp_path: Path, saved: bool) -> 
     assert (tmp_path / "study.toml").read_bytes() == before
 
 
+def test_a_run_from_before_a_key_existed_goes_on(finished: Path, tmp_path: Path) -> None:
+    interrupted(tiny(), tmp_path, 5)
+    saved = checkpoint.load(tmp_path)
+    assert saved is not None
+    table = {part: values for part, values in saved.meta["study"].items() if part != "report"}
+    checkpoint.save(tmp_path, 5, saved.tensors, {**saved.meta, "study": table})
+    study.run(tiny(), tmp_path, resume=True)
+    assert_same_results(tmp_path, finished)
+
+
 def test_a_folder_that_holds_a_run_is_not_written_over(finished: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir() if path.name != "run.lock"}
     with pytest.raises(StudyError, match=r"holds a run already \(go on with --resume, or choose another --out\)"):

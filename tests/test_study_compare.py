@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pacbayes_fl import results, study_compare
-from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
 from pacbayes_fl.study import run
 from pacbayes_fl.study_compare import METRICS, Cell, compare, table, write
@@ -128,7 +128,7 @@ def test_finished_runs_are_read_and_unfinished_ones_go_on(tmp_path: Path, monkey
 def test_a_finished_run_of_another_study_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
     compare([tiny()], 1, tmp_path)
-    with pytest.raises(StudyError, match=r"pac-pfl-seed3 holds a run of another study \(choose another --out\)"):
+    with pytest.raises(CheckpointError, match="the study is not the one that this run was started with"):
         compare([tiny("method.rate=0.5")], 1, tmp_path)
 
 

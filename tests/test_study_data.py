@@ -55,7 +55,10 @@ def test_the_data_follow_the_seed_only_when_asked() -> None:
             ["data.source=polynomail"],
             "[data] source must be one of polynomial, pv-ew, pv-s or a file, got 'polynomail'",
         ),
-        (["data.source=rows.csv"], "[data] options are for generators, not for the file rows.csv"),
+        (
+            ["data.source=rows.csv", "data.options.samples=3"],
+            "[data] options are for generators, not for the file rows.csv",
+        ),
         (["data.options.weather=$NO_SUCH_VARIABLE/a.csv"], "[data] the environment variable NO_SUCH_VARIABLE is not"),
         (["data.source=${NO_SUCH_VARIABLE}/a.csv"], "[data] the environment variable NO_SUCH_VARIABLE is not set"),
     ],

@@ -118,11 +118,15 @@ def test_a_client_without_a_target_gets_the_priors_prediction(
     with pytest.warns(UserWarning, match="fresh has no rows with a target: the prior's prediction"):
         got = join(trained, write_csv(tmp_path / "fresh.csv", table))["fresh"]
     particles = trained.state.server.particles
-    mean = trained.method.model.mean(particles.unsqueeze(0), x.unsqueeze(0))  # type: ignore[attr-defined]
-    torch.testing.assert_close(got.mean, mean[0].mean(0), rtol=1e-9, atol=1e-12)
+    units = trained.groups["existing"].units
+    scaled = (x - units.x_mean.mean(0)) / units.x_std.mean(0)
+    mean = trained.method.model.mean(particles.unsqueeze(0), scaled.unsqueeze(0))  # type: ignore[attr-defined]
+    loc, scale = units.y_mean.mean(), units.y_std.mean()
+    torch.testing.assert_close(got.mean, loc + scale * mean[0].mean(0), rtol=1e-9, atol=1e-12)
     noise = trained.method.model.noise(particles.unsqueeze(0))[0]  # type: ignore[attr-defined]
     second = (1.0 + noise.unsqueeze(1) + mean[0].square()).mean(0)  # k(x, x) = 1
-    torch.testing.assert_close(got.std.square(), second - got.mean.square(), rtol=1e-9, atol=1e-9)
+    variance = scale.square() * (second - mean[0].mean(0).square())
+    torch.testing.assert_close(got.std.square(), variance, rtol=1e-9, atol=1e-9)
     assert (got.lower < got.mean).all() and (got.mean < got.upper).all()
 
 

@@ -63,8 +63,9 @@ def fit(batch: ClientBatch) -> Scaling:
     std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
     low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
     flat = (std < _SMALLEST) | (low >= high)  # a large constant's std is rounding, which its size decides
-    if flat[:, -1].any():
-        names = [name for name, is_flat in zip(batch.names, flat[:, -1].tolist(), strict=True) if is_flat]
+    constant = flat[:, -1] & batch.mask.any(1)
+    if constant.any():
+        names = [name for name, is_flat in zip(batch.names, constant.tolist(), strict=True) if is_flat]
         warnings.warn(f"targets of {', '.join(names)} do not vary: left unscaled (std := 1)", stacklevel=2)
     std = torch.where(flat, 1.0, std)
     return Scaling(mean[:, :-1], std[:, :-1], mean[:, -1], std[:, -1])

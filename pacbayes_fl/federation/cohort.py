@@ -15,8 +15,8 @@ _DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
 def draw(seed: int, round: int, ids: Sequence[int], size: int | None) -> Tensor:
     """Draw a cohort without replacement (PAC-PFL Algorithm 1, line 4).
 
-    Every client gets a random key from (seed, round, id), and those with the smallest take part: the cohort is the same in
-    whatever order the clients stand.
+    Every client gets a random key from (seed, round, id), and those with the smallest take part: the cohort is the same
+    in whatever order the clients stand.
 
     Args:
         seed: of the experiment.

@@ -102,7 +102,7 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
     lam: float | None = None
     beta: float | None = None
     n2: float = 0.0
-    rate: float = 5e-3
+    rate: float = 1e-2
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: svgd.Bandwidth | float = "off-diagonal"
     minibatch: int | None = None

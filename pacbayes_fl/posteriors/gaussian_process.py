@@ -248,7 +248,7 @@ def condition(
             factor.ok, log_evidence if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf
         )
         usable = factor.ok[..., None]
-        alpha = torch.where(usable | ~factor.ok.any(1)[:, None, None], torch.where(usable, alpha, 0.0), torch.nan)
+        alpha = torch.where(usable, alpha, torch.where(factor.ok.any(1)[:, None, None], 0.0, torch.nan))
         whitener = torch.where(usable[..., None], whitener, 0.0)
         log_weights = torch.log_softmax(weighed, 1)
     return GPPosterior(

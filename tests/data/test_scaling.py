@@ -84,7 +84,7 @@ def test_a_constant_column_of_any_size_is_not_blown_up(value: float, dtype: torc
 
 def test_one_row_and_no_row_are_left_finite() -> None:
     batch = federation(1, 0, 5)
-    with pytest.warns(UserWarning, match="targets of client_00, client_01 do not vary"):
+    with pytest.warns(UserWarning, match="targets of client_00 do not vary"):
         units = scaling.fit(batch)
     assert all(torch.isfinite(part).all() for part in units)
     scaled = units.apply(batch)

@@ -11,7 +11,7 @@ from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.particles import FlatHyperPrior
 
 
-def pfedgp(model: FunctionModel, init_std: float = 0.3, rate: float = 5e-3, minibatch: int | None = None) -> PacPFL:
+def pfedgp(model: FunctionModel, init_std: float = 0.3, rate: float = 1e-2, minibatch: int | None = None) -> PacPFL:
     """Build pFedGP from PAC-PFL's parts: one particle, flat hyper-prior; tau is then but a scale, and 1.
 
     Args:

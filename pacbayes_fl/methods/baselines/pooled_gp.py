@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.errors import NumericalError, StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.methods.baselines.pooling import Rows, pool, send
@@ -146,6 +146,11 @@ class PooledGP(Method[Server, Server, Nothing, Rows]):
     steps: int = 200
     inducing: int = 200
     exact_up_to: int = 2000
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if not (self.init_std > 0 and self.rate > 0 and self.steps >= 0 and self.inducing > 0):
+            raise StudyError("init_std, rate and inducing must be positive, steps not negative")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw theta; no row is known yet."""

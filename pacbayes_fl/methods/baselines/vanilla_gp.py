@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.models.base import FunctionModel
@@ -46,6 +47,11 @@ class VanillaGP(Method[Start, Start, Nothing, Update]):
     init_std: float = 0.3
     rate: float = 1e-2
     steps: int = 200
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if not (self.init_std > 0 and self.rate > 0 and self.steps >= 0):
+            raise StudyError("init_std and rate must be positive, steps not negative")
 
     def init_server(self, generator: torch.Generator) -> Start:
         """Draw the common starting point."""

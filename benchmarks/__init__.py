@@ -1,0 +1,1 @@
+"""What the library costs, and tables of the papers redone; not part of the wheel."""
