@@ -144,11 +144,19 @@ class Recipe:
     search: Search = field(default_factory=lambda: MappingProxyType({}))
 
 
-_WIDTHS = Choice(((8, 8), (16, 16), (32, 32)))
-_MEANS = Choice(((), (8, 8), (16, 16), (32, 32)))
-_RATES = LogUniform(1e-3, 3e-2)
-_STDS = LogUniform(0.05, 2.0)
-_STEPS = Choice((50, 100, 200, 400))
+_STDS, _STEPS = LogUniform(0.05, 2.0), Choice((50, 100, 200, 400))
+_NETWORKS: Search = MappingProxyType(
+    {
+        "method.rate": LogUniform(1e-3, 3e-2),
+        "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
+        "model.kernel_widths": Choice(((8, 8), (16, 16), (32, 32))),
+    }
+)
+
+
+def _searching(**spaces: LogUniform | Choice) -> Search:
+    """Add a method's own spaces, `part__key`, to those of its networks and their learning rate."""
+    return MappingProxyType({**{key.replace("__", "."): space for key, space in spaces.items()}, **_NETWORKS})
 
 
 def _pac_pfl(options: PacPFLOptions, model: FunctionModel, features: Sequence[str]) -> PacPFL:
@@ -187,16 +195,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             _pac_pfl,
             Product("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
             _presets(paper={"method": {"optimiser": "ascent", "rate": 1e-3}, "federation": {"rounds": 1000}}),
-            MappingProxyType(
-                {
-                    "method.tau": LogUniform(0.01, 1.0),
-                    "method.hyper_prior_std": _STDS,
-                    "method.rate": _RATES,
-                    "model.mean_widths": _MEANS,
-                    "model.kernel_widths": _WIDTHS,
-                    "federation.rounds": Choice((50, 100, 200, 400)),
-                }
-            ),
+            _searching(method__tau=LogUniform(0.01, 1.0), method__hyper_prior_std=_STDS, federation__rounds=_STEPS),
         ),
         "pfedgp": Recipe(
             "pFedGP for regression: one particle, flat hyper-prior",
@@ -205,15 +204,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             PFedGPOptions,
             _pfedgp,
             Product("deep-kernel GP", "evidence.particle_scores", "ascent", "score [K, 1, D]", "nothing"),
-            search=MappingProxyType(
-                {
-                    "method.init_std": _STDS,
-                    "method.rate": _RATES,
-                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
-                    "model.kernel_widths": _WIDTHS,
-                    "federation.rounds": Choice((50, 100, 200, 400)),
-                }
-            ),
+            search=_searching(method__init_std=_STDS, federation__rounds=_STEPS),
         ),
         "vanilla-gp": Recipe(
             "Vanilla GP: each client alone",
@@ -222,15 +213,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             VanillaGPOptions,
             _vanilla,
             Product("deep-kernel GP", "evidence.particle_scores", "nothing", "nothing", "nothing"),
-            search=MappingProxyType(
-                {
-                    "method.init_std": _STDS,
-                    "method.rate": _RATES,
-                    "method.steps": _STEPS,
-                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
-                    "model.kernel_widths": _WIDTHS,
-                }
-            ),
+            search=_searching(method__init_std=_STDS, method__steps=_STEPS),
         ),
         "pooled-gp": Recipe(
             "Pooled GP: one GP on all data, with inducing points when they are many",
@@ -239,15 +222,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             PooledGPOptions,
             _pooled,
             Product("deep-kernel GP", "nothing", "evidence or collapsed bound", "all rows", "nothing"),
-            search=MappingProxyType(
-                {
-                    "method.init_std": _STDS,
-                    "method.rate": _RATES,
-                    "method.steps": _STEPS,
-                    "model.mean_widths": Choice(("zero", (), (8, 8), (16, 16), (32, 32))),
-                    "model.kernel_widths": _WIDTHS,
-                }
-            ),
+            search=_searching(method__init_std=_STDS, method__steps=_STEPS),
         ),
         "ridge": Recipe(
             "Ridge regression of each client alone (scikit-learn)",

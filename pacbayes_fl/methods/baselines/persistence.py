@@ -8,8 +8,8 @@ from typing import ClassVar, final
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods.base import Method, Nothing
-from pacbayes_fl.methods.baselines.ridge import Took
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
 
@@ -18,7 +18,7 @@ _SMALLEST_VARIANCE = 1e-8
 
 @final
 @dataclass(frozen=True)
-class Persistence(Method[Nothing, Nothing, Nothing, Took]):
+class Persistence(Alone[Nothing]):
     """Predict the value of one feature, the target's last known value; in the data's own units.
 
     Args:
@@ -32,22 +32,6 @@ class Persistence(Method[Nothing, Nothing, Nothing, Took]):
     def init_server(self, generator: torch.Generator) -> Nothing:
         """Keep nothing."""
         return Nothing()
-
-    def init_clients(self, message: Nothing, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
-
-    def broadcast(self, server: Nothing) -> Nothing:
-        """Send nothing."""
-        return server
-
-    def client(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
-        """Learn nothing from others."""
-        return Took(torch.ones_like(batch.size)), state
-
-    def server(self, server: Nothing, update: Took, n_clients: int) -> Nothing:
-        """Learn nothing from the clients."""
-        return server
 
     def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
         """Measure each client's mean squared change from one hour to the next; 1 for a client without rows."""

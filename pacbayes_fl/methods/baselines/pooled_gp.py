@@ -16,8 +16,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError, StudyError
 from pacbayes_fl.inference.evidence import particle_scores
-from pacbayes_fl.methods.base import Method, Nothing
-from pacbayes_fl.methods.baselines.pooling import Rows, pool, send
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import adam, adam_init
@@ -126,7 +126,7 @@ class PooledPosterior:
 
 @final
 @dataclass(frozen=True)
-class PooledGP(Method[Server, Server, Nothing, Rows]):
+class PooledGP(Pooled[Server]):
     """One GP for all, trained where all rows are.
 
     Args:
@@ -137,8 +137,6 @@ class PooledGP(Method[Server, Server, Nothing, Rows]):
         inducing: number of inducing points.
         exact_up_to: most rows for which the exact GP is used instead.
     """
-
-    federated = False
 
     model: FunctionModel
     init_std: float = 0.3
@@ -158,18 +156,6 @@ class PooledGP(Method[Server, Server, Nothing, Rows]):
         empty = theta.new_zeros(0, self.model.input_dim)
         seed = torch.randint(2**31, (), generator=generator)
         return Server(theta, empty, theta.new_zeros(0), theta.new_zeros(0, 0), seed)
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
-
-    def broadcast(self, server: Server) -> Server:
-        """Send the whole GP."""
-        return server
-
-    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
-        """Send all rows."""
-        return send(batch), state
 
     def server(self, server: Server, update: Rows, n_clients: int) -> Server:
         """Fit one GP to the pooled rows."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.noise import Noise
+
+Model = TypeVar("Model")
 
 
 class Rows(NamedTuple):
@@ -49,3 +53,21 @@ def pool(update: Rows) -> tuple[Tensor, Tensor]:
     """
     real = update.mask & (update.weight > 0).unsqueeze(-1)
     return update.x[real], update.y[real]
+
+
+class Pooled(Method[Model, Model, Nothing, Rows]):
+    """A method whose clients send all rows to the server, which fits one model for everybody."""
+
+    federated: ClassVar[bool] = False
+
+    def init_clients(self, message: Model, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Model) -> Model:
+        """Send the whole model."""
+        return server
+
+    def client(self, message: Model, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
+        """Send all rows."""
+        return send(batch), state

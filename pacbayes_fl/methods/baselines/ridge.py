@@ -11,8 +11,9 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods.base import Method, Nothing
-from pacbayes_fl.methods.baselines.pooling import Rows, pool, send
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
 
@@ -32,12 +33,6 @@ class Linear(NamedTuple):
     weight: Tensor
     bias: Tensor
     variance: Tensor
-
-
-class Took(NamedTuple):
-    """Nothing but the fact of taking part, weight [K]."""
-
-    weight: Tensor
 
 
 def fit(x: Tensor, y: Tensor) -> Linear:
@@ -66,28 +61,12 @@ def _posterior(lines: list[Linear]) -> LinearPoint:
 
 @final
 @dataclass(frozen=True)
-class LocalRidge(Method[Nothing, Nothing, Nothing, Took]):
+class LocalRidge(Alone[Nothing]):
     """Ridge regression of each client alone."""
 
     def init_server(self, generator: torch.Generator) -> Nothing:
         """Keep nothing."""
         return Nothing()
-
-    def init_clients(self, message: Nothing, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
-
-    def broadcast(self, server: Nothing) -> Nothing:
-        """Send nothing."""
-        return server
-
-    def client(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
-        """Learn nothing from others."""
-        return Took(torch.ones_like(batch.size)), state
-
-    def server(self, server: Nothing, update: Took, n_clients: int) -> Nothing:
-        """Learn nothing from the clients."""
-        return server
 
     def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
         """Fit each client's rows."""
@@ -96,14 +75,12 @@ class LocalRidge(Method[Nothing, Nothing, Nothing, Took]):
 
 @final
 @dataclass(frozen=True)
-class PooledRidge(Method[Linear, Linear, Nothing, Rows]):
+class PooledRidge(Pooled[Linear]):
     """One ridge regression on everybody's rows.
 
     Args:
         input_dim: number of input features, d.
     """
-
-    federated = False
 
     input_dim: int
 
@@ -111,18 +88,6 @@ class PooledRidge(Method[Linear, Linear, Nothing, Rows]):
         """Predict zero before any row is seen."""
         zero = torch.zeros((), dtype=torch.float64)
         return Linear(zero.expand(self.input_dim).clone(), zero, torch.ones_like(zero))
-
-    def init_clients(self, message: Linear, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
-
-    def broadcast(self, server: Linear) -> Linear:
-        """Send the line."""
-        return server
-
-    def client(self, message: Linear, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
-        """Send all rows."""
-        return send(batch), state
 
     def server(self, server: Linear, update: Rows, n_clients: int) -> Linear:
         """Fit the pooled rows."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
-from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import adam, adam_init
@@ -25,15 +26,9 @@ class Start(NamedTuple):
     theta: Tensor
 
 
-class Update(NamedTuple):
-    """Nothing but the fact of taking part, weight [K]."""
-
-    weight: Tensor
-
-
 @final
 @dataclass(frozen=True)
-class VanillaGP(Method[Start, Start, Nothing, Update]):
+class VanillaGP(Alone[Start]):
     """Type-II maximum likelihood per client, without any help from others.
 
     Args:
@@ -56,22 +51,6 @@ class VanillaGP(Method[Start, Start, Nothing, Update]):
     def init_server(self, generator: torch.Generator) -> Start:
         """Draw the common starting point."""
         return Start(FlatHyperPrior(self.model.location(), self.init_std).sample(1, generator).squeeze(0))
-
-    def init_clients(self, message: Start, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
-
-    def broadcast(self, server: Start) -> Start:
-        """Send the starting point."""
-        return server
-
-    def client(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
-        """Learn nothing from others."""
-        return Update(torch.ones_like(batch.size)), state
-
-    def server(self, server: Start, update: Update, n_clients: int) -> Start:
-        """Learn nothing from the clients."""
-        return server
 
     def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
         """Ascend each client's log evidence (eq. 33), then condition on its rows."""

@@ -1,0 +1,40 @@
+"""What the baselines share in which every client works alone: rounds that change nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.noise import Noise
+
+Start = TypeVar("Start")
+
+
+class Took(NamedTuple):
+    """Nothing but the fact of taking part, weight [K]."""
+
+    weight: Tensor
+
+
+class Alone(Method[Start, Start, Nothing, Took]):
+    """A method whose whole work is `personalise`, from a starting point that all clients share."""
+
+    def init_clients(self, message: Start, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Start) -> Start:
+        """Send the starting point."""
+        return server
+
+    def client(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
+        """Learn nothing from others."""
+        return Took(torch.ones_like(batch.size)), state
+
+    def server(self, server: Start, update: Took, n_clients: int) -> Start:
+        """Learn nothing from the clients."""
+        return server
