@@ -24,7 +24,7 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.results import Result, RoundRecord, environment
 from pacbayes_fl.study_data import ScaledGroup, load, provenance, scale
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import evaluate, labels, mean_score
+from pacbayes_fl.study_report import evaluate, labels, score
 
 __all__ = ["Study", "Trained", "open_run", "prepare", "report", "run", "train"]
 
@@ -93,9 +93,10 @@ def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any
     Returns:
         The method, and the clients by group.
     """
-    model = study.model.build(len(dataset.features))
-    method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     device = device_of(study)
+    with torch.device(device):  # a hyper-prior's centre is made once, where the particles will be
+        model = study.model.build(len(dataset.features))
+        method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     return method, {name: scale(group, method.raw_units, device) for name, group in dataset.groups.items()}
 
 
@@ -112,8 +113,8 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         The result, also in the folder.
 
     Raises:
-        StudyError: when the folder holds a run already and `resume` is not asked for.
-            Or when it has finished more rounds than the study asks for.
+        StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
+            the study asks for.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
         KeyboardInterrupt: after SIGTERM or Ctrl-C, when the state has been saved.
     """
@@ -165,11 +166,9 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         try:
             for record, after in engine.rounds(method, clients, study.plan, state):
                 state = after
-                if record.round % every == 0 or record.round == study.plan.rounds:
-                    score = mean_score(
-                        evaluate(method, state, "existing", groups["existing"], study.plan).rows, "rsmse"
-                    )
-                    record = replace(record, values={**record.values, "rsmse": score})
+                if study.recipe.rounds and (record.round % every == 0 or record.round == study.plan.rounds):
+                    rsmse = score(method, state, groups["existing"], study.plan)
+                    record = replace(record, values={**record.values, "rsmse": rsmse})
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -177,11 +176,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                     continue
                 results.append_round(folder, record)
                 stopping = stop is not None and stop.requested
-                if (
-                    stopping
-                    or record.round % study.federation.checkpoint_every == 0
-                    or record.round == study.plan.rounds
-                ):
+                last = record.round == study.plan.rounds
+                if stopping or last or record.round % study.federation.checkpoint_every == 0:
                     _save(folder, study, clients, state)
                 if stopping:
                     raise KeyboardInterrupt

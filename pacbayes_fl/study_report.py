@@ -126,18 +126,25 @@ def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
     return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
 
 
-def mean_score(rows: list[ClientRow], metric: str) -> float:
-    """Average a metric over clients that have it.
+def score(
+    method: Method[Any, Any, Any, Any], state: FederationState, scaled: ScaledGroup, plan: FederationPlan
+) -> float:
+    """Average the RSMSE of existing clients' test rows over clients: the score of a learning curve.
 
     Args:
-        rows: of one group.
-        metric: its name.
+        method: the algorithm.
+        state: after some round.
+        scaled: rows of the existing clients.
+        plan: gives chunk, waste and seed.
 
     Returns:
-        The mean, NaN where nobody has it.
+        The mean over clients that have one (RSMSE has no unit, so it is taken in the method's), else NaN.
     """
-    values = [row.metrics[metric] for row in rows if row.metrics[metric] == row.metrics[metric]]
-    return sum(values) / len(values) if values else float("nan")
+    values = []
+    for index, posterior in engine.personalise(method, state, scaled.train, plan):
+        rows = scaled.test.select(index.cpu())
+        values.append(metrics.rsmse(posterior.predict(rows.x), rows.y, rows.mask))
+    return float(torch.cat(values).nanmean())
 
 
 def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.results import ClientRow
 from pacbayes_fl.study import prepare
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import Report, evaluate, labels, mean_score, state_of, units_of
+from pacbayes_fl.study_report import Report, evaluate, labels, score, state_of, units_of
 from tests.laws.cases import Toy
 from tests.tiny import on_csv, rows, tiny, write_csv
 
@@ -158,10 +157,13 @@ def test_units_there_and_back(tmp_path: Path, raw_units: bool) -> None:
     torch.testing.assert_close(own.variance, std.square() * standard.variance)
 
 
-def test_the_mean_score_leaves_nan_out() -> None:
-    table = [ClientRow(k, f"c{k}", "existing", 3, {"rsmse": v}) for k, v in enumerate((1.0, math.nan, 4.0))]
-    assert mean_score(table, "rsmse") == 2.5
-    assert math.isnan(mean_score(table[1:2], "rsmse"))
+@pytest.mark.parametrize("method", ["pac-pfl", "ridge"])
+def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(method: str) -> None:
+    study = tiny(f"method.name={method}")
+    built, groups = prepare(study, load(study))
+    state = engine.run_rounds(built, groups["existing"].train, study.plan)
+    values = [row.metrics["rsmse"] for row in evaluate(built, state, "existing", groups["existing"], study.plan).rows]
+    assert score(built, state, groups["existing"], study.plan) == pytest.approx(sum(values) / len(values), rel=1e-12)
 
 
 def test_labels_say_what_the_numbers_are() -> None:

@@ -144,7 +144,7 @@ class Recipe:
     search: Search = field(default_factory=lambda: MappingProxyType({}))
 
 
-_STDS, _STEPS = LogUniform(0.05, 2.0), Choice((50, 100, 200, 400))
+_STDS, _STEPS = LogUniform(0.05, 1.0), Choice((50, 100, 200))
 _NETWORKS: Search = MappingProxyType(
     {
         "method.rate": LogUniform(1e-3, 3e-2),
@@ -195,7 +195,7 @@ METHODS: Mapping[str, Recipe] = MappingProxyType(
             _pac_pfl,
             Product("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
             _presets(paper={"method": {"optimiser": "ascent", "rate": 1e-3}, "federation": {"rounds": 1000}}),
-            _searching(method__tau=LogUniform(0.01, 1.0), method__hyper_prior_std=_STDS, federation__rounds=_STEPS),
+            _searching(method__tau=LogUniform(0.05, 1.0), method__hyper_prior_std=_STDS, federation__rounds=_STEPS),
         ),
         "pfedgp": Recipe(
             "pFedGP for regression: one particle, flat hyper-prior",

@@ -61,7 +61,7 @@ class GaussianHyperPrior:
         Returns:
             [P, D].
         """
-        return (self.loc - particles) / self.std**2
+        return (self.loc.to(particles) - particles) / self.std**2
 
     def log_prob(self, particles: Tensor) -> Tensor:
         """Log density.
