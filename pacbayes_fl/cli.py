@@ -1,6 +1,7 @@
 """The command line: arguments in, exit code out.
 
-0: done. 1: failed in a named way, said in one line. 2: wrong usage. 130: stopped by a signal, state saved.
+0: done. 1: failed in a named way, said in one line. 2: wrong usage. 130: stopped by a signal; the line says what was
+kept.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import csv
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, action: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text.replace("%%", "%"))  # only `help` is a format
-        sub.set_defaults(action=action)
+        sub.set_defaults(action=action, stopped="")
         sub.add_argument("--quiet", action="store_true", help="print results only")
         return sub
 
@@ -115,13 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", module=r"(?!pacbayes_fl).*")
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
-            options.action(options)
+            with _terminable():
+                options.action(options)
             sys.stdout.flush()
         except PacBayesFLError as error:
             print(f"pacbayes-fl: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("pacbayes-fl: stopped; go on with --resume", file=sys.stderr)
+            print("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
@@ -129,6 +134,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"pacbayes-fl: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
             return 1
     return 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does; while a run trains, its own handler takes both."""
+    if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -148,12 +170,39 @@ def _run(options: argparse.Namespace) -> None:
     out = options.out or _default_folder(
         Path("runs") / f"{study.name}-{study.method.name}-seed{study.seed}", options.resume
     )
-    if not options.quiet:
-        _say_preset(study.method.preset, study.differences())
-    with _progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
-        result = run(study, out, options.resume, on_round)
+    options.stopped = "go on with --resume"
+
+    @cache
+    def say_preset() -> None:
+        if not options.quiet:
+            _say_preset(study.method.preset, study.differences())
+
+    with (
+        _leaving_nothing(out),
+        _progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round,
+    ):
+
+        def told(record: RoundRecord) -> None:
+            say_preset()  # not before a round has ended: a study that is refused gets one line, the error
+            on_round(record)
+
+        result = run(study, out, options.resume, told)
+    say_preset()  # no round was left to train
     _print_table(result)
     print(f"run folder: {out}")
+
+
+@contextmanager
+def _leaving_nothing(folder: Path) -> Iterator[None]:
+    """Remove a folder that a refused run has made and left with nothing but its lock."""
+    fresh = not folder.exists()
+    try:
+        yield
+    except PacBayesFLError:
+        if fresh and folder.is_dir() and [path.name for path in folder.iterdir()] == ["run.lock"]:
+            (folder / "run.lock").unlink()
+            folder.rmdir()
+        raise
 
 
 def _default_folder(path: Path, resume: bool) -> Path:
@@ -178,6 +227,8 @@ def _compare(options: argparse.Namespace) -> None:
         raise StudyError(f"--seeds must be at least 1, got {options.seeds}")
     chosen = [[f"method.name={name}"] for name in _names(options.methods)] or [[]]
     studies = [Study.from_toml(options.study, [*_sets(options), *name]) for name in chosen]
+    again = "run it again with the same --out, finished runs are read"
+    options.stopped = again if options.out else "nothing was kept, for want of --out"
     runs = len(studies) * options.seeds
     with _progress("runs", runs, options.quiet) as on_round:
         done = iter(range(1, runs + 1))
@@ -196,27 +247,63 @@ def _tune(options: argparse.Namespace) -> None:
     from pacbayes_fl import tune
     from pacbayes_fl.study_file import Study
 
+    tune.check(options.budget, options.folds, options.score)
     sets = _sets(options)
     names = _names(options.methods) or [Study.from_toml(options.study, sets).method.name]
+    names = _tunable(options, list(dict.fromkeys(names)), sets)
     out = options.out or Path(f"{Path(options.study).stem}-tuned.toml")
     out.parent.mkdir(parents=True, exist_ok=True)  # now, and not after hours of search
-    chosen, every = {}, {}
-    for name in names:
+    options.stopped = "no method was finished"
+    chosen: dict[str, Trial] = {}
+    every: dict[str, list[Trial]] = {}
+    written = False
 
-        def told(number: int, trial: Trial, name: str = name) -> None:
-            if not options.quiet:
-                values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
-                outcome = trial.failure or _scores(trial)
-                print(f"{name} {number + 1}/{options.budget}: {outcome} {values}", file=sys.stderr)
+    def told(number: int, trial: Trial) -> None:
+        if not options.quiet:
+            values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
+            outcome = trial.failure or _scores(trial)
+            print(f"{name} {number + 1}/{options.budget}: {outcome} {values}", file=sys.stderr)
 
-        chosen[name], every[name] = tune.tune(
-            options.study, name, options.budget, options.folds, options.seed or 0, options.score, sets, told
-        )
-        print(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}")
-    tune.write(options.study, chosen, out, options.sets)
+    try:
+        for name in names:
+            chosen[name], every[name] = tune.tune(
+                options.study, name, options.budget, options.folds, options.seed or 0, options.score, sets, told
+            )
+            _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
+            written, options.stopped = True, f"the methods that were finished are in {out}"
+            print(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
+    finally:
+        if written:
+            print(f"study: {out}")
+
+
+def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str]) -> list[str]:
+    """Take the methods that have something to tune; all names are checked before any search begins."""
+    from pacbayes_fl import tune
+
+    spaces = {name: tune.searched(options.study, name, sets) for name in names}
+    useless = ", ".join(name for name, space in spaces.items() if not space)
+    if not any(spaces.values()):
+        raise StudyError(f"nothing to tune in {useless}", hint="it has no search space, or --set fixes all of it")
+    if useless and not options.quiet:
+        print(f"note: nothing to tune in {useless}, left out", file=sys.stderr)
+    return [name for name, space in spaces.items() if space]
+
+
+def _write_tuned(
+    options: argparse.Namespace, chosen: Mapping[str, Trial], every: Mapping[str, Sequence[Trial]], out: Path
+) -> None:
+    """Write the study and all trials.
+
+    All options that are assignments go into the study, but for --device, which says where the search ran. Who wants
+    the device in the study gives it as --set federation.device=...
+    """
+    from pacbayes_fl import tune
+
+    sets = _sets(argparse.Namespace(**{**vars(options), "device": None}))
+    tune.write(options.study, chosen, out, sets)
     trials = {name: [[dict(t.values), _finite(t.scores), t.failure] for t in trials] for name, trials in every.items()}
     write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
-    print(f"study: {out}")
 
 
 def _scores(trial: Trial) -> str:

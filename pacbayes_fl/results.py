@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -312,6 +313,21 @@ def append_round(folder: Path | str, record: RoundRecord) -> None:
         ) from error
 
 
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number the whole lines; what stands after the last newline is a line that was cut short."""
+    if path.is_file():
+        yield from enumerate(path.read_bytes().split(b"\n")[:-1], 1)
+
+
+def _record(number: int, line: bytes) -> RoundRecord:
+    try:
+        read = json.loads(line)
+        values = {key: math.nan if value is None else float(value) for key, value in read["values"].items()}
+        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"line {number}: {error}") from error
+
+
 def read_rounds(folder: Path | str) -> tuple[RoundRecord, ...]:
     """Read `rounds.jsonl`, of a finished or a living run.
 
@@ -324,23 +340,12 @@ def read_rounds(folder: Path | str) -> tuple[RoundRecord, ...]:
     Raises:
         DataError: naming the line that cannot be read.
     """
-    path = Path(folder) / "rounds.jsonl"
-    if not path.is_file():
-        return ()
-    records = []
-    with _readable(path):
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # after the last newline: a torn line
-            try:
-                read = json.loads(line)
-                values = {key: math.nan if value is None else float(value) for key, value in read["values"].items()}
-                records.append(RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"line {number}: {error}") from error
-    return tuple(records)
+    with _readable(Path(folder) / "rounds.jsonl") as path:
+        return tuple(_record(number, line) for number, line in _lines(path))
 
 
 def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
-    """Drop the lines of rounds that no checkpoint covers, and a torn last line.
+    """Drop the lines of rounds that no checkpoint covers, and a torn last line; damaged ones go with a warning.
 
     Args:
         folder: the run folder.
@@ -350,13 +355,21 @@ def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
         The records that stay.
 
     Raises:
-        DataError: naming a line that cannot be read.
         CheckpointError: when the file cannot be replaced.
     """
-    kept = tuple(record for record in read_rounds(folder) if record.round <= round)
-    if (Path(folder) / "rounds.jsonl").exists():
-        write_atomic(Path(folder) / "rounds.jsonl", "".join(map(_line, kept)).encode())
-    return kept
+    path = Path(folder) / "rounds.jsonl"
+    kept = []
+    for number, line in _lines(path):
+        try:
+            record = _record(number, line)
+        except ValueError as error:
+            warnings.warn(f"{path}, {error}: the record of that round is lost", stacklevel=2)
+            continue
+        if record.round <= round:
+            kept.append(record)
+    if path.exists():
+        write_atomic(path, "".join(map(_line, kept)).encode())
+    return tuple(kept)
 
 
 def write_synced(path: Path, data: bytes) -> None:

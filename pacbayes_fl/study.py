@@ -22,7 +22,7 @@ from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.results import Result, RoundRecord, environment
-from pacbayes_fl.study_data import ScaledGroup, load, provenance, scale
+from pacbayes_fl.study_data import ScaledGroup, check_same_rows, load, provenance, scale
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_report import evaluate, labels, score
 
@@ -116,6 +116,7 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
             the study asks for.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
+        DataError: when rows of a client that the run knows have changed.
         KeyboardInterrupt: after SIGTERM or Ctrl-C, when the state has been saved.
     """
     with _threads(study.federation.threads), checkpoint.RunLock(out) if out is not None else nullcontext():
@@ -155,11 +156,13 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         for message in saved.warnings:
             warnings.warn(message, stacklevel=3)
     dataset = load(study)
+    if folder is not None and (folder / "data.npz").exists():
+        check_same_rows(tables.read(folder / "data.npz"), dataset)
     method, groups = prepare(study, dataset)
     clients = groups["existing"].train
-    if folder is not None:
-        _open_folder(folder, study, dataset)
     state = _restore(method, clients, study, saved)
+    if folder is not None:  # only now that nothing can be refused any more
+        _open_folder(folder, study, dataset)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
     every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
@@ -271,12 +274,12 @@ def open_run(folder: Path | str) -> Trained:
     folder = Path(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
         raise StudyError(f"{folder} is not a run folder: study.toml or data.npz is missing")
-    study = Study.from_toml(folder / "study.toml")
-    if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
-        study = replace(study, federation=replace(study.federation, device="cpu"))
     saved = checkpoint.load(folder)
     if saved is None:
         raise CheckpointError(f"{folder} holds no saved round", hint="finish the run with --resume")
+    study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
+    if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
+        study = replace(study, federation=replace(study.federation, device="cpu"))
     for message in saved.warnings:
         warnings.warn(message, stacklevel=2)
     dataset = tables.read(folder / "data.npz")

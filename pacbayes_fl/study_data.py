@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,43 @@ def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> t
         )
     order = [table.features.index(name) for name in wanted]
     return table._replace(clients={name: (x[:, order], y) for name, (x, y) in table.clients.items()}, features=wanted)
+
+
+def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
+    """Check that a run goes on with the data that it was started with; clients may come and go, with a warning.
+
+    Args:
+        before: as the run saved it.
+        now: as it is today.
+
+    Raises:
+        DataError: when columns differ, or rows of a client that is in both, naming it.
+    """
+    for what, old, new in (("features", before.features, now.features), ("target", [before.target], [now.target])):
+        if [column.name for column in old] != [column.name for column in new]:
+            raise DataError(
+                f"{what} were {', '.join(column.name for column in old)} when the run was started, "
+                f"now {', '.join(column.name for column in new)}",
+                hint="restore the data, or choose another --out",
+            )
+    old_rows, new_rows = _rows_by_client(before), _rows_by_client(now)
+    for name in old_rows.keys() & new_rows.keys():
+        if old_rows[name] != new_rows[name]:
+            hint = "restore the data, or choose another --out"
+            raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
+    for names, text in ((new_rows.keys() - old_rows.keys(), "joined"), (old_rows.keys() - new_rows.keys(), "left")):
+        if names:
+            warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=2)
+
+
+def _rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
+    """Fingerprint every client: its group, its training and its test rows."""
+    return {
+        name: (label, split.split_hash(group.train.select(at), group.test.select(at)))
+        for label, group in dataset.groups.items()
+        for k, name in enumerate(group.train.names)
+        for at in [torch.tensor([k])]
+    }
 
 
 def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ class DataPart:
 
     Args:
         source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"), or the path of an .npz, .csv or .parquet
-            file; environment variables are expanded.
+            file, relative to the study's; environment variables are expanded.
         options: what the generator is given.
         follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
         client: name of the client column of a table.
@@ -283,6 +283,7 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
     given: dict[str, Any] = {}
     for assignment in sets:
         settings.override(given, assignment)
+    given = _anchored(given, Path.cwd())
     for part, key, default in (("method", "name", "pac-pfl"), ("data", "source", DataPart.source)):
         before, after = table.get(part, {}), given.get(part, {})
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -323,7 +324,24 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{file.name} is not TOML: {error}") from error
-    return {"name": file.stem} | table, file.name
+    return {"name": file.stem} | _anchored(table, file.parent), file.name
+
+
+def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
+
+    def anchored(value: Any) -> Any:
+        is_path = isinstance(value, str) and Path(value).suffix and not value.startswith(("/", "$", "~"))
+        return str((folder / value).resolve()) if is_path else value
+
+    data = table.get("data")
+    if not isinstance(data, dict):
+        return table
+    data = {key: anchored(value) if key == "source" else value for key, value in data.items()}
+    if isinstance(data.get("options"), dict):
+        options = data["options"]
+        data["options"] = {key: anchored(value) if key == "weather" else value for key, value in options.items()}
+    return table | {"data": data}
 
 
 def listing(what: str) -> list[tuple[str, str]]:

@@ -169,6 +169,7 @@ def labels(method_name: str, options: Mapping[str, Any], features: Any, target: 
         "model": "personal, after conditioning on the client's training rows",
         "rows": "test rows of every client",
         "selection": "last round",
+        "rounds": "rsmse in rounds.jsonl is of the existing clients' test rows, to be watched, not chosen by",
         "rsmse": "root mean squared error over the population std of the client's test targets",
         "ce": f"eq. 41, mean absolute residual, levels {levels!r}",
         "nlpd": "nats per row, standardised by the client's training rows; nlpd_raw in the data's units",

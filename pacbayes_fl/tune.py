@@ -129,6 +129,50 @@ class _Sums:
         return {"rsmse": float(rsmse.mean()), "nlpd": float(nlpd.mean())}
 
 
+def check(budget: int, folds: int, score: str) -> None:
+    """Check what a search is asked for, before it takes any time.
+
+    Args:
+        budget: configurations.
+        folds: of the cross-validation.
+        score: what is to be small.
+
+    Raises:
+        StudyError: when there would be nothing to run, nothing to hold out, or the score is not known.
+    """
+    if score not in SCORES:
+        raise StudyError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if budget < 1:
+        raise StudyError(f"budget must be at least 1, got {budget}")
+    if folds < 2:
+        raise StudyError(f"folds must be at least 2, got {folds}")
+
+
+def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
+    """Say what a search would vary: the method's search space without the keys that assignments fix.
+
+    Args:
+        path: the study.
+        method: name of `METHODS`.
+        sets: assignments such as "federation.rounds=20".
+
+    Returns:
+        Dotted keys and what each may be; empty where there is nothing to tune.
+
+    Raises:
+        StudyError: when the study, the method or an assignment is not valid.
+    """
+    table, where = read_table(path)
+    space = Study.from_table(table, where, [*sets, f"method.name={method}"]).recipe.search
+    given = assigned(table, sets)[1]
+    return {key: one for key, one in space.items() if not _holds(given, key)}
+
+
+def _holds(table: Mapping[str, Any], key: str) -> bool:
+    part, name = key.split(".")
+    return name in table.get(part, {})
+
+
 def tune(
     path: Path | str,
     method: str,
@@ -148,27 +192,27 @@ def tune(
         folds: of the cross-validation.
         seed: of the search.
         score: "rsmse" or "nlpd", the smaller the better.
-        sets: assignments such as "data.options.samples=20".
+        sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
         on_trial: called after every configuration with its number.
 
     Returns:
         The best trial, and all of them.
 
     Raises:
-        StudyError: when the score or method is not known, the method has nothing to tune, or every trial failed.
+        StudyError: as `check` and `searched`, and when the method has nothing to tune, or every trial failed.
     """
-    if score not in SCORES:
-        raise StudyError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    check(budget, folds, score)
     table, where = read_table(path)
     base = Study.from_table(table, where, [*sets, f"method.name={method}"])
-    search = base.recipe.search
+    search = searched(path, method, sets)
     if not search:
         raise StudyError(f"{method} has nothing to tune", hint="drop it from --methods")
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
     dataset = load(base)
     trials: list[Trial] = []
-    for number, values in enumerate([{}, *candidates(search, budget - 1, seed)]):
+    others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
+    for number, values in enumerate([{}, *others]):
         chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
         study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
         try:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -223,16 +224,29 @@ def test_what_a_run_refuses_of_a_table(call: Call, tmp_path: Path) -> None:
     assert_one_line(run(table, "data.client=house"), "has no column 'house' (it has client, lag_1, wind, y,")
     assert_one_line(run(table, "data.target=power"), "has no column 'power'")
     nan = [row | {"wind": "nan"} if i in (10, 12) else row for i, row in enumerate(table)]
-    assert_one_line(run(nan), "client 'existing_1': x has 2 non-finite values (rows 1, 3; column 1)")
+    assert_one_line(run(nan), "client 'existing_1': ", "line 12, column 'wind': nan is not a finite number")
     word = [row | {"wind": "calm"} if i == 4 else row for i, row in enumerate(table)]
     assert_one_line(run(word), "line 6, column 'wind': 'calm' is not a number")
     empty = [row | {"split": "test"} if row["client"] == "existing_2" else row for row in table]
     assert_one_line(run(empty), "client 'existing_2': has no training samples", "(drop it, or let it join")
     blind = [row | {"y": NAN} if i == 0 else row for i, row in enumerate(table)]
-    assert_one_line(run(blind), "client 'existing_0': y has 1 non-finite value (row 0)")
+    assert_one_line(run(blind), "line 2, column 'y': '' is not a number")
     assert_one_line(run([row for row in table if row["group"] == "new"]), "has no existing client")
-    assert_one_line(run(table, "data.source=other.csv"), "there is no file other.csv")
-    assert not any((tmp_path / "new").glob("*.toml"))
+    assert_one_line(run(table, "data.source=other.csv"), "there is no file ", "other.csv")
+    assert not (tmp_path / "new").exists()  # nor the folder with its lock alone
+    (tmp_path / "new").mkdir()
+    run(table, "data.target=power")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]  # the user's folder stays
+
+
+def test_a_refused_run_says_one_line_and_a_run_without_rounds_its_preset(call: Call, finished: Path) -> None:
+    """Without --quiet: what the run would have been is said only when it is one."""
+    assert_one_line(
+        call("run", "tiny.toml", "--out", "new", "--set", "data.source=none.csv"), "there is no file", "none.csv"
+    )
+    assert_one_line(call("run", "tiny.toml", "--out", finished), "holds a run already")
+    again = call("run", "tiny.toml", "--out", finished, "--resume")
+    assert again.code == 0 and again.err.startswith("preset recommended; ") and again.err.count("\n") == 1
 
 
 def test_a_damaged_checkpoint_is_said_and_passed_over(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -387,7 +401,7 @@ def test_what_predict_and_join_refuse(call: Call, finished: Path, tmp_path: Path
         assert_one_line(call(*command, "other.csv"), f"{text} x, not known: z")
         assert_one_line(call(*command, "more.csv"), f"{text} none, not known: z")
         assert_one_line(
-            call(*command, "nan.csv", "--quiet"), "client 'poly_00': x has 1 non-finite value (row 0; column 0)"
+            call(*command, "nan.csv", "--quiet"), "client 'poly_00': nan.csv line 2, column 'x': nan is not a finite"
         )
         assert_one_line(call(*command, "none.csv"), "there is no file none.csv")
     unknown = call("predict", finished, "--client", "poly_99", "--data", "good.csv")
@@ -420,6 +434,17 @@ def test_compare_prints_writes_and_reads_again(call: Call, tmp_path: Path, monke
     monkeypatch.setattr(study, "train", lambda *_: pytest.fail("trained again"))
     again = call(*arguments, "--quiet")
     assert again == (0, out, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_compare_says_how_to_go_on(call: Call, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(study, "train", lambda *_: os.kill(os.getpid(), number))
+    arguments = ("compare", "tiny.toml", "--methods", "ridge", "--quiet")
+    told = "pacbayes-fl: stopped; run it again with the same --out, finished runs are read\n"
+    assert call(*arguments, "--out", "all") == (130, "", told)
+    assert call(*arguments) == (130, "", "pacbayes-fl: stopped; nothing was kept, for want of --out\n")
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_what_compare_refuses(call: Call) -> None:
@@ -459,23 +484,97 @@ def test_tune_says_which_configuration_failed_and_goes_on(
     monkeypatch.setattr(tune, "cross_validate", scored)
     code, out, err = call("tune", "tiny.toml", "--methods", "pfedgp,pac-pfl", "--budget", 2, "--seed", 5)
     assert code == 0
+    steps = METHODS["pac-pfl"].search["federation.rounds"].values  # type: ignore[union-attr]
+    most = max(steps)
     assert "pfedgp 1/2: round 1: the server's state is not finite the study's own values\n" in err
-    assert "pac-pfl 2/2: rsmse 0.0025 nlpd 2.0000 method.tau=" in err
+    assert f"pac-pfl 2/2: rsmse {1 / most:.4f} nlpd 2.0000 method.tau=" in err
     assert out.splitlines()[-1] == "study: tiny-tuned.toml"
     trials = json.loads(
         (tmp_path / "tiny-tuned.trials.json").read_text(), parse_constant=lambda word: pytest.fail(word)
     )
-    assert [len(trials[name]) for name in ("pfedgp", "pac-pfl")] == [5, 5]
+    assert [len(trials[name]) for name in ("pfedgp", "pac-pfl")] == [1 + len(steps)] * 2
     assert trials["pfedgp"][0] == [{}, {"rsmse": None, "nlpd": None}, "round 1: the server's state is not finite"]
     tuned = Study.from_toml(tmp_path / "tiny-tuned.toml")
-    assert tuned.federation.rounds == 400 and tuned.method.options.tau == calls[3].method.options.tau
+    assert tuned.federation.rounds == most and tuned.method.options.tau == calls[3].method.options.tau
     assert Study.from_toml(tmp_path / "tiny-tuned.toml", ["method.name=pfedgp"]).model == calls[1].model
 
 
+def fake_scores(monkeypatch: pytest.MonkeyPatch, stop: Callable[[Study], object] = lambda _: None) -> list[str]:
+    """Let every configuration score alike; return the names of the methods that were scored."""
+    names: list[str] = []
+
+    def scored(one: Study, dataset: Any, folds: int, marks: Any) -> dict[int, dict[str, float]]:
+        stop(one)
+        names.append(one.method.name)
+        return {mark: {"rsmse": 1.0, "nlpd": 2.0} for mark in marks}
+
+    monkeypatch.setattr(tune, "cross_validate", scored)
+    return names
+
+
+def test_tune_leaves_out_what_has_nothing_to_tune(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = fake_scores(monkeypatch)
+    arguments = ("tune", "tiny.toml", "--budget", 1, "--methods", "vanilla-gp,ridge,pfedgp,pooled-ridge")
+    code, out, err = call(*arguments)
+    assert (code, names) == (0, ["vanilla-gp", "pfedgp"])
+    assert err.splitlines()[0] == "note: nothing to tune in ridge, pooled-ridge, left out"
+    assert [line.split(":")[0] for line in out.splitlines()] == ["vanilla-gp", "pfedgp", "study"]
+    assert call(*arguments, "--quiet").err == ""
+    names.clear()
+    assert_one_line(call("tune", "tiny.toml", "--methods", "pfedgp,rigde"), "unknown method 'rigde'")
+    assert names == []  # all names are checked first
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_tune_keeps_the_methods_that_were_finished(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def stop(one: Study) -> None:
+        if one.method.name == "pfedgp":
+            os.kill(os.getpid(), number)
+
+    fake_scores(monkeypatch, stop)
+    arguments = ("tune", "tiny.toml", "--budget", 1, "--quiet", "--methods")
+    assert call(*arguments, "pfedgp") == (130, "", "pacbayes-fl: stopped; no method was finished\n")
+    assert not (tmp_path / "tiny-tuned.toml").exists()
+    code, out, err = call(*arguments, "pac-pfl,pfedgp")
+    told = "pacbayes-fl: stopped; the methods that were finished are in tiny-tuned.toml\n"
+    assert (code, err, out.splitlines()[-1]) == (130, told, "study: tiny-tuned.toml")
+    assert list(json.loads((tmp_path / "tiny-tuned.trials.json").read_text())) == ["pac-pfl"]
+    assert Study.from_toml(tmp_path / "tiny-tuned.toml").federation.rounds == 12
+
+
+def test_a_method_that_fails_costs_no_other(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(one: Study) -> None:
+        if one.method.name == "pfedgp":
+            raise NumericalError("not finite")
+
+    fake_scores(monkeypatch, fail)
+    code, out, err = call("tune", "tiny.toml", "--budget", 1, "--quiet", "--methods", "pac-pfl,pfedgp")
+    assert (code, out.splitlines()[-1]) == (1, "study: tiny-tuned.toml")
+    assert err == "pacbayes-fl: every configuration of pfedgp failed, the last one: not finite\n"
+    assert list(json.loads((tmp_path / "tiny-tuned.trials.json").read_text())) == ["pac-pfl"]
+
+
+def test_the_options_of_tune_stand_in_the_written_study(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the device: it belongs to the machine of the search."""
+    fake_scores(monkeypatch)
+    (tmp_path / "tiny.toml").write_text((tmp_path / "tiny.toml").read_text().replace('device = "cpu"', ""))
+    options = ("--seed", 9, "--rounds", 5, "--device", "cpu", "--set", "method.init_std=0.7")
+    assert call("tune", "tiny.toml", "--budget", 2, "--methods", "pfedgp", *options).code == 0
+    got = Study.from_toml(tmp_path / "tiny-tuned.toml", ["method.name=pfedgp"])
+    assert (got.seed, got.federation.rounds, got.method.options.init_std) == (9, 5, 0.7)
+    assert got.federation.device == "auto"
+
+
 def test_what_tune_refuses(call: Call, tmp_path: Path) -> None:
-    assert_one_line(
-        call("tune", "tiny.toml", "--methods", "ridge"), "ridge has nothing to tune (drop it from --methods)"
-    )
+    nothing = call("tune", "tiny.toml", "--methods", "ridge,pooled-ridge", "--out", "deep/best.toml")
+    assert_one_line(nothing, "nothing to tune in ridge, pooled-ridge (")
+    for_both = ("tune", "tiny.toml", "--methods", "ridge,vanilla-gp", "--out", "deep/best.toml")
+    assert_one_line(call(*for_both, "--budget", 0), "budget must be at least 1, got 0")
+    assert_one_line(call(*for_both, "--folds", 1), "folds must be at least 2, got 1")
     answer = call("tune", "tiny.toml", "--methods", "vanilla-gp", "--folds", 9, "--budget", 1, "--quiet")
     assert_one_line(
         answer, "every configuration of vanilla-gp failed, the last one: client 'poly_00': needs at least 9"

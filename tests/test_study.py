@@ -19,7 +19,7 @@ import torch
 from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch, client_id
-from pacbayes_fl.errors import CheckpointError, ClientError, StudyError
+from pacbayes_fl.errors import CheckpointError, ClientError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.results import Result, RoundRecord
@@ -95,7 +95,10 @@ def test_the_rounds_are_one_line_each_with_a_score_every_tenth(finished: Path) -
     lines = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [*range(1, ROUNDS + 1)]
     assert all(line["clients"] == 4 and line["dropped"] == [] for line in lines)
-    assert all({"log_evidence", "score_norm", "spread", "seconds", "rsmse"} == set(line["values"]) for line in lines)
+    assert all(
+        {"log_evidence", "score_norm", "spread", "jittered", "seconds", "rsmse"} == set(line["values"])
+        for line in lines
+    )
 
 
 def test_the_learning_curve_is_scored_when_asked_and_ends_with_the_result(tmp_path: Path) -> None:
@@ -380,9 +383,44 @@ def test_a_client_more_or_less_goes_on(tmp_path: Path, more: bool) -> None:
     path = write_csv(tmp_path / "rows.csv", few if more else all_rows)
     interrupted(on_csv(path), tmp_path / "run", 6)
     write_csv(path, all_rows if more else few)
-    result = study.run(on_csv(path), tmp_path / "run", resume=True)
+    with pytest.warns(UserWarning, match=f"existing_1 {'joined' if more else 'left'} since the run was started"):
+        result = study.run(on_csv(path), tmp_path / "run", resume=True)
     assert [record.clients for record in result.rounds] == [3 if more else 4] * 6 + [4 if more else 3] * 6
     assert ("existing_1" in [row.name for row in result.clients]) is more
+
+
+def test_changed_data_are_refused_and_a_finished_run_stays_as_it_is(finished: Path, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    folder = tmp_path / "run"
+    study.run(on_csv(path), folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    changed = [row | {"y": 99.0} if row["client"] == "existing_2" else row for row in rows()]
+    narrow = [{name: value for name, value in row.items() if name != "wind"} for row in rows()]
+    for table, text in (
+        (changed, "client 'existing_2': its rows are not those"),
+        (narrow, "features were lag_1, wind"),
+    ):
+        write_csv(path, table)
+        with pytest.raises(DataError, match=text):
+            study.run(on_csv(path, "federation.rounds=20"), folder, resume=True)
+        assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+
+
+def test_a_run_is_opened_as_it_was_trained_whatever_became_of_study_toml(tmp_path: Path) -> None:
+    study.run(tiny(), tmp_path / "run")
+    toml = tmp_path / "run" / "study.toml"
+    toml.write_text(toml.read_text(encoding="utf-8").replace('weighting = "evidence"', 'weighting = "equal"'), "utf-8")
+    assert study.open_run(tmp_path / "run").study.table() == tiny().table()
+
+
+def test_a_damaged_line_of_the_rounds_costs_that_line_alone(tmp_path: Path) -> None:
+    study.run(tiny(), tmp_path / "run")
+    path = tmp_path / "run" / "rounds.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([lines[0], "garbage", *lines[2:]]) + "\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="line 2: .*: the record of that round is lost"):
+        result = study.run(tiny(), tmp_path / "run", resume=True)
+    assert [record.round for record in result.rounds] == [1, *range(3, len(lines) + 1)]
 
 
 def test_a_state_that_clients_keep_is_given_back_to_its_owner() -> None:

@@ -164,7 +164,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 7, "model": 6, "method": 15, "federation": 10, "report": 2}
+    fields = {"data": 7, "model": 6, "method": 16, "federation": 10, "report": 2}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
@@ -217,3 +217,16 @@ def test_listings_name_what_there_is() -> None:
     for what in ("methods", "data", "studies", "bounds"):
         assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
     assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment
+
+
+def test_relative_paths_count_from_the_studys_folder_and_those_of_sets_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "mine.toml"
+    file.write_text('[data]\nsource = "rows.csv"\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "sub")
+    assert Study.from_toml("../mine.toml").data.source == str(tmp_path / "rows.csv")
+    assert Study.from_toml(file, ["data.source=rows.csv"]).data.source == str(tmp_path / "sub" / "rows.csv")
+    for kept in ("polynomial", "$DATA/rows.csv", "/data/rows.csv"):
+        assert Study.from_toml(file, [f"data.source={kept}"]).data.source == kept

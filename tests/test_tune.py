@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import RidgeCV
 
-from pacbayes_fl import tune
+from pacbayes_fl import settings, tune
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.methods import METHODS, Choice, LogUniform
@@ -27,6 +27,7 @@ SPACE = {
     "model.mean_widths": Choice(((), (4,))),
     "federation.rounds": Choice((2, 5)),
 }
+STEPS = [*METHODS["pfedgp"].search["federation.rounds"].values]  # type: ignore[union-attr]
 
 
 # candidates -----------------------------------------------------------------------------------------------------
@@ -143,20 +144,24 @@ def test_the_best_trial_is_the_smallest_score(tmp_path: Path, monkeypatch: pytes
     scorer = Scorer()
     monkeypatch.setattr(tune, "cross_validate", scorer)
     told: list[tuple[int, Trial]] = []
-    path = write_study(tmp_path)
-    best, trials = tune.tune(path, "pfedgp", 6, 2, 0, sets=["method.rate=0.5"], on_trial=lambda *a: told.append(a))
+    path = write_study(tmp_path, TABLE | {"methods": {"pfedgp": {"method": {"rate": 0.5}}}})
+    best, trials = tune.tune(
+        path, "pfedgp", 6, 2, 0, sets=["data.options.samples=5"], on_trial=lambda *a: told.append(a)
+    )
     assert [study.method.name for study in scorer.seen] == ["pfedgp"] * 6
-    assert scorer.seen[0] == Study.from_toml(path, ["method.name=pfedgp", "method.rate=0.5"])  # the study's own, first
+    assert scorer.seen[0] == Study.from_toml(
+        path, ["method.name=pfedgp", "data.options.samples=5"]
+    )  # the study's own, first
     drawn = candidates(METHODS["pfedgp"].search, 5, 0)
     assert [study.method.options.rate for study in scorer.seen[1:]] == [values["method.rate"] for values in drawn]
     assert [study.model.mean_widths for study in scorer.seen[1:]] == [values["model.mean_widths"] for values in drawn]
-    assert scorer.marks == [[12, 50, 100, 200, 400]] + [[50, 100, 200, 400]] * 5
-    assert len(trials) == 5 + 5 * 4
+    assert scorer.marks == [[12, *STEPS]] + [STEPS] * 5
+    assert len(trials) == len(STEPS) * 6 + 1
     assert best is min(trials, key=lambda trial: trial.scores["rsmse"]) and best.values["federation.rounds"] == 50
     assert [number for number, _ in told] == [*range(6)] and best in [trial for _, trial in told]
-    other, _ = tune.tune(path, "pfedgp", 6, 2, 0, "nlpd", ["method.rate=0.5"])
-    assert other.values["federation.rounds"] == 400 and other.values != best.values
-    assert tune.tune(path, "pfedgp", 6, 2, 0, sets=["method.rate=0.5"])[1] == trials
+    other, _ = tune.tune(path, "pfedgp", 6, 2, 0, "nlpd", ["data.options.samples=5"])
+    assert other.values["federation.rounds"] == STEPS[-1] and other.values != best.values
+    assert tune.tune(path, "pfedgp", 6, 2, 0, sets=["data.options.samples=5"])[1] == trials
 
 
 def test_a_failing_configuration_is_infinite_and_the_search_goes_on(
@@ -168,16 +173,16 @@ def test_a_failing_configuration_is_infinite_and_the_search_goes_on(
     failed = [trial for trial in trials if trial.failure]
     assert [trial.failure for trial in failed] == ["round 1: the server's state is not finite"] * 2
     assert all(trial.scores == {"rsmse": math.inf, "nlpd": math.inf} for trial in failed)
-    assert len(trials) == 2 + 2 * 4 and [bool(trial.failure) for trial in told] == [True, False, True, False]
+    assert len(trials) == 2 + 2 * len(STEPS) and [bool(trial.failure) for trial in told] == [True, False, True, False]
     assert not best.failure and math.isfinite(best.scores["rsmse"])
 
 
 def test_a_search_without_a_score_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_study(tmp_path)
     with pytest.raises(
-        StudyError, match="every configuration of vanilla-gp failed, the last one: needs at least 2 folds"
+        StudyError, match="every configuration of vanilla-gp failed, the last one: client 'poly_00': needs at least 8"
     ):
-        tune.tune(path, "vanilla-gp", 1, 1)
+        tune.tune(path, "vanilla-gp", 1, 8)
     monkeypatch.setattr(tune, "cross_validate", lambda *_: {1: {"rsmse": math.nan, "nlpd": math.nan}})
     with pytest.raises(StudyError, match="every configuration of vanilla-gp failed, the last one: no score is finite"):
         tune.tune(path, "vanilla-gp", 2, 2)
@@ -191,6 +196,38 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
         tune.tune(path, "ridge")
     with pytest.raises(StudyError, match="unknown method 'rigde'"):
         tune.tune(path, "rigde")
+    with pytest.raises(StudyError, match="budget must be at least 1, got 0"):
+        tune.tune(path, "pfedgp", 0)
+    with pytest.raises(StudyError, match="folds must be at least 2, got 1"):
+        tune.tune(path, "pfedgp", folds=1)
+    fixed = [
+        f"{key}={settings.to_value(value)}" for key, value in candidates(METHODS["vanilla-gp"].search, 1, 0)[0].items()
+    ]
+    with pytest.raises(StudyError, match="vanilla-gp has nothing to tune"):
+        tune.tune(path, "vanilla-gp", sets=fixed)
+
+
+def test_what_an_assignment_fixes_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer()
+    monkeypatch.setattr(tune, "cross_validate", scorer)
+    path, sets = write_study(tmp_path), ["method.rate=0.5", "federation.rounds=7"]
+    assert tune.searched(path, "pfedgp", sets).keys() == METHODS["pfedgp"].search.keys() - {
+        "method.rate",
+        "federation.rounds",
+    }
+    best, trials = tune.tune(path, "pfedgp", 4, 2, sets=sets)
+    assert scorer.marks == [[7]] * 4 and {study.method.options.rate for study in scorer.seen} == {0.5}
+    assert len({study.method.options.init_std for study in scorer.seen}) > 1  # the rest is
+    assert best.values["federation.rounds"] == 7 and all("method.rate" not in trial.values for trial in trials)
+
+
+def test_one_run_is_enough_where_only_rounds_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer()
+    monkeypatch.setattr(tune, "cross_validate", scorer)
+    drawn = candidates(METHODS["pfedgp"].search, 1, 0)[0]
+    sets = [f"{key}={settings.to_value(value)}" for key, value in drawn.items()]
+    assert len(tune.tune(write_study(tmp_path), "pfedgp", 4, 2, sets=sets)[1]) == 1 + len(STEPS)
+    assert scorer.marks == [[12, *STEPS]]
 
 
 def test_a_real_search_scores_what_it_says(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -156,6 +157,8 @@ def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
         with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
             reader = csv.DictReader(stream)
             names = _distinct(path, reader.fieldnames or [])
+            if len(names) == 1 and ";" in names[0]:
+                raise DataError(f"{path} has only the column {names[0]!r}", hint="is the separator a comma?")
             for row in reader:
                 places.append(f"line {reader.line_num}")
                 if None in row or None in row.values():
@@ -181,20 +184,33 @@ def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
 
 
 def _distinct(path: Path, names: Sequence[str]) -> list[str]:
+    if not names:
+        raise DataError(f"{path} has no columns")
     for name in names:
         if list(names).count(name) > 1:
             raise DataError(f"{path} has two columns {name!r}")
     return list(names)
 
 
-def _numbers(path: Path, name: str, values: Sequence[Any], places: Sequence[str], blank: bool) -> list[float]:
+def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any], blank: bool) -> list[float]:
+    """Return the numbers of a column, finite or, where they may be blank, NaN."""
     numbers = []
-    for value, place in zip(values, places, strict=True):
+    for place, owner, value in zip(where, owners, values, strict=True):
         try:
             numbers.append(float("nan" if blank and value in ("", None) else value))
         except (TypeError, ValueError):
-            raise DataError(f"{path} {place}, column {name!r}: {value!r} is not a number") from None
+            raise DataError(f"{place}: {value!r} is not a number") from None
+        if not math.isfinite(numbers[-1]) and not (blank and math.isnan(numbers[-1])):
+            raise DataError(f"{place}: {numbers[-1]} is not a finite number", client=owner)
     return numbers
+
+
+def _owners(where: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Return the name of each row's client."""
+    for place, value in zip(where, values, strict=True):
+        if value is None or not str(value).strip():
+            raise DataError(f"{place}: the client's name is blank")
+    return [str(value) for value in values]
 
 
 class Table(NamedTuple):
@@ -220,11 +236,12 @@ def read_table(
     features: Sequence[str] | None = None,
     need_target: bool = True,
     default_client: str | None = None,
+    blank_target: bool = True,
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
     Columns: the client's name, the target, optionally `split` ("train" or "test") and `group` ("existing" or "new");
-    every other column is a feature unless `features` names them. A blank target is NaN.
+    every other column is a feature unless `features` names them. A target that is blank or NaN is one to predict.
 
     Args:
         path: the file; `.parquet` needs the extra `tables`.
@@ -233,13 +250,14 @@ def read_table(
         features: names of the feature columns, in the model's order.
         need_target: False for a table to predict on.
         default_client: owner of all rows of a table without a client column.
+        blank_target: False when every row must have its target.
 
     Returns:
         The table by client, in the order of first appearance; rows keep the order of the file.
 
     Raises:
-        DataError: when the file or a column is missing, or a value is not a number (naming the column and the line)
-            or not one of the words above.
+        DataError: when the file or a column is missing, or a value is not a finite number (naming the column and the
+            line), a client's name is blank, or a word is not one of those above.
     """
     path = Path(path)
     if not path.is_file():
@@ -254,12 +272,15 @@ def read_table(
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {', '.join(columns)}")
     if not wanted or not places:
         raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
-    missing = [float("nan")] * len(places)
-    numbers = [_numbers(path, name, columns.get(name, missing), places, name == target) for name in (*wanted, target)]
+    where = {name: [f"{path} {place}, column {name!r}" for place in places] for name in (client, *wanted, target)}
+    owners = _owners(where[client], columns[client])
+    numbers = [_numbers(where[name], owners, columns[name], blank=False) for name in wanted]
+    blank = blank_target or target not in columns
+    numbers.append(_numbers(where[target], owners, columns.get(target, [None] * len(places)), blank))
     values = torch.tensor(numbers, dtype=torch.float64).T
     owned: dict[str, list[int]] = {}
-    for i, owner in enumerate(columns[client]):
-        owned.setdefault(str(owner), []).append(i)
+    for i, owner in enumerate(owners):
+        owned.setdefault(owner, []).append(i)
     for name, words in (("split", ("train", "test")), ("group", ("existing", "new"))):
         for value, place in zip(columns.get(name, ()), places, strict=False):
             if value not in words:
@@ -298,7 +319,7 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
         raise DataError(f"there is no file {path}")
     if path.suffix == ".npz":
         return from_arrays(_read_npz(path), {"source": path.name})
-    table = read_table(path, client, target)
+    table = read_table(path, client, target, blank_target=False)
     if table.split is None and not 0 < test_share < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
     groups = {}

@@ -220,12 +220,19 @@ def check_study(saved: Mapping[str, Any], current: Mapping[str, Any], may_change
 
 
 class ClientMatch(NamedTuple):
-    """Which saved client is which present one; see `match_clients`."""
+    """Which saved client is which present one; see `match_clients`.
 
-    source: Tensor  # [k] positions among the saved clients, int64
-    target: Tensor  # [k] positions of the same clients now, int64
-    new: tuple[int, ...]  # ids without a saved state
-    departed: tuple[int, ...]  # saved ids that are not here any more
+    Args:
+        source: positions [k] among the saved clients, int64.
+        target: positions [k] of the same clients now, int64.
+        new: ids without a saved state.
+        departed: saved ids that are not here any more.
+    """
+
+    source: Tensor
+    target: Tensor
+    new: tuple[int, ...]
+    departed: tuple[int, ...]
 
 
 def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:

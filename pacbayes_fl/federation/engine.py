@@ -123,6 +123,8 @@ def rounds(
         ClientError: when fewer than `min_clients` were good; the last state that was yielded still holds.
         NumericalError: when a client fails and `on_bad_client` is "stop", or the server's state is not finite.
     """
+    if plan.min_clients > batch.clients:
+        raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
     state = start(method, batch, plan) if state is None else state
     sizes = [int(m) for m in batch.size.tolist()]
     everyone = _calls(method, batch, sizes, list(range(batch.clients)), plan) if plan.cohort is None else None
@@ -162,7 +164,7 @@ def _calls(
     calls = []
     for part in parts(method, sizes, positions, plan):
         index = torch.tensor(part)
-        rows = batch.select(index).trim(max(1, *(sizes[k] for k in part), 1))
+        rows = batch.select(index).trim(max(1, max(sizes[k] for k in part)))
         calls.append((index.to(batch.x.device), rows))
     return calls
 

@@ -90,7 +90,7 @@ def _by_embedding(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Te
     With W = ((K + s^2 I)^-1 - alpha alpha') * K elementwise, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j.
     """
     real = batch.mask.unsqueeze(1)
-    features = torch.where(real.unsqueeze(-1), prior.kernel, 0.0)
+    features = torch.where(real.unsqueeze(-1), prior.kernel - prior.kernel[..., :1, :], 0.0)
     half = torch.where(real, 0.5 * features.square().sum(-1), torch.inf)  # infinity turns padding into k = 0
     kernel = features @ features.mT
     kernel -= half.unsqueeze(-1)

@@ -59,6 +59,7 @@ class PacPFLOptions:
     lam: float | None = None
     beta: float | None = None
     n2: float = 0.0
+    v: float = 1e-4
     rate: float = 1e-2
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: Bandwidth | float = "off-diagonal"
@@ -110,7 +111,7 @@ class PersistenceOptions:
 
 
 class Product(NamedTuple):
-    """A method as a product of model, inference and aggregation (DESIGN section 3), in words."""
+    """A method as a product of model, inference and aggregation, in words."""
 
     model: str
     client: str

@@ -42,11 +42,13 @@ class Update(NamedTuple):
         score: gradient of the log evidence [K, P, D], in nats per unit of phi.
         log_evidence: ln Z [K, P], in nats.
         weight: number of clients behind a row [K].
+        jittered: number of them that needed jitter under some particle [K].
     """
 
     score: Tensor
     log_evidence: Tensor
     weight: Tensor
+    jittered: Tensor
 
 
 def gibbs_tau(lam: float, beta: float, n: int, n2: float, v: float = 1e-4) -> float:
@@ -83,8 +85,9 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
         particles: k.
         tau: exponent of the evidence in the hyper-posterior (eq. 40), or None to take it from lam, beta and n2.
         lam: lambda of Theorem 4.2.
-        beta: temperature of the clients' posteriors; their number of rows for the log evidence.
+        beta: temperature of the clients' posteriors in Corollary 4.4; m_i makes Z the marginal likelihood.
         n2: clients that expect new samples.
+        v: small constant of Theorem 4.2.
         rate: learning rate eta.
         optimiser: "adam" on the SVGD direction, or "ascent" (eq. 39 as printed).
         bandwidth: rule of the SVGD kernel, or its h.
@@ -102,6 +105,7 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
     lam: float | None = None
     beta: float | None = None
     n2: float = 0.0
+    v: float = 1e-4
     rate: float = 1e-2
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: svgd.Bandwidth | float = "off-diagonal"
@@ -118,8 +122,10 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
             raise StudyError("tau is None, so lam and beta are needed", hint="tau = lam / (lam + beta n (n2 + v))")
         if self.tau is not None and not self.tau > 0:
             raise StudyError(f"tau must be positive, got {self.tau:g}")
+        if self.tau is not None and (self.lam is not None or self.beta is not None):
+            raise StudyError("tau is given, so lam and beta would not count", hint="tau = 'none' takes it from them")
         if self.tau is None and self.lam is not None and self.beta is not None:
-            gibbs_tau(self.lam, self.beta, 1, self.n2)  # refuses a lambda that Theorem 4.2 does not allow
+            gibbs_tau(self.lam, self.beta, 1, self.n2, self.v)  # refuses a lambda that Theorem 4.2 does not allow
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
                 raise StudyError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
@@ -142,18 +148,19 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
         rows = batch
         if self.minibatch is not None and self.minibatch < batch.mask.shape[1]:
             rows = batch.rows(noise.rows(batch.mask, self.minibatch))
-        score, log_evidence, _ = evidence.particle_scores(self.model, message.particles, rows)
+        score, log_evidence, jitter = evidence.particle_scores(self.model, message.particles, rows)
         if rows is not batch and self.minibatch_scale == "rows":
             scale = (batch.size / rows.size.clamp_min(1.0)).to(score.dtype).view(-1, 1)
             score, log_evidence = score * scale.unsqueeze(-1), log_evidence * scale
-        update = Update(score, log_evidence, torch.ones_like(batch.size))
+        jittered = (jitter > 0).any(1).to(batch.size)
+        update = Update(score, log_evidence, torch.ones_like(batch.size), jittered)
         return update, state
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Move the particles along the SVGD direction (Algorithm 1, lines 7-11; eqs. 39-40)."""
         present = update.weight.sum().clamp_min(1.0).to(update.score.dtype)
         restored = (n_clients if self.cohort_scale == "sum" else 1.0) / present
-        tau = gibbs_tau(self.lam or 0.0, self.beta or 0.0, n_clients, self.n2) if self.tau is None else self.tau
+        tau = gibbs_tau(self.lam or 0.0, self.beta or 0.0, n_clients, self.n2, self.v) if self.tau is None else self.tau
         hyper_posterior = HyperPosterior(server.particles, self.hyper_prior)
         score = hyper_posterior.score() + tau * restored * update.score.sum(0)
         downhill = -svgd.direction(server.particles, score, self.bandwidth)
@@ -170,12 +177,13 @@ class PacPFL(Method[Server, Message, Nothing, Update]):
         return tensors.total(update)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean log evidence per client, size of the summed score and spread of the particles."""
+        """Mean log evidence per client, size of the summed score, spread of the particles, clients with jitter."""
         present = update.weight.sum().clamp_min(1.0)
         return {
             "log_evidence": update.log_evidence.sum(0).mean() / present,
             "score_norm": update.score.sum(0).norm(),
             "spread": svgd.spread(server.particles),
+            "jittered": update.jittered.sum(),
         }
 
     def footprint(self, rows: int) -> int:

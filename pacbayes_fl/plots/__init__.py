@@ -69,7 +69,7 @@ def save_all(
 
 
 def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write the figures that compare runs: box plots by method, and the particle ablation where particles differ.
+    """Write the figures that compare runs: box plots by method, and the particle ablation of a method that has one.
 
     Args:
         results: finished runs.
@@ -84,9 +84,18 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         PacBayesFLError: when matplotlib is not installed.
     """
     figures: dict[str, Callable[[], Figure]] = {"box_plots": partial(box_plots, results)}
-    if len({result.labels.get("particles") for result in results} - {None}) > 1:
-        figures["particles"] = partial(particle_ablation, results)
+    if ablated := _ablated(results):
+        figures["particles"] = partial(particle_ablation, ablated)
     return _save(figures, Path(folder), formats)
+
+
+def _ablated(results: Sequence[Result]) -> list[Result]:
+    """Return the runs of methods that ran with several numbers of particles; one a method is no ablation."""
+    counts: dict[str, set[int]] = {}
+    for result in results:
+        if "particles" in result.labels:
+            counts.setdefault(result.method, set()).add(int(result.labels["particles"]))
+    return [result for result in results if "particles" in result.labels and len(counts[result.method]) > 1]
 
 
 def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str]) -> list[Path]:

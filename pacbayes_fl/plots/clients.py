@@ -106,7 +106,8 @@ def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: s
     A point is the mean over seeds of the mean over clients; the bar is one sample standard deviation over seeds.
 
     Args:
-        results: finished runs that differ in their seed and in `labels["particles"]`; one line a study.
+        results: finished runs that differ in their seed and in `labels["particles"]`; one line a study, and a
+            method where there are several.
         metric: name of the metric.
         group: "existing" or "new".
 
@@ -118,24 +119,25 @@ def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: s
         NothingToDrawError: when no client of the group has the metric.
         PacBayesFLError: when matplotlib is not installed.
     """
+    several = len({result.method for result in results}) > 1
     scores: dict[str, dict[int, list[float]]] = {}
     for result in results:
         if "particles" not in result.labels:
             raise StudyError(f'the result of {result.study}, seed {result.seed}, has no labels["particles"]')
         finite = _finite(result, group, metric)
         if finite.size:
-            by_count = scores.setdefault(result.study, {})
+            by_count = scores.setdefault(f"{result.method}, {result.study}" if several else result.study, {})
             by_count.setdefault(int(result.labels["particles"]), []).append(float(finite.mean()))
     if not scores:
         raise NothingToDrawError(f"no {group} client of the results has the metric {metric}")
     counts = sorted({count for by_count in scores.values() for count in by_count})
     with panels(1, 1, f"number of particles, {group} clients", 4.2, 3.0) as (figure, axes):
         axis: Axes = axes[0, 0]
-        for number, (study, by_count) in enumerate(scores.items()):
+        for number, (line, by_count) in enumerate(scores.items()):
             x = sorted(by_count)
             mean = [statistics.fmean(by_count[count]) for count in x]
             std = [statistics.stdev(by_count[count]) if len(by_count[count]) > 1 else 0.0 for count in x]
-            axis.errorbar(x, mean, std, fmt="o-", capsize=3, color=CYCLE[number % len(CYCLE)], label=study)
+            axis.errorbar(x, mean, std, fmt="o-", capsize=3, color=CYCLE[number % len(CYCLE)], label=line)
         axis.set(xlabel="particles", ylabel=metric_label(metric, results[0]), xticks=counts)
         seeds = {len(runs) for by_count in scores.values() for runs in by_count.values()}
         trials = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{max(seeds)}"

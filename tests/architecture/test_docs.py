@@ -11,7 +11,9 @@ import pytest
 from tests.architecture.source import complain, violations
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-SHAPE = re.compile(r"\[[\w\s,*.…+\-·/]*\]")  # "[K, N]", "[*S, K, N, C]", "[]"; a number, letters or signs of sizes
+# One size: `K`, `*feature`, `*`, `...`, `3`, `groups * N`, `min(n, N)`, `sum of k_i`.
+SIZE = r"(?:\.\.\.|…|\*|\*?[A-Za-z]\w*|\d+|\w+(?: ?[-+*/·] ?\w+)+|(?:min|max)\(\w+, \w+\)|sum of \w+)"
+SHAPE = re.compile(rf"\[(?:(?![\d, ]+\]){SIZE}(?:,\s+{SIZE})*)?\]")  # "[K, N]", "[]"; not "[0, 1]", "[Smith 2020]"
 SECTION = re.compile(r"^\s*(Args|Returns|Raises|Yields|Attributes|Note|Example|References)s?:\s*$")
 
 
@@ -58,6 +60,8 @@ def _function(node: Function, class_doc: str, is_method: bool) -> Iterator[str]:
     for name, annotation in arguments:
         if annotation is not None and _is_tensor(annotation) and not _has_shape(doc, name, is_method):
             yield f": no shape in brackets on the Args line of tensor {name}"
+    if node.returns is not None and _returns_tensor(node.returns) and not SHAPE.search(_result(doc)):
+        yield ": no shape in brackets under Returns or in the summary of a function that returns a tensor"
 
 
 def _is_tensor(annotation: ast.expr) -> bool:
@@ -70,6 +74,29 @@ def _is_tensor(annotation: ast.expr) -> bool:
         case ast.Constant(value=str(quoted)):
             return _is_tensor(ast.parse(quoted, mode="eval").body)
     return ast.unparse(annotation) in ("Tensor", "torch.Tensor")
+
+
+def _returns_tensor(annotation: ast.expr) -> bool:
+    """Whether the result is a tensor or a tuple that holds one."""
+    match annotation:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _returns_tensor(left) or _returns_tensor(right)
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=parts)):
+            return any(map(_returns_tensor, parts))
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=part):
+            return _returns_tensor(part)
+    return _is_tensor(annotation)
+
+
+def _result(doc: str) -> str:
+    """Return what stands before the first section, and under "Returns:"."""
+    kept, inside = [], True
+    for line in doc.splitlines():
+        if SECTION.match(line):
+            inside = line.strip() == "Returns:"
+        elif inside:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _has_shape(doc: str, name: str, is_method: bool) -> bool:
@@ -128,6 +155,19 @@ def test_public_definitions_are_documented_and_typed() -> None:
             '"""M."""\nclass A:\n    """A."""\n    def f(self, x: Tensor) -> None:\n        """F [K] at x."""',
             "tensor x",
         ),
+        ('"""M."""\ndef f() -> Tensor:\n    """F."""', "returns a tensor"),
+        ('"""M."""\ndef f() -> tuple[Tensor, int]:\n    """F."""', "returns a tensor"),
+        ('"""M."""\ndef f() -> tuple[Tensor, ...] | None:\n    """F, after [Smith 2020]."""', "returns a tensor"),
+        (
+            '"""M."""\ndef f(x: Tensor) -> Tensor:\n    """F.\n\n    Args:\n        x: rows [K, N].\n\n'
+            '    Returns:\n        A number in [0, 1].\n    """',
+            "returns a tensor",
+        ),
+        ('"""M."""\nclass A:\n    """A."""\n    @property\n    def f(self) -> Tensor:\n        """F."""', "a tensor"),
+        (
+            '"""M."""\ndef f(x: Tensor) -> None:\n    """F.\n\n    Args:\n        x: rows of [Smith 2020].\n    """',
+            "tensor x",
+        ),
         ('"""M."""\nclass A:\n    """A."""\n    @override\n    def f(self, x) -> None: ...', "argument x is not typed"),
     ],
 )
@@ -148,11 +188,14 @@ class A:
     def size(self) -> Tensor:
         """Return real rows [K]."""
     @staticmethod
-    def g(x: Tensor) -> Tensor:
+    def g(x: Tensor) -> tuple[Tensor, Tensor]:
         """G.
 
         Args:
             x: a scalar [].
+
+        Returns:
+            The lower and the upper half [*S, K, min(n, N), 3].
         """
     @override
     def h(self, x: Tensor) -> None: ...
@@ -169,6 +212,18 @@ def f(x: Tensor | None, flat: Mapping[str, Tensor], *more: Tensor) -> None:
         *more: further tensors [..., N].
     """
 '''
+
+
+@pytest.mark.parametrize(
+    "text", ["[K, P, D]", "[*]", "[]", "[K, N, *feature]", "[..., N]", "[3, N]", "[B, groups * N, F]", "[K, min(n, N)]"]
+)
+def test_a_shape_looks_like_one(text: str) -> None:
+    assert SHAPE.search(f"rows {text} of clients")
+
+
+@pytest.mark.parametrize("text", ["[Smith 2020]", "[8]", "[0, 1]", "[see above]", "[K, N", "K", "[K; N]", "[a.b]"])
+def test_other_text_in_brackets_is_no_shape(text: str) -> None:
+    assert not SHAPE.search(f"rows {text} of clients")
 
 
 def test_good_documentation_passes() -> None:

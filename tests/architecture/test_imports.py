@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.source import complain, imported, violations
+from tests.architecture.source import complain, dotted, imported, local_names, violations
 
 # A room is what follows `pacbayes_fl.`; rooms of one rank do not import each other.
 RANKS = {
@@ -66,7 +66,8 @@ def import_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
     if here not in MAY_IMPORT:
         yield 1, f"room {here!r} has no rank"
         return
-    for node, _, full in imported(tree, path):
+    statements = [(node, full) for node, _, full in imported(tree, path)]
+    for node, full in [*statements, *_called(tree, path)]:
         top = full.split(".")[0]
         if top in ONLY_IN and not re.match(ONLY_IN[top], path):
             yield node.lineno, f"{top} may be imported only in {ONLY_IN[top]}"
@@ -78,6 +79,20 @@ def import_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{here} may not import {room(full) or 'the package itself'} ({full})"
         elif (here, room(full)) in ONLY_IN_A_FUNCTION and id(node) in top_level:
             yield node.lineno, f"{here} may import {room(full)} only inside a function"
+
+
+def _called(tree: ast.AST, path: str) -> Iterator[tuple[ast.Call, str]]:
+    """Yield each import by a call with the full name, where that is a literal: `import_module("pacbayes_fl.data")`."""
+    names = local_names(tree, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func, names) in ("importlib.import_module", ".__import__"):
+            given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "name")]
+            for name in given:
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    tail = name.value.lstrip(".")
+                    dots = len(name.value) - len(tail)  # relative to the module's own package
+                    parts = path.removesuffix(".py").split("/")
+                    yield node, ".".join([*(parts[:-dots] if dots else []), tail])
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
@@ -120,6 +135,12 @@ def test_imports_go_one_way() -> None:
         ("pacbayes_fl/study.py", "from pacbayes_fl import cli"),
         ("pacbayes_fl/study.py", "import pvlib"),
         ("pacbayes_fl/study.py", "from tests.conftest import data_root"),
+        ("pacbayes_fl/models/base.py", "import importlib\nimportlib.import_module('pacbayes_fl.methods.pac_pfl')"),
+        ("pacbayes_fl/models/base.py", "from importlib import import_module as get\ndef f():\n    get('..methods')"),
+        ("pacbayes_fl/models/base.py", "from importlib import import_module\nimport_module(name='pacbayes_fl')"),
+        ("pacbayes_fl/federation/engine.py", "import importlib as i\ni.import_module('flwr.app')"),
+        ("pacbayes_fl/models/base.py", "__import__('pacbayes_fl.study')"),
+        ("pacbayes_fl/cli.py", "from importlib import import_module\nPLOTS = import_module('pacbayes_fl.plots')"),
         ("pacbayes_fl/utils.py", "import math"),
         ("data_gen/pv.py", "from pacbayes_fl.errors import DataError"),
         ("data_gen/pv.py", "import torch"),
@@ -133,6 +154,9 @@ def test_a_planted_import_is_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("pacbayes_fl/__init__.py", "from pacbayes_fl.study import Study\nfrom pacbayes_fl import bounds, plots"),
+        ("pacbayes_fl/__init__.py", "from importlib import import_module\nimport_module(f'pacbayes_fl.{name}')"),
+        ("pacbayes_fl/models/base.py", "from importlib import import_module\nimport_module('pacbayes_fl.data.batch')"),
+        ("pacbayes_fl/models/base.py", "import importlib\nimportlib.import_module('math'), importlib.reload(x)"),
         ("pacbayes_fl/__main__.py", "from pacbayes_fl.cli import main"),
         ("pacbayes_fl/settings.py", "from pacbayes_fl.errors import StudyError"),
         ("pacbayes_fl/optim.py", "from pacbayes_fl import tensors, shapes, errors"),

@@ -32,6 +32,7 @@ MUTABLE_CALLS = (
     r"\.(dict|list|set|bytearray)|collections\.\w+|weakref\.Weak\w+|itertools\.count"
     r"|torch\.(?!device$|Size$|finfo$|iinfo$|jit\.|compile$)[\w.]+|numpy\.(array|zeros|ones|full|empty|arange|linspace)"
 )
+CACHES = r"functools\.(cache|lru_cache)(\(\))?"
 HARMLESS_CALLS = r"collections\.namedtuple"
 
 
@@ -48,6 +49,10 @@ def style_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, "assert disappears under python -O; raise an error of pacbayes_fl.errors"
         elif isinstance(node, ast.Global):
             yield node.lineno, f"global {', '.join(node.names)}: state of a module"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+                if _mutable(default, names):
+                    yield default.lineno, f"default {ast.unparse(default)} is shared by all calls and mutable"
         elif isinstance(node, ast.Attribute):
             yield from ((node.lineno, what) for what in _banned(dotted(node, names)))
         elif isinstance(node, ast.Call):
@@ -55,6 +60,9 @@ def style_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
     for target, value in _shared_values(tree.body):
         if target not in ("__all__", "__slots__") and _mutable(value, names):
             yield value.lineno, f"{target} is shared and mutable; use a tuple, a frozenset or MappingProxyType"
+    for function in _shared_functions(tree.body):
+        if any(re.fullmatch(CACHES, dotted(mark, names)) for mark in function.decorator_list):
+            yield function.lineno, f"{function.name} keeps its results in the module; let the caller keep them"
 
 
 def _banned(name: str) -> Iterator[str]:
@@ -71,6 +79,8 @@ def _bad_call(call: ast.Call, name: str, text: str) -> Iterator[str]:
         yield "torch.load without weights_only=True can run code"
     if not _is(given.get("allow_pickle", ast.Constant(False)), False):
         yield "allow_pickle can run code"
+    if name in ("numpy.load", "numpy.save") and len(call.args) > 2 and not _is(call.args[2], False):
+        yield "allow_pickle, the third argument, can run code"
     if re.fullmatch(f"{TORCH_LIKE}", name) or (
         re.fullmatch(f"{TORCH_DRAWS}|{IN_PLACE}", name)
         and _is(given.get("generator"), None)
@@ -102,6 +112,16 @@ def _shared_values(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
                 yield from _shared_values(getattr(statement, block, []))
 
 
+def _shared_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions of modules and classes, in nested blocks too, but not those inside functions."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement
+        else:
+            for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from _shared_functions(getattr(statement, block, []))
+
+
 def _mutable(value: ast.expr, names: dict[str, str]) -> bool:
     match value:
         case ast.List() | ast.Set() | ast.Dict() | ast.ListComp() | ast.SetComp() | ast.DictComp():
@@ -117,7 +137,7 @@ def _mutable(value: ast.expr, names: dict[str, str]) -> bool:
             if name == "types.MappingProxyType":
                 inner = args[0].values if args and isinstance(args[0], ast.Dict) else []
                 return any(_mutable(element, names) for element in inner)
-            return bool(re.fullmatch(MUTABLE_CALLS, name)) and not re.fullmatch(HARMLESS_CALLS, name)
+            return bool(re.fullmatch(f"{MUTABLE_CALLS}|{CACHES}", name)) and not re.fullmatch(HARMLESS_CALLS, name)
     return False
 
 
@@ -137,6 +157,17 @@ def test_no_module_contains_what_is_banned() -> None:
         "import torch\ndef f(file):\n    return torch.load(file, weights_only=False)",
         "import torch\ndef f(file, x):\n    torch.save(x, file)",
         "import numpy as np\ndef f(file):\n    return np.load(file, allow_pickle=True)",
+        "import numpy as np\ndef f(file):\n    return np.load(file, None, True)",
+        "import numpy as np\ndef f(file, x, unsafe):\n    np.save(file, x, unsafe)",
+        "def f(x, seen=[]):\n    return x",
+        "def f(x, *, seen={}):\n    return x",
+        "class A:\n    def f(self, seen=set()):\n        return seen",
+        "def f():\n    return lambda x, seen=dict(): seen",
+        "import torch\ndef f(x=torch.zeros(3)):\n    return x",
+        "from functools import cache\n@cache\ndef f(x):\n    return x",
+        "import functools as ft\n@ft.lru_cache(maxsize=3)\ndef f(x):\n    return x",
+        "import functools\nclass A:\n    @functools.lru_cache\n    def f(self):\n        return 1",
+        "import functools\ndef g(x):\n    return x\nf = functools.cache(g)",
         "CACHE = {}",
         "CACHE: dict[str, int] = dict()",
         "NAMES = ['a', 'b']",
@@ -175,6 +206,7 @@ def test_a_planted_violation_is_found(text: str) -> None:
 
 
 GOOD = """
+import functools
 import random
 import re
 from types import MappingProxyType
@@ -189,10 +221,17 @@ WORD = re.compile("x")
 DEVICE = torch.device("cpu")
 class A:
     shape: tuple[int, ...] = ()
+    @functools.cached_property
+    def width(self):
+        return 3
     def sample(self, draws, noise):
         return self.inner.sample(draws, noise) + pyro.sample("w", self.site(noise))
-def f(seed, device, n, file, x, rng):
+def f(seed, device, n, file, x, rng, sizes=(1, 2), *, names=None, scale=1.0, where=torch.device("cpu")):
     own = {}
+    @functools.cache
+    def local(i):
+        return own[i]
+    np.load(file, None, False), np.save(file, x, False)
     generator = torch.Generator(device).manual_seed(seed)
     random.Random(seed).shuffle(own)
     generator_2 = np.random.default_rng(np.random.SeedSequence([seed, 3]))

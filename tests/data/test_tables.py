@@ -193,6 +193,10 @@ def test_a_table_to_predict_on_needs_no_target_and_no_client(tmp_path: Path) -> 
 def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
     _, y = tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,"))).clients["a"]
     assert y[0] == 10 and y[1].isnan() and y[2] == 60
+    _, y = tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,nan"))).clients["a"]
+    assert y.isnan().tolist() == [False, True, False]
+    with pytest.raises(DataError, match=r"client 'a': .*table\.csv line 4, column 'y': inf is not a finite number"):
+        tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,inf")))
 
 
 @pytest.mark.parametrize(("share", "held"), [(0.25, (1, 2)), (0.5, (1, 5)), (0.01, (1, 1)), (0.99, (1, 9))])
@@ -216,11 +220,27 @@ def test_without_a_split_the_last_rows_are_held_out(tmp_path: Path, share: float
         (lambda text: without(text, "y"), "has no column 'y'"),
         (lambda text: without(text, "sun", "wind"), "has no feature columns"),
         (lambda text: text.splitlines()[0] + "\n", "has no rows"),
-        (lambda text: "", "has no column 'client'"),
+        (lambda text: "", r"table\.csv has no columns"),
+        (lambda text: "\n" + text, r"table\.csv has no columns"),
+        (lambda text: text.replace(",", ";"), r"has only the column 'client;sun;y.* \(is the separator a comma\?\)"),
+        (
+            lambda text: text.replace("\nlate,", "\n,"),
+            r"csv line 5, column 'client': the client's name is blank",
+        ),
+        (lambda text: text.replace("\nlate,", "\n ,"), "line 5, column 'client': the client's name is blank"),
+        (
+            lambda text: text.replace("6.0,60", "6.0,inf"),
+            "client 'a': .* line 7, column 'y': inf is not a finite number",
+        ),
+        (
+            lambda text: text.replace("6.0,60", "6.0,nan"),
+            "client 'a': .* line 7, column 'y': nan is not a finite number",
+        ),
+        (lambda text: text.replace("60,7", "60,-inf"), "client 'a': .* line 7, column 'wind': -inf is not a finite"),
         (lambda text: text.replace("3.0,30", "cloudy,30"), "line 4, column 'sun': 'cloudy' is not a number"),
         (lambda text: text.replace(",-1,", ",,"), "line 4, column 'wind': '' is not a number"),
         (lambda text: text.replace("3.0,30", "3.0,none"), "line 4, column 'y': 'none' is not a number"),
-        (lambda text: text.replace("1.0,10", "1.0,").replace("5.0,50", "5.0,x"), "line 6, column 'y': 'x'"),
+        (lambda text: text.replace("5.0,50", "5.0,x"), "line 6, column 'y': 'x'"),
         (lambda text: text.replace("\nb,2.0", "\n\n\nb,2.0").replace("5.0,", "o,"), "line 8, column 'sun': 'o'"),
         (lambda text: text.replace("3.0,30", "3.0,30,30"), "line 4: expected 6 values"),
         (lambda text: text.replace("3.0,30,", "3.0,"), "line 4: expected 6 values"),
@@ -234,8 +254,8 @@ def test_without_a_split_the_last_rows_are_held_out(tmp_path: Path, share: float
         (lambda text: text.replace("existing", "new"), "has no existing client"),
         (lambda text: text.replace("test", "train"), "client 'a': has no test samples"),
         (lambda text: text.replace("train", "test"), "client 'a': has no training samples"),
-        (lambda text: text.replace("1.0,10", "nan,10"), r"client 'a': x has 1 non-finite value \(row 0; column 0\)"),
-        (lambda text: text.replace("1.0,10", "1.0,"), r"client 'a': y has 1 non-finite value \(row 0\)"),
+        (lambda text: text.replace("1.0,10", "nan,10"), "client 'a': .*csv line 2, column 'sun': nan is not a finite"),
+        (lambda text: text.replace("1.0,10", "1.0,"), "line 2, column 'y': '' is not a number"),
     ],
 )
 def test_faults_of_a_table_are_named(tmp_path: Path, change: Callable[[str], str], message: str) -> None:

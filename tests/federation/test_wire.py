@@ -40,7 +40,7 @@ def replies() -> dict[str, Mapping[str, Any]]:
 
 def expected() -> Any:
     scores = torch.zeros(1, *SERVER.particles.shape, dtype=torch.float64)
-    return Update(scores, scores[:, :, 0], scores[:, 0, 0])
+    return Update(scores, scores[:, :, 0], scores[:, 0, 0], scores[:, 0, 0])
 
 
 def test_flat_trees_are_contiguous_and_named_without_gradient() -> None:

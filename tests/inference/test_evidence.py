@@ -227,3 +227,20 @@ def test_the_inputs_are_left_as_they_are() -> None:
     assert all(torch.equal(t, k) for t, k in zip((theta, batch.x, batch.y, batch.mask), kept, strict=True))
     again = particle_scores(model, theta.requires_grad_(), batch)
     assert not again.score.requires_grad and torch.equal(first.score, again.score)
+
+
+def test_an_offset_common_to_all_features_costs_no_digits() -> None:
+    """The kernel sees differences alone, so the last bias of its network may be anything."""
+    model = DeepKernelGP(2, mean_widths=(4,), kernel_widths=(4,))
+    generator = torch.Generator().manual_seed(11)
+    theta = model.location() + 0.5 * torch.randn(2, model.dim, generator=generator, dtype=torch.float64)
+    rows = [torch.randn(m, 3, generator=generator, dtype=torch.float64) for m in (4, 9)]
+    batch = ClientBatch.pad([(one[:, :2], one[:, 2]) for one in rows])
+    far = theta.clone()
+    far[:, -2:] = 1e4
+    near = theta.clone()
+    near[:, -2:] = 0.0
+    assert list(model.shapes)[-1].endswith("biases.1") and math.prod(model.shapes[list(model.shapes)[-1]]) == 2
+    a, b = particle_scores(model, far, batch), particle_scores(model, near, batch)
+    torch.testing.assert_close(a.log_evidence, b.log_evidence, rtol=1e-10, atol=0)
+    torch.testing.assert_close(a.score[..., :-2], b.score[..., :-2], rtol=1e-8, atol=1e-9)

@@ -58,6 +58,7 @@ def test_options_reach_the_method() -> None:
         "lam": 2.0,
         "beta": 0.5,
         "n2": 1.0,
+        "v": 0.25,
         "rate": 0.5,
         "optimiser": "ascent",
         "bandwidth": 0.7,

@@ -124,10 +124,12 @@ def test_the_server_takes_tau_from_lambda_beta_and_the_number_of_clients() -> No
     server = derived.init_server(torch.Generator().manual_seed(1))
     update, _ = derived.client(derived.broadcast(server), Nothing(), batch, no_noise(batch))
     for n in (5, 50):
-        given = replace(derived, tau=gibbs_tau(10.0, 20.0, n, 2.0))
+        given = replace(derived, tau=gibbs_tau(10.0, 20.0, n, 2.0), lam=None, beta=None)
         assert bits(derived.server(server, update, n)) == bits(given.server(server, update, n))
     with pytest.raises(AssumptionError):
         method(tau=None, lam=2.0, beta=20.0, n2=2.0)
+    with pytest.raises(StudyError, match="tau is given, so lam and beta would not count"):
+        method(tau=0.5, lam=10.0)
 
 
 @pytest.mark.parametrize("name", ["optimiser", "minibatch_scale", "cohort_scale", "weighting"])
@@ -218,6 +220,7 @@ def test_the_sum_over_all_clients_is_restored_from_a_cohort() -> None:
         torch.tensor([[[3.0, -1.0]], [[1.0, 5.0]], [[0.0, 0.0]]], dtype=torch.float64),
         torch.zeros(3, 1, dtype=torch.float64),
         torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64),  # the third client was dropped
+        torch.zeros(3, dtype=torch.float64),
     )
     flat = PacPFL(model, FlatHyperPrior(torch.zeros(2), 1.0), particles=1, tau=0.5, rate=1.0, optimiser="ascent")
     moved = flat.server(server_at(particles), update, 10).particles

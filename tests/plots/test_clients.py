@@ -104,6 +104,13 @@ def test_particles_show_mean_and_spread_over_seeds(made: Maker) -> None:
     figure.canvas.draw()
 
 
+def test_particles_of_several_methods_are_lines_of_their_own(made: Maker) -> None:
+    (axis,) = particle_ablation([made(method, particles=p) for method in ("pac_pfl", "other") for p in (1, 2)]).axes
+    legend = axis.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["pac_pfl, polynomial", "other, polynomial"]
+
+
 def test_what_is_missing_is_named(result: Result) -> None:
     with pytest.raises(NothingToDrawError, match="mine"):
         box_plots([result], ["mine"])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
+from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.plots import FIGURES, learning_curve, save_all
+from pacbayes_fl.plots import FIGURES, learning_curve, particle_ablation, save_all, save_joint
 from pacbayes_fl.plots.style import feature_label, metric_label, target_label, with_unit
 from pacbayes_fl.results import Result
 
@@ -39,6 +41,24 @@ def test_figures_without_numbers_are_left_out(result: Result, tmp_path: Path) ->
     assert save_all(replace(part, clients=()), tmp_path / "none") == []
     with pytest.raises(StudyError, match="got bmpx"):
         save_all(result, tmp_path, ["png", "bmpx"])
+
+
+def test_the_ablation_is_of_a_method_not_between_methods(
+    made: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[tuple[str, int]]] = []
+
+    def ablation(results: Sequence[Result]) -> Figure:
+        drawn.append([(result.method, result.labels["particles"]) for result in results])
+        return particle_ablation(results)
+
+    monkeypatch.setattr(plots, "particle_ablation", ablation)
+    four, one, two = made("pac_pfl"), made("pfedgp", particles=1), made("pac_pfl", particles=2)
+    without = replace(made("fedavg"), labels={})
+    assert [path.name for path in save_joint([four, one, without], tmp_path, ["png"])] == ["box_plots.png"]
+    joint = save_joint([four, one, two, without, replace(four, labels={})], tmp_path, ["png"])
+    assert [path.name for path in joint] == ["box_plots.png", "particles.png"]
+    assert drawn == [[("pac_pfl", 4), ("pac_pfl", 2)]]
 
 
 @pytest.mark.parametrize("name", FIGURES)
