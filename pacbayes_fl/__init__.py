@@ -1,4 +1,4 @@
-"""Bayesian personalised federated learning with certificates.
+"""Bayesian personalised federated learning.
 
 Many clients with little, different data each learn a model of their own with help from the others.
 

@@ -37,7 +37,7 @@ OnRound = Callable[[RoundRecord], None]
 def parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
     main = argparse.ArgumentParser(
-        prog="pacbayes-fl", description="Bayesian personalised federated learning with certificates."
+        prog="pacbayes-fl", description="Bayesian personalised federated learning: PAC-PFL with Gaussian processes."
     )
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

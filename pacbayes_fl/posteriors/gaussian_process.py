@@ -195,6 +195,47 @@ class GPPosterior:
         explained = (cross @ self.whitener.mT).square().sum(-1)
         return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0) + self._noise)
 
+    def kl(self) -> Tensor:
+        """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.
+
+        KL = (ln |A| - m ln s^2 - tr(K A^-1) + alpha' K alpha) / 2,  A = K + s^2 I
+
+        Returns:
+            [K, P], in nats; 0 for a client without rows.
+        """
+        noise = self._noise.squeeze(-1) + self.factor_jitter
+        real = self.mask.unsqueeze(1)
+        rows = real.sum(-1, dtype=noise.dtype)
+        diagonal = torch.where(real, self.whitener.diagonal(dim1=-2, dim2=-1), 1.0)
+        log_determinant = -2.0 * diagonal.log().sum(-1)
+        quadratic = -2.0 * self.log_evidence - log_determinant - rows * math.log(2 * math.pi)  # alpha' A alpha
+        trace = rows - noise * self.whitener.square().sum((-2, -1))
+        return 0.5 * (log_determinant - rows * noise.log() - trace + quadratic - noise * self.alpha.square().sum(-1))
+
+
+def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
+    """KL divergence between normal distributions.
+
+    KL(N(a, A) || N(b, B)) = (tr(B^-1 A) + (b - a)' B^-1 (b - a) - n + ln |B| - ln |A|) / 2
+
+    Args:
+        mean: a [*, n].
+        covariance: A [*, n, n], positive definite.
+        other_mean: b [*, n].
+        other_covariance: B [*, n, n], positive definite.
+
+    Returns:
+        [*], in nats.
+
+    Raises:
+        RuntimeError: when a covariance is not positive definite (torch's LinAlgError).
+    """
+    mine, theirs = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
+    spread: Tensor = torch.linalg.solve_triangular(theirs, mine, upper=False).square().sum((-2, -1))
+    moved: Tensor = torch.linalg.solve_triangular(theirs, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
+    ratio = (theirs.diagonal(dim1=-2, dim2=-1) / mine.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
+    return 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
+
 
 def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
     """Squared-exponential kernel of features, k(z, z') = exp(-|z - z'|^2 / 2) (PAC-PFL section 8.3.2).

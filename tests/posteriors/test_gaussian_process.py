@@ -27,6 +27,7 @@ from pacbayes_fl.posteriors.gaussian_process import (
     add_noise,
     condition,
     factorise,
+    gaussian_kl,
     gaussian_log_evidence,
     inverse,
     squared_exponential,
@@ -313,3 +314,47 @@ def test_a_client_that_is_not_finite_fails_alone(name: str) -> None:
     others = [0, 1, 3]
     assert mixture.mean[2].isnan().all()
     torch.testing.assert_close(mixture.mean[others], clean.mean[others], rtol=1e-12, atol=1e-13)
+
+
+# KL divergences --------------------------------------------------------------------------------------------------
+
+
+def test_kl_of_known_normals() -> None:
+    one = [numbers([0.5]), numbers([[0.04]]), numbers([0.0]), numbers([[1.0]])]
+    assert gaussian_kl(*one).item() == pytest.approx(1.2544379124341003, rel=1e-12)
+    assert gaussian_kl(*one[2:], *one[:2]).item() == pytest.approx(13.515562087565897, rel=1e-12)
+    a, b = numbers([0.5, -1.0]), numbers([0.0, 0.0])
+    cov_a, cov_b = numbers([[0.5, 0.2], [0.2, 0.4]]), numbers([[1.0, 0.3], [0.3, 2.0]])
+    assert gaussian_kl(a, cov_a, b, cov_b).item() == pytest.approx(1.0461250754165132, rel=1e-12)
+    assert gaussian_kl(b, cov_b, a, cov_a).item() == pytest.approx(4.260157647096576, rel=1e-12)
+    assert gaussian_kl(a, cov_a, a, cov_a).item() == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", list(models()))
+def test_kl_of_the_posterior_is_that_at_the_rows_and_makes_the_elbo_tight(name: str) -> None:
+    """ln Z = E_q ln N(y | f, s^2) - KL(q || p): an exact posterior leaves no gap."""
+    model, batch = models()[name], clients(2)
+    theta = particles(model, batch.clients, 3)
+    posterior = condition(model, theta, batch)
+    got, noise = posterior.kl(), model.noise(theta)
+    for k in range(batch.clients):
+        rows = int(batch.size[k])
+        one = batch.select(torch.tensor([k])).trim(rows)
+        mean, covariance = model.mean(theta[k : k + 1], one.x)[0], model.covariance(theta[k : k + 1], one.x)[0]
+        for p in range(3):
+            gain = torch.linalg.solve(covariance[p] + noise[k, p] * torch.eye(rows).double(), covariance[p]).mT
+            q_mean = mean[p] + gain @ (one.y[0] - mean[p])
+            q_covariance = covariance[p] - gain @ covariance[p]
+            residual = (one.y[0] - q_mean).square().sum() + q_covariance.trace()
+            likelihood = -0.5 * (residual / noise[k, p] + rows * (2 * math.pi * noise[k, p]).log())
+            tight = likelihood - posterior.log_evidence[k, p]
+            assert got[k, p].item() == pytest.approx(tight.item(), rel=1e-9, abs=1e-9)
+            jitter = 1e-10 * torch.eye(rows).double()  # only for the dense check: a smooth kernel is nearly singular
+            if name != "deep":
+                dense = gaussian_kl(q_mean, q_covariance + jitter, mean[p], covariance[p] + jitter)
+                assert got[k, p].item() == pytest.approx(dense.item(), rel=1e-4)
+
+
+def test_kl_of_a_client_without_rows_is_zero() -> None:
+    model, batch = models()["deep"], clients(2, (0, 4))
+    assert condition(model, particles(model, 2, 3), batch).kl()[0].tolist() == [0.0, 0.0, 0.0]
