@@ -231,10 +231,11 @@ def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
         RuntimeError: when a covariance is not positive definite (torch's LinAlgError).
     """
     mine, theirs = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
-    spread: Tensor = torch.linalg.solve_triangular(theirs, mine, upper=False).square().sum((-2, -1))
-    moved: Tensor = torch.linalg.solve_triangular(theirs, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
+    spread = torch.linalg.solve_triangular(theirs, mine, upper=False).square().sum((-2, -1))
+    moved = torch.linalg.solve_triangular(theirs, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
     ratio = (theirs.diagonal(dim1=-2, dim2=-1) / mine.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
-    return 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
+    kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
+    return kl
 
 
 def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
