@@ -7,7 +7,6 @@ kept.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -19,19 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pacbayes_fl.cli_output import print_cells, print_predictions, print_table, progress
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.results import Result, RoundRecord, load, write_atomic
+from pacbayes_fl.results import RoundRecord, load, write_atomic
 
 if TYPE_CHECKING:
-    from pacbayes_fl.study_compare import Cell
     from pacbayes_fl.study_file import Study
-    from pacbayes_fl.study_predict import Prediction
     from pacbayes_fl.tune import Trial
-
-_METRICS = ("rsmse", "ce", "nlpd", "crps", "rmse_raw")
-OnRound = Callable[[RoundRecord], None]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -179,7 +174,7 @@ def _run(options: argparse.Namespace) -> None:
 
     with (
         _leaving_nothing(out),
-        _progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round,
+        progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round,
     ):
 
         def told(record: RoundRecord) -> None:
@@ -188,7 +183,7 @@ def _run(options: argparse.Namespace) -> None:
 
         result = run(study, out, options.resume, told)
     say_preset()  # no round was left to train
-    _print_table(result)
+    print_table(result)
     print(f"run folder: {out}")
 
 
@@ -230,7 +225,7 @@ def _compare(options: argparse.Namespace) -> None:
     again = "run it again with the same --out, finished runs are read"
     options.stopped = again if options.out else "nothing was kept, for want of --out"
     runs = len(studies) * options.seeds
-    with _progress("runs", runs, options.quiet) as on_round:
+    with progress("runs", runs, options.quiet) as on_round:
         done = iter(range(1, runs + 1))
 
         def on_run(study: Study) -> None:
@@ -238,7 +233,7 @@ def _compare(options: argparse.Namespace) -> None:
 
         found = compare(studies, options.seeds, options.out, on_run)
         on_round(RoundRecord(runs, 0))
-    _print_cells(table(found))
+    print_cells(table(found))
     if options.out:
         print(f"folder: {options.out}")
 
@@ -326,7 +321,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(result.summary(), indent=1))
     else:
-        _print_table(result)
+        print_table(result)
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -345,90 +340,11 @@ def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import join
 
-    _print_predictions(list(join(open_run(options.run), options.data).values()), options.json)
+    print_predictions(list(join(open_run(options.run), options.data).values()), options.json)
 
 
 def _predict(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import predict
 
-    _print_predictions([predict(open_run(options.run), options.client, options.data, options.later)], options.json)
-
-
-def _print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None:
-    fields = ("mean", "std", "lower", "upper")
-    if as_json:
-        rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
-        print(json.dumps(rows))
-        return
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("client", "row", *fields))
-    for p in predictions:
-        for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
-            writer.writerow((p.client, row, *(f"{value:.6g}" for value in values)))
-
-
-def _print_table(result: Result) -> None:
-    print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
-    names = [name for name in _METRICS if name in result.metrics]
-    print(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
-    for group, entry in result.summary()["groups"].items():
-        cells = [_entry(entry[name]) if name in entry else "-" for name in names]
-        print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    low, high = entry["interval"]
-    return _cell(entry["mean"], low, high, entry["median"])
-
-
-def _cell(*numbers: float | None) -> str:
-    """Print mean, interval and median; None and what is not finite as "-"."""
-    mean, low, high, median = ("-" if n is None or not math.isfinite(n) else f"{n:.3f}" for n in numbers)
-    return f"{mean} [{low}, {high}] {median}"
-
-
-def _print_cells(cells: Sequence[Cell]) -> None:
-    groups: dict[tuple[str, str], dict[str, str]] = {}
-    seeds = 0
-    for cell in cells:
-        method, group, metric, mean, low, high, median, seeds = cell
-        groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
-    names = list(dict.fromkeys(name for row in groups.values() for name in row))
-    print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    print(f"{'method':14}{'group':10}" + "".join(f"  {name:>26}" for name in names))
-    for (method, group), row in groups.items():
-        print(f"{method:14}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
-
-
-@contextmanager
-def _progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
-    """Show rounds, time left and the score on a terminal; a line now and then elsewhere."""
-    if quiet:
-        yield lambda record: None
-    elif not sys.stderr.isatty():
-        step = max(1, total // 10)
-
-        def line(record: RoundRecord) -> None:
-            if record.round % step == 0 or record.round == total or record.dropped:
-                print(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
-
-        yield line
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, TextColumn("{task.fields[news]}"), console=Console(stderr=True)) as progress:
-            task = progress.add_task(text, total=total, news="")
-
-            def bar(record: RoundRecord) -> None:
-                score = {"news": _news(record)} if "rsmse" in record.values or record.dropped else {}
-                progress.update(task, completed=record.round, **score)  # type: ignore[arg-type]
-
-            yield bar
-
-
-def _news(record: RoundRecord) -> str:
-    shown = [f"{name} {record.values[name]:.4g}" for name in ("rsmse", "log_evidence") if name in record.values]
-    return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])
+    print_predictions([predict(open_run(options.run), options.client, options.data, options.later)], options.json)

@@ -1,0 +1,124 @@
+"""What the command line prints: tables, predictions and progress."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pacbayes_fl.results import Result, RoundRecord
+
+if TYPE_CHECKING:
+    from pacbayes_fl.study_compare import Cell
+    from pacbayes_fl.study_predict import Prediction
+
+_METRICS = ("rsmse", "ce", "nlpd", "crps", "rmse_raw")
+OnRound = Callable[[RoundRecord], None]
+
+
+def print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None:
+    """Print a row per predicted row: CSV, or JSON by client.
+
+    Args:
+        predictions: of some clients.
+        as_json: print JSON.
+    """
+    fields = ("mean", "std", "lower", "upper")
+    if as_json:
+        rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
+        print(json.dumps(rows))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("client", "row", *fields))
+    for p in predictions:
+        for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
+            writer.writerow((p.client, row, *(f"{value:.6g}" for value in values)))
+
+
+def print_table(result: Result) -> None:
+    """Print a run's table: mean over clients, its interval and the median, by group.
+
+    Args:
+        result: a finished run.
+    """
+    print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
+    names = [name for name in _METRICS if name in result.metrics]
+    print(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
+    for group, entry in result.summary()["groups"].items():
+        cells = [_entry(entry[name]) if name in entry else "-" for name in names]
+        print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    low, high = entry["interval"]
+    return _cell(entry["mean"], low, high, entry["median"])
+
+
+def _cell(*numbers: float | None) -> str:
+    """Print mean, interval and median; None and what is not finite as "-"."""
+    mean, low, high, median = ("-" if n is None or not math.isfinite(n) else f"{n:.3f}" for n in numbers)
+    return f"{mean} [{low}, {high}] {median}"
+
+
+def print_cells(cells: Sequence[Cell]) -> None:
+    """Print a comparison's table, by method and group.
+
+    Args:
+        cells: as `study_compare.table` gives them.
+    """
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    seeds = 0
+    for cell in cells:
+        method, group, metric, mean, low, high, median, seeds = cell
+        groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
+    names = list(dict.fromkeys(name for row in groups.values() for name in row))
+    print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
+    print(f"{'method':14}{'group':10}" + "".join(f"  {name:>26}" for name in names))
+    for (method, group), row in groups.items():
+        print(f"{method:14}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+
+
+@contextmanager
+def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
+    """Show rounds, time left and the score on a terminal; a line now and then elsewhere.
+
+    Args:
+        text: what is being done.
+        total: number of rounds.
+        quiet: show nothing.
+
+    Yields:
+        What is to be called after every round.
+    """
+    if quiet:
+        yield lambda record: None
+    elif not sys.stderr.isatty():
+        step = max(1, total // 10)
+
+        def line(record: RoundRecord) -> None:
+            if record.round % step == 0 or record.round == total or record.dropped:
+                print(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
+
+        yield line
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.fields[news]}"), console=Console(stderr=True)) as shown:
+            task = shown.add_task(text, total=total, news="")
+
+            def bar(record: RoundRecord) -> None:
+                score = {"news": _news(record)} if "rsmse" in record.values or record.dropped else {}
+                shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
+
+            yield bar
+
+
+def _news(record: RoundRecord) -> str:
+    shown = [f"{name} {record.values[name]:.4g}" for name in ("rsmse", "log_evidence") if name in record.values]
+    return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])

@@ -1,0 +1,52 @@
+import json
+import math
+
+import pytest
+import torch
+
+from pacbayes_fl.cli_output import print_cells, print_predictions, print_table, progress
+from pacbayes_fl.results import ClientRow, Result, RoundRecord
+from pacbayes_fl.study_compare import Cell
+from pacbayes_fl.study_predict import Prediction
+
+Captured = pytest.CaptureFixture[str]
+
+
+def prediction(client: str) -> Prediction:
+    return Prediction(client, *(torch.tensor([base, base + 0.5]) for base in (1.0, 2.0, 3.0, 4.0)))
+
+
+def test_predictions_are_csv_or_json(capsys: Captured) -> None:
+    print_predictions([prediction("a,b")], as_json=False)
+    assert capsys.readouterr().out == 'client,row,mean,std,lower,upper\n"a,b",0,1,2,3,4\n"a,b",1,1.5,2.5,3.5,4.5\n'
+    print_predictions([prediction("c")], as_json=True)
+    expected = {"mean": [1.0, 1.5], "std": [2.0, 2.5], "lower": [3.0, 3.5], "upper": [4.0, 4.5]}
+    assert json.loads(capsys.readouterr().out) == {"c": expected}
+
+
+def test_a_table_shows_mean_interval_and_median_and_a_dash_for_what_is_missing(capsys: Captured) -> None:
+    rows = tuple(ClientRow(k, f"c{k}", "existing", 3, {"rsmse": v, "ce": math.nan}) for k, v in enumerate((1.0, 1.0)))
+    print_table(Result("s", "ridge", 4, "regression", clients=rows))
+    header, names, row = capsys.readouterr().out.splitlines()
+    assert header.startswith("s, ridge, seed 4") and names.split() == ["group", "clients", "rsmse", "ce"]
+    assert row.split() == ["existing", "2", "1.000", "[1.000,", "1.000]", "1.000", "-"]
+
+
+def test_cells_stand_by_method_and_group(capsys: Captured) -> None:
+    cells = [Cell("a", "new", "rsmse", 0.5, 0.25, 0.75, 0.5, 3), Cell("b", "new", "ce", math.nan, 0.0, 0.0, 0.0, 3)]
+    print_cells(cells)
+    said, names, a, b = capsys.readouterr().out.splitlines()
+    assert "3 seeds" in said and names.split() == ["method", "group", "rsmse", "ce"]
+    assert a.split() == ["a", "new", "0.500", "[0.250,", "0.750]", "0.500", "-"] and b.split()[:3] == ["b", "new", "-"]
+
+
+def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) -> None:
+    with progress("work", 20, quiet=False) as told:
+        for t in range(1, 21):
+            told(RoundRecord(t, 2, ("bad",) if t == 3 else (), {"rsmse": 0.5}))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{t}/20" for t in (2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)]
+    assert lines[1] == "work: 3/20 rsmse 0.5 dropped bad"
+    with progress("work", 20, quiet=True) as told:
+        told(RoundRecord(20, 2))
+    assert capsys.readouterr() == ("", "")
