@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -106,15 +107,12 @@ def table(found: Sequence[Result], metrics: Sequence[str] = METRICS) -> list[Cel
         runs = [result for result in found if result.method == method]
         for group in GROUPS:
             for metric in metrics:
-                values = [result.column(group, metric) for result in runs]
-                flat = sorted(value for row in values for value in row if not math.isnan(value))
-                if not flat:
-                    continue
-                complete = [[value for value in row if not math.isnan(value)] for row in values]
-                mean, low, high = nested_bootstrap([row for row in complete if row])
-                middle = len(flat) // 2
-                median = flat[middle] if len(flat) % 2 else 0.5 * (flat[middle - 1] + flat[middle])
-                cells.append(Cell(method, group, metric, mean, low, high, median, len(runs)))
+                columns = [result.column(group, metric) for result in runs]
+                known = [[value for value in column if not math.isnan(value)] for column in columns]
+                known = [column for column in known if column]
+                if known:
+                    middle = statistics.median(value for column in known for value in column)
+                    cells.append(Cell(method, group, metric, *nested_bootstrap(known), middle, len(runs)))
     return cells
 
 

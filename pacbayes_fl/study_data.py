@@ -30,12 +30,14 @@ class ScaledGroup:
         test: rows in the method's units.
         raw: the same rows in the data's own units.
         units: standardisation by each client's training rows, in which metrics are reported.
+        used: scaling to the method's units: `units`, or the identity.
     """
 
     train: ClientBatch
     test: ClientBatch
     raw: tables.Group
     units: Scaling
+    used: Scaling
 
     def select(self, index: Tensor) -> ScaledGroup:
         """Take clients.
@@ -47,8 +49,8 @@ class ScaledGroup:
             The group of those k clients.
         """
         raw = tables.Group(self.raw.train.select(index), self.raw.test.select(index))
-        units = Scaling(*(t[index.to(t.device)] for t in self.units))
-        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units)
+        units, used = (Scaling(*(t[index.to(t.device)] for t in one)) for one in (self.units, self.used))
+        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units, used)
 
 
 def load(study: Study) -> tables.Dataset:
@@ -114,7 +116,7 @@ def scale(group: tables.Group, raw_units: bool, device: torch.device) -> ScaledG
     train, test = group.train.to(device), group.test.to(device)
     units = scaling.fit(train)
     used = scaling.identity(train) if raw_units else units
-    return ScaledGroup(used.apply(train), used.apply(test), tables.Group(train, test), units)
+    return ScaledGroup(used.apply(train), used.apply(test), tables.Group(train, test), units, used)
 
 
 def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:

@@ -96,8 +96,11 @@ def join(trained: Trained, path: Path | str) -> dict[str, Prediction]:
         group = scale(tables.Group(own, own), trained.method.raw_units, device_of(trained.study))
         if bool(ask.all()):
             warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
-            average = (t.mean(0, keepdim=True) for t in trained.groups["existing"].units)
-            group = replace(group, units=scaling.Scaling(*average))
+            known = trained.groups["existing"]
+            units, used = (
+                scaling.Scaling(*(t.mean(0, keepdim=True) for t in one)) for one in (known.units, known.used)
+            )
+            group = replace(group, units=units, used=used)
         state = state_of(trained.method, trained.state, "new", group)
         out[name] = _predict(trained, state, group, name, x[ask] if bool(ask.any()) else x)
     return out
@@ -117,14 +120,12 @@ def _extend(trained: Trained, group: ScaledGroup, client: str, path: Path | str)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
     more = ClientBatch.pad([table.clients[client]], [client], dtype=group.train.x.dtype).to(group.train.x.device)
-    used = scaling.identity(group.raw.train) if trained.method.raw_units else group.units
-    return replace(group, train=group.train.extend(used.apply(more)))
+    return replace(group, train=group.train.extend(group.used.apply(more)))
 
 
 def _predict(trained: Trained, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> Prediction:
     asked = ClientBatch.pad([(x, torch.zeros(len(x), dtype=x.dtype))], [client]).to(group.train.x.device)
-    used = scaling.identity(group.raw.train) if trained.method.raw_units else group.units
     index, posterior = next(engine.personalise(trained.method, state, group.train, trained.study.plan))
-    _, own = units_of(posterior.predict(used.apply(asked).x), group, index, trained.method.raw_units)
+    _, own = units_of(posterior.predict(group.used.apply(asked).x), group, index, trained.method.raw_units)
     lower, upper = own.quantile(asked.x.new_tensor(BAND))
     return Prediction(client, *(t[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import split, tables
+from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
@@ -111,10 +111,7 @@ class _Sums:
     """Squared errors and log densities of held-out rows, summed by client."""
 
     def __init__(self, train: ClientBatch) -> None:
-        self._size = train.size
-        mean = (train.y * train.mask).sum(1) / self._size
-        spread = (((train.y - mean.unsqueeze(1)) * train.mask).square().sum(1) / self._size).sqrt()
-        self._std = torch.where(spread > 0, spread, 1.0)
+        self._size, self._std = train.size, scaling.fit(train).y_std
         self._squares = torch.zeros_like(self._std)
         self._log_prob = torch.zeros_like(self._std)
 
