@@ -15,13 +15,13 @@ _SMALLEST = 1e-12
 
 
 class Scaling(NamedTuple):
-    """Affine maps per client: scaled = (raw - mean) / std.
+    """Affine maps per client: scaled = (raw - mean) / std. Labels, which are integers, stay as they are.
 
     Args:
-        x_mean: [K, d], in units of the features.
-        x_std: [K, d], positive.
-        y_mean: [K], in units of y.
-        y_std: [K], positive.
+        x_mean: [K, *feature], in units of the features.
+        x_std: [K, *feature], positive.
+        y_mean: [K], in units of y; 0 for labels.
+        y_std: [K], positive; 1 for labels.
     """
 
     x_mean: Tensor
@@ -33,19 +33,21 @@ class Scaling(NamedTuple):
         """Scale a batch of the same clients in the same order; padding stays zero.
 
         Args:
-            batch: raw rows, x [K, N, d], y [K, N].
+            batch: raw rows, x [K, N, *feature], y [K, N].
 
         Returns:
             The scaled batch.
         """
         x = (batch.x - self.x_mean.unsqueeze(1)) / self.x_std.unsqueeze(1)
+        x = torch.where(batch.mask.view(*batch.mask.shape, *[1] * (x.dim() - 2)), x, 0.0)
+        if not batch.y.is_floating_point():
+            return replace(batch, x=x)
         y = (batch.y - self.y_mean.unsqueeze(1)) / self.y_std.unsqueeze(1)
-        x, y = torch.where(batch.mask.unsqueeze(-1), x, 0.0), torch.where(batch.mask, y, 0.0)
-        return replace(batch, x=x, y=y)
+        return replace(batch, x=x, y=torch.where(batch.mask, y, 0.0))
 
 
 def fit(batch: ClientBatch) -> Scaling:
-    """Fit mean and population standard deviation of every client's features and target.
+    """Fit mean and population standard deviation of every client's features and, where it is no label, of its target.
 
     A column (or target) that is constant, or whose standard deviation is under 1e-12, is shifted but not scaled, and
     everything of a client without rows is left as it is; a warning says whose targets.
@@ -56,15 +58,17 @@ def fit(batch: ClientBatch) -> Scaling:
     Returns:
         The scaling of its K clients.
     """
+    labels = not batch.y.is_floating_point()
     count = batch.size.clamp_min(1.0).to(batch.x.dtype).unsqueeze(-1)
     mask = batch.mask.unsqueeze(-1)
-    columns = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1)
+    y = torch.zeros_like(batch.x[..., 0]) if labels else batch.y  # labels: a constant, left where it is
+    columns = torch.cat((batch.x, y.unsqueeze(-1)), -1)
     mean = torch.where(mask, columns, 0.0).sum(1) / count
     std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
     low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
     flat = (std < _SMALLEST) | (low >= high)  # a large constant's std is rounding, which its size decides
     constant = flat[:, -1] & batch.mask.any(1)
-    if constant.any():
+    if constant.any() and not labels:
         names = [name for name, is_flat in zip(batch.names, constant.tolist(), strict=True) if is_flat]
         warnings.warn(f"targets of {', '.join(names)} do not vary: left unscaled (std := 1)", stacklevel=2)
     std = torch.where(flat, 1.0, std)
@@ -75,11 +79,11 @@ def identity(batch: ClientBatch) -> Scaling:
     """Leave the clients of a batch in their own units.
 
     Args:
-        batch: x [K, N, d].
+        batch: x [K, N, *feature].
 
     Returns:
         A scaling that changes nothing.
     """
-    clients, _, d = batch.x.shape
-    zeros, ones = batch.x.new_zeros(clients, d), batch.x.new_ones(clients, d)
-    return Scaling(zeros, ones, zeros[:, 0], ones[:, 0])
+    shape = (batch.clients, *batch.x.shape[2:])
+    zero, one = batch.x.new_zeros(()), batch.x.new_ones(())
+    return Scaling(zero.expand(shape), one.expand(shape), zero.expand(batch.clients), one.expand(batch.clients))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,23 +12,24 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
 
-def assert_disjoint(train: ClientBatch, test: ClientBatch) -> None:
+def assert_disjoint(train: ClientBatch, test: ClientBatch, what: str = "test") -> None:
     """Refuse a test row that is also a training row of the same client.
 
     Args:
         train: training rows.
         test: test rows of the same clients, in the same order.
+        what: what errors call the latter.
 
     Raises:
         DataError: naming the client and the row, or that the clients differ.
     """
     if train.ids != test.ids:
-        raise DataError(f"training and test rows must be of the same clients, got {train.names} and {test.names}")
+        raise DataError(f"training and {what} rows must be of the same clients, got {train.names} and {test.names}")
     for k, name in enumerate(train.names):
         seen = {row.tobytes() for row in _stacked(train, k).numpy()}
         for row, values in enumerate(_stacked(test, k).numpy()):
             if values.tobytes() in seen:
-                raise DataError(f"test row {row} is also a training row", client=name, hint="split the rows again")
+                raise DataError(f"{what} row {row} is also a training row", client=name, hint="split the rows again")
 
 
 def _stacked(batch: ClientBatch, k: int) -> Tensor:
@@ -69,19 +71,54 @@ def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch
     Raises:
         DataError: when a client has fewer rows than folds, or there are fewer than two folds.
     """
+    sizes = _enough(batch, count)
+    starts = [torch.tensor([m * fold // count for fold in range(count)]) for m in sizes]
+    dealt = [torch.bucketize(torch.arange(m), first, right=True) - 1 for m, first in zip(sizes, starts, strict=True)]
+    return _by_fold(batch, dealt, count)
+
+
+def stratified_folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:
+    """Deal every client's rows to folds label by label, so that no fold is left without one that the client has often.
+
+    Args:
+        batch: training rows with labels y [K, N], in any order that says nothing within a label.
+        count: number of folds, at least 2.
+
+    Returns:
+        For each fold the batches (rest, held out), of all clients.
+
+    Raises:
+        DataError: when a client has fewer rows than folds, or there are fewer than two folds.
+    """
+    sizes = _enough(batch, count)
+    dealt = []
+    for k, m in enumerate(sizes):
+        fold = torch.empty(m, dtype=torch.int64)
+        fold[batch.y[k, :m].cpu().argsort(stable=True)] = torch.arange(m) % count
+        dealt.append(fold)
+    return _by_fold(batch, dealt, count)
+
+
+def _enough(batch: ClientBatch, count: int) -> list[int]:
+    """Check that every client has a row for every fold, and return their sizes."""
     if count < 2:
         raise DataError(f"needs at least 2 folds, got {count}")
     sizes = [int(m) for m in batch.size.tolist()]
     for name, m in zip(batch.names, sizes, strict=True):
         if m < count:
             raise DataError(f"needs at least {count} rows for {count} folds, has {m}", client=name)
+    return sizes
+
+
+def _by_fold(batch: ClientBatch, dealt: Sequence[Tensor], count: int) -> list[tuple[ClientBatch, ClientBatch]]:
+    """Cut a batch by the fold [m_k] of every row of each client."""
     pairs = []
     for fold in range(count):
         rest, held = [], []
-        for k, m in enumerate(sizes):
-            low, high = m * fold // count, m * (fold + 1) // count
-            x, y = batch.x[k, :m], batch.y[k, :m]
-            held.append((x[low:high], y[low:high]))
-            rest.append((torch.cat((x[:low], x[high:])), torch.cat((y[:low], y[high:]))))
+        for k, folds in enumerate(dealt):
+            x, y = batch.x[k, : len(folds)], batch.y[k, : len(folds)]
+            out = (folds == fold).to(x.device)
+            rest.append((x[~out], y[~out]))
+            held.append((x[out], y[out]))
         pairs.append((ClientBatch.stack(rest, batch.names, batch.ids), ClientBatch.stack(held, batch.names, batch.ids)))
     return pairs

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
 
 _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
     {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
-    | {"feature_name": "d", "feature_unit": "d", "target_name": "", "target_unit": ""}
+    | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
 )
+_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s"})
+Task = Literal["regression", "classification"]
 
 
 class Column(NamedTuple):
@@ -42,20 +44,36 @@ class Group:
     Args:
         train: rows to learn from and to personalise with.
         test: rows to be scored on, of the same clients in the same order.
+        validation: rows of the same clients in the same order that are neither learned from nor scored on at the end,
+            but choose among models and rounds; some clients may have none.
     """
 
     train: ClientBatch
     test: ClientBatch
+    validation: ClientBatch | None = None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Groups of clients ("existing" take part in the training, "new" never do) over the same columns."""
+    """Groups of clients ("existing" take part in the training, "new" never do) over the same columns.
+
+    Args:
+        groups: by name.
+        features: columns of x; the one column "image" where an input has a shape.
+        target: column of y.
+        provenance: where the rows come from.
+        classes: number C of classes where y holds labels 0..C-1; None for regression.
+        feature_shape: shape of one input that is no flat row of named features: [channels, H, W] of an image.
+        rows: which rows of a published data set went where; see `to_positions`.
+    """
 
     groups: Mapping[str, Group]
     features: tuple[Column, ...]
     target: Column
     provenance: Mapping[str, Any]
+    classes: int | None = None
+    feature_shape: tuple[int, ...] = ()
+    rows: Mapping[str, Array] | None = None
 
 
 def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> Dataset:
@@ -63,7 +81,9 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
 
     Args:
         arrays: `x` [R, d], `y` [R], `client` [R], `test` [R] bool, `client_name` [C], `client_new` [C] bool,
-            `feature_name` [d], `feature_unit` [d], `target_name` [], `target_unit` [].
+            `feature_name` [d], `feature_unit` [d], `target_name` [], `target_unit` []. Optional: `validation` [R] bool,
+            True on rows of neither training nor test; `classes` [], the number of classes of labels y;
+            `feature_shape` [s], the shape of one input, whose rows are then read as float32 and have one name.
         provenance: what is known of the data: the manifest.
 
     Returns:
@@ -72,46 +92,86 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     Raises:
         DataError: when an array is missing or does not fit the others, or a client's rows cannot be used.
     """
-    sizes: dict[str, int] = {}
-    for name, letters in _LONG_FORM.items():
-        if name not in arrays:
-            raise DataError(f"array {name!r} is missing", hint="is this file one of data_gen's?")
-        shape = np.shape(arrays[name])
-        fits = [sizes.setdefault(letter, size) == size for letter, size in zip(letters, shape, strict=False)]
-        if len(shape) != len(letters) or not all(fits):
-            wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
-            raise DataError(f"array {name!r} must be [{wanted}], got {list(shape)}")
+    shape, classes = _check_long_form(arrays)
     names, new = [str(name) for name in arrays["client_name"]], np.asarray(arrays["client_new"], dtype=bool)
     test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
+    apart = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner))), dtype=bool))
     if owner.dtype.kind not in "iu" or not np.isin(owner, np.arange(len(names))).all():
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):
         raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
+    if (test & apart).any():
+        raise DataError(
+            "a row is both a test and a validation row", client=names[int(owner[(test & apart).numpy()][0])]
+        )
     try:
         x, y = (torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in ("x", "y"))
     except TypeError as error:
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
+    x = x.reshape(-1, *shape) if shape else x
     groups = {}
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
         if members:
             rows = [torch.from_numpy(owner == c) for c in members]
-            train, held = ([(x[at & part], y[at & part]) for at in rows] for part in (~test, test))
-            groups[label] = _group(label, [names[c] for c in members], train, held)
+            parts = ([(x[at & part], y[at & part]) for at in rows] for part in (~test & ~apart, test, apart))
+            dtype = torch.float32 if shape else torch.float64
+            groups[label] = _group(label, [names[c] for c in members], *parts, classes=classes, dtype=dtype)
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
     target = Column(str(arrays["target_name"]), str(arrays["target_unit"]))
-    return Dataset(groups, tuple(Column(str(name), str(unit)) for name, unit in columns), target, dict(provenance))
+    features = tuple(Column(str(name), str(unit)) for name, unit in columns)
+    return Dataset(groups, features, target, dict(provenance), classes, shape)
 
 
-def _group(label: str, names: Sequence[str], train: Rows, test: Rows) -> Group:
+def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
+    """Check that the arrays fit each other, and return the shape of one input and the number of classes."""
+    for name in _LONG_FORM:
+        if name not in arrays:
+            raise DataError(f"array {name!r} is missing", hint="is this file one of data_gen's?")
+    for name, least in (("classes", 2), ("feature_shape", 1)):
+        given = np.asarray(arrays.get(name, least))
+        if given.dtype.kind not in "iu" or (given < least).any():
+            raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {given.tolist()!r}")
+    shape = tuple(int(size) for size in np.ravel(arrays.get("feature_shape", ())))
+    sizes = {"d": math.prod(shape), "f": 1} if shape else {}
+    for name, letters in {**_LONG_FORM, **_OPTIONAL}.items():
+        if name not in arrays:
+            continue
+        if not shape:
+            letters = letters.replace("f", "d")
+        got = np.shape(arrays[name])
+        fits = [sizes.setdefault(letter, size) == size for letter, size in zip(letters, got, strict=False)]
+        if len(got) != len(letters) or not all(fits):
+            wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
+            raise DataError(f"array {name!r} must be [{wanted}], got {list(got)}")
+    return shape, int(arrays["classes"]) if "classes" in arrays else None
+
+
+def _group(
+    label: str,
+    names: Sequence[str],
+    train: Rows,
+    test: Rows,
+    validation: Rows | None = None,
+    *,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Group:
     for name, (_, learned), (_, scored) in zip(names, train, test, strict=True):
         if not len(learned) and label == "existing":
             raise DataError("has no training samples", client=name, hint="drop it, or let it join as a new client")
         if not len(scored):
             raise DataError("has no test samples", client=name, hint="hold some of its rows out, or drop it")
-    return Group(ClientBatch.pad(train, names, allow_empty=label == "new"), ClientBatch.pad(test, names))
+    apart = None
+    if validation and any(len(y) for _, y in validation):
+        apart = ClientBatch.pad(validation, names, dtype=dtype, classes=classes, allow_empty=True)
+    return Group(
+        ClientBatch.pad(train, names, dtype=dtype, classes=classes, allow_empty=label == "new"),
+        ClientBatch.pad(test, names, dtype=dtype, classes=classes),
+        apart,
+    )
 
 
 def to_arrays(dataset: Dataset) -> dict[str, Array]:
@@ -123,24 +183,27 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     Returns:
         The arrays named there.
     """
-    x, y, owner, test = [], [], [], []
+    x, y, owner, part = [], [], [], []
     names: list[str] = []
     new: list[bool] = []
     for label, group in dataset.groups.items():
         for k, name in enumerate(group.train.names):
-            for held, batch in ((False, group.train), (True, group.test)):
+            for number, batch in enumerate((group.train, group.test, group.validation)):
+                if batch is None:
+                    continue
                 rows = batch.mask[k]
-                x.append(batch.x[k][rows].cpu().numpy())
+                x.append(batch.x[k][rows].flatten(1).cpu().numpy())
                 y.append(batch.y[k][rows].cpu().numpy())
                 owner.append(np.full(len(y[-1]), len(names)))
-                test.append(np.full(len(y[-1]), held))
+                part.append(np.full(len(y[-1]), number))
             names.append(name)
             new.append(label == "new")
-    return {
+    parts = np.concatenate(part)
+    arrays = {
         "x": np.concatenate(x),
         "y": np.concatenate(y),
         "client": np.concatenate(owner),
-        "test": np.concatenate(test),
+        "test": parts == 1,
         "client_name": np.array(names),
         "client_new": np.array(new),
         "feature_name": np.array([column.name for column in dataset.features]),
@@ -148,6 +211,33 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "target_name": np.array(dataset.target.name),
         "target_unit": np.array(dataset.target.unit),
     }
+    optional = {  # left out where there is nothing to say, as in files of regression
+        "validation": parts == 2 if any(group.validation is not None for group in dataset.groups.values()) else None,
+        "classes": None if dataset.classes is None else np.array(dataset.classes),
+        "feature_shape": np.array(dataset.feature_shape) if dataset.feature_shape else None,
+    }
+    return arrays | {name: array for name, array in optional.items() if array is not None}
+
+
+def to_positions(dataset: Dataset) -> dict[str, Array]:
+    """Say which rows of a published data set went where, so that a run can keep positions instead of pixels.
+
+    Args:
+        dataset: a data set with `rows`.
+
+    Returns:
+        `client_name` [C], `client_new` [C] bool, `client_domain` [C] (which data set, changed how); and by row
+        `position` [R] in that data set, `owner` [R] (number of the client), `part` [R]: 0 train, 1 test, 2 validation.
+
+    Raises:
+        DataError: when the data set has no positions, or its clients are not those that the positions are of.
+    """
+    if dataset.rows is None:
+        raise DataError("this data set does not know the positions of its rows", hint="keep its rows with to_arrays")
+    names = [name for group in dataset.groups.values() for name in group.train.names]
+    if list(dataset.rows["client_name"]) != names:
+        raise DataError("the positions are of other clients", hint="make the data set again")
+    return dict(dataset.rows)
 
 
 def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
@@ -205,6 +295,14 @@ def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any],
     return numbers
 
 
+def _check_labels(where: Sequence[str], owners: Sequence[str], numbers: Sequence[float]) -> None:
+    """Check that the targets that are given are whole and not negative."""
+    for place, owner, number in zip(where, owners, numbers, strict=True):
+        if not math.isnan(number) and (number < 0 or number != round(number)):
+            hint = "number the classes 0, 1, 2, ..."
+            raise DataError(f"{place}: {number:g} is not a label", client=owner, hint=hint)
+
+
 def _owners(where: Sequence[str], values: Sequence[Any]) -> list[str]:
     """Return the name of each row's client."""
     for place, value in zip(where, values, strict=True):
@@ -217,7 +315,7 @@ class Table(NamedTuple):
     """A user's table by client.
 
     Args:
-        clients: name -> (x [m, d], y [m]); y is NaN where the table has no target.
+        clients: name -> (x [m, d], y [m]), float64; y is NaN where the table has no target.
         features: names of the d feature columns.
         split: name -> bool [m], True on test rows; None when the table has no `split` column.
         new: names of clients marked as new.
@@ -237,6 +335,7 @@ def read_table(
     need_target: bool = True,
     default_client: str | None = None,
     blank_target: bool = True,
+    task: Task = "regression",
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
@@ -251,13 +350,14 @@ def read_table(
         need_target: False for a table to predict on.
         default_client: owner of all rows of a table without a client column.
         blank_target: False when every row must have its target.
+        task: "classification" when targets must be labels 0, 1, 2, ...
 
     Returns:
         The table by client, in the order of first appearance; rows keep the order of the file.
 
     Raises:
-        DataError: when the file or a column is missing, or a value is not a finite number (naming the column and the
-            line), a client's name is blank, or a word is not one of those above.
+        DataError: when the file or a column is missing, or a value is not a finite number or a target not a label
+            (naming the column and the line), a client's name is blank, or a word is not one of those above.
     """
     path = Path(path)
     if not path.is_file():
@@ -277,6 +377,8 @@ def read_table(
     numbers = [_numbers(where[name], owners, columns[name], blank=False) for name in wanted]
     blank = blank_target or target not in columns
     numbers.append(_numbers(where[target], owners, columns.get(target, [None] * len(places)), blank))
+    if task == "classification":
+        _check_labels(where[target], owners, numbers[-1])
     values = torch.tensor(numbers, dtype=torch.float64).T
     owned: dict[str, list[int]] = {}
     for i, owner in enumerate(owners):
@@ -298,7 +400,9 @@ def read_table(
     return Table(clients, wanted, split, tuple(new))
 
 
-def read(path: Path, client: str = "client", target: str = "y", test_share: float = 0.25) -> Dataset:
+def read(
+    path: Path, client: str = "client", target: str = "y", test_share: float = 0.25, task: Task = "regression"
+) -> Dataset:
     """Read a data set: an .npz of `data_gen`, or a user's table.
 
     Args:
@@ -307,6 +411,8 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
         target: name of the table's target column.
         test_share: share of each client's last rows, of two or more at least one, held out when the table has no
             `split` column.
+        task: "classification" when the table's targets are labels 0..C-1, C - 1 being the largest; an .npz says itself
+            what it holds.
 
     Returns:
         The data set.
@@ -318,8 +424,12 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.suffix == ".npz":
-        return from_arrays(_read_npz(path), {"source": path.name})
-    table = read_table(path, client, target, blank_target=False)
+        dataset = from_arrays(_read_npz(path), {"source": path.name})
+        if task == "classification" and dataset.classes is None:
+            raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
+        return dataset
+    table = read_table(path, client, target, blank_target=False, task=task)
+    classes = _count_classes(path, table) if task == "classification" else None
     if table.split is None and not 0 < test_share < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
     groups = {}
@@ -332,12 +442,19 @@ def read(path: Path, client: str = "client", target: str = "y", test_share: floa
                 held = _last(len(y), test_share) if table.split is None else table.split[name]
                 train.append((x[~held], y[~held]))
                 test.append((x[held], y[held]))
-            groups[label] = _group(label, members, train, test)
+            groups[label] = _group(label, members, train, test, classes=classes)
     if "existing" not in groups:
         raise DataError(f"{path} has no existing client", hint="at least one client must take part in the training")
     how = f"last {test_share:g} of each client" if table.split is None else "column split"
     source = {"source": path.name, "test_rows": how}
-    return Dataset(groups, tuple(Column(name) for name in table.features), Column(target), source)
+    return Dataset(groups, tuple(Column(name) for name in table.features), Column(target), source, classes)
+
+
+def _count_classes(path: Path, table: Table) -> int:
+    classes = 1 + max(int(y.max()) for _, y in table.clients.values())
+    if classes < 2:
+        raise DataError(f"{path} has only the label 0", hint="a classification needs two classes at least")
+    return classes
 
 
 def _last(rows: int, share: float) -> Tensor:

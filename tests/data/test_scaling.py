@@ -108,3 +108,23 @@ def test_inputs_are_left_as_they_are() -> None:
     x, y = batch.x.clone(), batch.y.clone()
     scaling.fit(batch).apply(batch)
     assert torch.equal(batch.x, x) and torch.equal(batch.y, y)
+
+
+def test_labels_are_left_as_they_are_without_a_warning() -> None:
+    x = torch.tensor([[1.0, 10.0], [3.0, 30.0], [5.0, 80.0]], dtype=torch.float64)
+    batch = ClientBatch.pad([(x, torch.tensor([2, 2, 2]))], classes=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = scaling.fit(batch)
+    scaled = fitted.apply(batch)
+    assert torch.equal(scaled.y, batch.y) and scaled.y.dtype == torch.int64
+    torch.testing.assert_close(scaled.x[0], (x - x.mean(0)) / x.std(0, correction=0))
+
+
+def test_images_keep_their_units() -> None:
+    random = torch.Generator().manual_seed(0)
+    clients = [(torch.rand(m, 1, 4, 4, generator=random), torch.zeros(m, dtype=torch.int64)) for m in (3, 2)]
+    batch = ClientBatch.pad(clients, classes=2, dtype=torch.float32)
+    fitted = scaling.identity(batch)
+    assert fitted.x_mean.shape == (2, 1, 4, 4) and fitted.y_std.tolist() == [1.0, 1.0]
+    assert torch.equal(fitted.apply(batch).x, batch.x)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.split import assert_disjoint, folds, split_hash
+from pacbayes_fl.data.split import assert_disjoint, folds, split_hash, stratified_folds
 from pacbayes_fl.errors import DataError
 
 
@@ -118,3 +119,26 @@ def test_the_hash_does_not_run_names_and_rows_together() -> None:
     narrow = ClientBatch.pad([(flat.view(4, 2)[:, :1], flat.view(4, 2)[:, 1])])
     wide = ClientBatch.pad([(flat.view(2, 4)[:, :3], flat.view(2, 4)[:, 3])])
     assert split_hash(narrow) != split_hash(wide)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_stratified_folds_deal_every_label_evenly(count: int) -> None:
+    random = np.random.default_rng(0)
+    sizes = (17, 9, 30)
+    clients = [(torch.arange(float(m)).unsqueeze(1), torch.tensor(np.sort(random.integers(4, size=m)))) for m in sizes]
+    batch = ClientBatch.pad(clients, classes=4)
+    pairs = stratified_folds(batch, count)
+    assert len(pairs) == count
+    for k, (x, y) in enumerate(clients):
+        held = [pair[1].x[k][pair[1].mask[k]][:, 0].tolist() for pair in pairs]
+        assert sorted(row for fold in held for row in fold) == x[:, 0].tolist()  # every row once
+        for (rest, _), fold in zip(pairs, held, strict=True):
+            assert rest.x[k][rest.mask[k]][:, 0].tolist() == [row for row in x[:, 0].tolist() if row not in fold]
+            assert torch.equal(rest.y[k][rest.mask[k]], y[[int(r) for r in x[:, 0] if r not in fold]])
+        for label in range(4):
+            counts = [int((y[[int(row) for row in fold]] == label).sum()) for fold in held]
+            assert max(counts) - min(counts) <= 1  # contiguous blocks would hold out whole labels
+    with pytest.raises(DataError, match="client 'client_01': needs at least 10 rows for 10 folds, has 9"):
+        stratified_folds(batch, 10)
+    with pytest.raises(DataError, match="needs at least 2 folds, got 1"):
+        stratified_folds(batch, 1)

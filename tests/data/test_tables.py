@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,121 @@ def test_the_long_form_survives_there_and_back(tmp_path: Path) -> None:
             assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in ("x", "y", "mask"))
     stable = tables.to_arrays(again)
     assert set(stable) == set(long_form()) and all(np.array_equal(stable[name], arrays[name]) for name in arrays)
+
+
+def test_labels_validation_rows_and_shapes_survive_there_and_back(tmp_path: Path) -> None:
+    arrays = long_form() | {
+        "x": np.arange(36, dtype=np.float32).reshape(9, 4),
+        "y": np.array([0, 1, 2, 0, 1, 2, 0, 1, 2]),
+        "validation": np.array([0, 0, 0, 0, 1, 0, 0, 0, 0], dtype=bool),  # "a" has one, "b" and "late" none
+        "classes": np.array(4),
+        "feature_shape": np.array([1, 2, 2]),
+        "feature_name": np.array(["image"]),
+        "feature_unit": np.array([""]),
+    }
+    dataset = tables.from_arrays(arrays, {})
+    assert (dataset.classes, dataset.feature_shape, dataset.features) == (4, (1, 2, 2), (("image", ""),))
+    existing = dataset.groups["existing"]
+    assert dataset.groups["new"].validation is None and existing.validation is not None
+    assert rows_of(existing.train, 0) == [0.0] and rows_of(existing.validation, 0) == [1.0]
+    assert existing.validation.names == ("a", "b") and rows_of(existing.validation, 1) == []
+    assert existing.train.y.dtype == torch.int64 and existing.train.x.dtype == torch.float32
+    assert existing.validation.x[0].tolist() == [[[[16.0, 17.0], [18.0, 19.0]]]]
+    np.savez(tmp_path / "data.npz", **tables.to_arrays(dataset))  # type: ignore[arg-type]
+    again = tables.read(tmp_path / "data.npz", task="classification")
+    assert (again.classes, again.feature_shape, again.features) == (4, (1, 2, 2), dataset.features)
+    for label, group in dataset.groups.items():
+        for part in ("train", "test", "validation"):
+            mine, theirs = getattr(group, part), getattr(again.groups[label], part)
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in ("x", "y", "mask"))
+                assert mine.x.dtype == theirs.x.dtype and mine.names == theirs.names
+
+
+def test_regression_may_have_validation_rows_too() -> None:
+    arrays = long_form() | {"validation": np.arange(9) == 5}
+    group = tables.from_arrays(arrays, {}).groups["existing"]
+    assert group.validation is not None and rows_of(group.validation, 1) == [0.5] and rows_of(group.train, 1) == [0.1]
+    assert group.validation.y.dtype == torch.float64 and "classes" not in tables.to_arrays(
+        tables.from_arrays(arrays, {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"validation": np.ones(8, dtype=bool)}, r"array 'validation' must be \[R=9\], got \[8\]"),
+        ({"validation": np.arange(9) == 2}, "client 'a': a row is both a test and a validation row"),
+        ({"classes": np.array([2])}, r"array 'classes' must be \[\], got \[1\]"),
+        ({"classes": np.array("two")}, "array 'classes' must hold whole numbers of at least 2, got 'two'"),
+        ({"classes": np.array(1)}, "array 'classes' must hold whole numbers of at least 2, got 1"),
+        ({"feature_shape": np.array([2.5])}, "array 'feature_shape' must hold whole numbers of at least 1, got"),
+        ({"classes": np.array(2)}, "client 'a': label 0.4 is not whole"),
+        ({"classes": np.array(2), "y": np.arange(9)}, r"client 'a': label 4 outside 0\.\.1"),
+        ({"feature_shape": np.array([1, 2])}, r"array 'feature_name' must be \[f=1\], got \[2\]"),
+        ({"feature_shape": np.array([2, 2])}, r"array 'x' must be \[R=9, d=4\], got \[9, 2\]"),
+    ],
+)
+def test_optional_arrays_that_do_not_fit_are_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        tables.from_arrays(long_form() | changed, {})
+
+
+def test_positions_are_told_where_they_are_known() -> None:
+    dataset = tables.from_arrays(long_form(), {})
+    with pytest.raises(DataError, match="does not know the positions of its rows"):
+        tables.to_positions(dataset)
+    rows = {"client_name": np.array(["a", "b", "late"]), "position": np.arange(9)}
+    assert tables.to_positions(replace(dataset, rows=rows)) == rows
+    with pytest.raises(DataError, match="the positions are of other clients"):
+        tables.to_positions(replace(dataset, rows=rows | {"client_name": np.array(["a", "late", "b"])}))
+
+
+LABELLED = "client,x,y\na,0.5,0\na,1.5,2\nb,2.5,1\nb,3.5,0\n"
+
+
+def test_a_table_of_labels_becomes_a_classification(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(LABELLED)
+    dataset = tables.read(path, test_share=0.5, task="classification")
+    group = dataset.groups["existing"]
+    assert dataset.classes == 3 and group.train.y.dtype == group.test.y.dtype == torch.int64
+    assert group.train.y.tolist() == [[0], [1]] and group.test.y.tolist() == [[2], [0]]
+    assert group.train.x.dtype == torch.float64 and tables.read(path, test_share=0.5).classes is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("b,4.5,1.5", r"client 'b': .*line 6, column 'y': 1\.5 is not a label \(number the classes"),
+        ("b,4.5,-1", r"client 'b': .*line 6, column 'y': -1 is not a label"),
+        ("b,4.5,cat", r"line 6, column 'y': 'cat' is not a number"),
+        ("b,4.5,", r"line 6, column 'y': '' is not a number"),
+    ],
+)
+def test_targets_that_are_no_labels_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(LABELLED + line + "\n")
+    with pytest.raises(DataError, match=message):
+        tables.read(path, task="classification")
+
+
+def test_labels_may_be_blank_only_where_they_are_to_be_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(LABELLED + "b,4.5,\n")
+    y = tables.read_table(path, task="classification").clients["b"][1]
+    assert y[:2].tolist() == [1, 0] and y[2].isnan() and y.dtype == torch.float64
+
+
+def test_what_is_no_classification_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("client,x,y\na,0.5,0\na,1.5,0\n")
+    with pytest.raises(DataError, match=r"labels\.csv has only the label 0"):
+        tables.read(path, task="classification")
+    np.savez(tmp_path / "data.npz", **long_form())  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="holds no labels: array 'classes' is missing"):
+        tables.read(tmp_path / "data.npz", task="classification")
 
 
 def test_a_generated_data_set_reads_as_it_was_made(tmp_path: Path) -> None:
