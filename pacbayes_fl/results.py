@@ -41,13 +41,19 @@ class RoundRecord:
         round: rounds finished, counted from 1.
         clients: how many took part.
         dropped: names of clients that were left out for a fault.
-        values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds.
+        values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds. Training of
+            classifiers gives elbo, kl, loss, kept (share of the weights that are kept), bytes_dense and bytes_sparse;
+            rounds that are evaluated have pm.accuracy (personal models) and gm.accuracy (global model) on test rows,
+            and both with "validation." in front on validation rows.
+        histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
+            predictive entropy over ln C lies in each of equal bins on [0, 1].
     """
 
     round: int
     clients: int
     dropped: tuple[str, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,9 @@ class ClientRow:
         name: what tables call it.
         group: "existing" (took part in training) or "new" (never trained).
         m: its training rows.
-        metrics: numbers by name; NaN says that the metric does not apply, absence that it was not taken.
+        metrics: numbers by name; NaN says that the metric does not apply, absence that it was not taken. Classifiers
+            have pm.accuracy, pm.nll, pm.brier, pm.ece and pm.mce of the personal model, averaged over draws of its
+            weights, pm.mean_weights.accuracy and so on of its mean weights, and the same with gm. for a global model.
     """
 
     id: int
@@ -89,7 +97,9 @@ class Result:
         clients: one row per client and group.
         predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
             mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
-            in the order of that group's rows and everything in the data's own units.
+            in the order of that group's rows and everything in the data's own units. Classification has y_test (int64)
+            and mask_test (bool) [K, M], pm.probs (float32) [K, M, C], the personal models' probabilities averaged over
+            draws, and gm.probs likewise where the method has a global model.
         labels: what can be said in JSON: names and units of features and target, notes, quantile levels; tuples come
             back as lists.
     """
@@ -278,6 +288,8 @@ def _line(record: RoundRecord) -> str:
 
     values = {name: number(value) for name, value in record.values.items()}
     line = {"round": record.round, "clients": record.clients, "dropped": list(record.dropped), "values": values}
+    if record.histograms:  # most rounds have none
+        line["histograms"] = {name: [*map(number, shares)] for name, shares in record.histograms.items()}
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -320,10 +332,14 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _record(number: int, line: bytes) -> RoundRecord:
+    def real(value: float | str | None) -> float:
+        return math.nan if value is None else float(value)
+
     try:
         read = json.loads(line)
-        values = {key: math.nan if value is None else float(value) for key, value in read["values"].items()}
-        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values)
+        values = {key: real(value) for key, value in read["values"].items()}
+        histograms = {key: tuple(map(real, shares)) for key, shares in read.get("histograms", {}).items()}
+        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"line {number}: {error}") from error
 

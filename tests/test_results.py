@@ -169,6 +169,43 @@ def test_summary_nests_at_dots_and_leaves_out_what_no_client_has() -> None:
     }
 
 
+def test_the_model_at_its_mean_weights_has_a_place_of_its_own() -> None:
+    rows = tuple(
+        ClientRow(k, str(k), "existing", 1, {"pm.accuracy": 0.5 + k / 8, "pm.mean_weights.accuracy": 0.25})
+        for k in (0, 1)
+    )
+    personal = Result("s", "m", 0, "classification", clients=rows).summary()["groups"]["existing"]["pm"]
+    assert personal["accuracy"]["mean"] == 0.5625 and personal["accuracy"]["std"] > 0
+    assert personal["mean_weights"]["accuracy"] == {"mean": 0.25, "std": 0.0, "median": 0.25, "interval": [0.25, 0.25]}
+    assert set(personal) == {"accuracy", "mean_weights"}
+
+
+def test_histograms_of_a_round_are_kept_where_there_are_any(tmp_path: Path) -> None:
+    shares = {"entropy.house, 4": (0.1 / 3, 0.0, 1.0), "entropy.ö": (math.nan, math.nan)}
+    rounds = (record(1), replace(record(2), histograms=shares))
+    saved = replace(result(), rounds=rounds)
+    saved.save(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines()]
+    assert "histograms" not in lines[0] and set(lines[1]["histograms"]) == set(shares)
+    loaded = load(tmp_path)
+    assert loaded == saved and loaded != result()
+    assert loaded != replace(saved, rounds=(record(1), replace(record(2), histograms={"entropy.ö": (0.5, 0.5)})))
+    assert loaded.rounds[0].histograms == {}  # as in every file of before there were histograms
+    assert loaded.rounds[1].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
+    assert all(map(math.isnan, loaded.rounds[1].histograms["entropy.ö"]))
+    append_round(tmp_path, replace(record(3), histograms=shares))
+    assert truncate_rounds(tmp_path, 3)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
+    assert read_rounds(tmp_path)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
+
+
+@pytest.mark.parametrize("histograms", ['{"a": [[1]]}', '{"a": 1}', "[1]"])
+def test_damaged_histograms_are_named(tmp_path: Path, histograms: str) -> None:
+    line = '{"round": 1, "clients": 1, "dropped": [], "values": {}, "histograms": ' + histograms + "}"
+    (tmp_path / "rounds.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"rounds\.jsonl.*line 1"):
+        read_rounds(tmp_path)
+
+
 def test_a_row_that_the_table_cannot_hold_is_refused() -> None:
     with pytest.raises(StudyError, match=r"'ghost'.*existing, new, got 'old'"):
         ClientRow(0, "ghost", "old", 1)

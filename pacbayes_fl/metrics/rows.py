@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.posteriors.base import RegressionPredictive
+from pacbayes_fl.errors import DataError, ShapeError
+from pacbayes_fl.posteriors.base import ClassPredictive, RegressionPredictive
 from pacbayes_fl.shapes import require
 
 
@@ -24,12 +24,43 @@ def real_rows(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> tupl
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or the mask is not bool.
     """
+    sizes = _sizes(y, mask)
+    require("predictive.mean", predictive.mean, "K N", **sizes)
+    return y.double().masked_fill(~mask, 0.0), mask
+
+
+def real_labels(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Check shapes and labels, and put zeros into the padding of the labels.
+
+    Args:
+        predictive: predictions for the same rows, [K, N].
+        y: integer labels [K, N], 0 to C - 1; anything in padding.
+        mask: bool [K, N], True on real rows.
+
+    Returns:
+        y [K, N] in int64, zero in padding, and the mask [K, N].
+
+    Raises:
+        ShapeError: when y, mask and the predictive disagree in shape, y holds no integers, or the mask is not bool.
+        DataError: when a label of a real row is not among the classes.
+    """
+    sizes = _sizes(y, mask)
+    classes = require("predictive.probs", predictive.probs, "K N C", **sizes)["C"]
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ShapeError(f"y must hold integer labels, got {y.dtype}")
+    if (wrong := mask & ((y < 0) | (y >= classes))).any():
+        k, row = wrong.nonzero()[0].tolist()
+        raise DataError(f"y must hold labels 0 to {classes - 1}, got {y[k, row].item()} (client {k}, row {row})")
+    return y.long().masked_fill(~mask, 0), mask
+
+
+def _sizes(y: Tensor, mask: Tensor) -> dict[str, int]:
+    """Return the sizes K and N on which targets and mask agree."""
     sizes = require("y", y, "K N")
     require("mask", mask, "K N", **sizes)
-    require("predictive.mean", predictive.mean, "K N", **sizes)
     if mask.dtype != torch.bool:
         raise ShapeError(f"mask must be bool, got {mask.dtype}")
-    return y.double().masked_fill(~mask, 0.0), mask
+    return sizes
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots.calibration import calibration_curve
 from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
+from pacbayes_fl.plots.convergence import convergence_curves
 from pacbayes_fl.plots.learning import learning_curve
 from pacbayes_fl.plots.predictive import predictive_bands
+from pacbayes_fl.plots.reliability import reliability_diagram
+from pacbayes_fl.plots.sparsity import kept_share, sparsity_curve
 from pacbayes_fl.plots.style import NothingToDrawError, drawing
+from pacbayes_fl.plots.uncertainty import uncertainty_histograms
 from pacbayes_fl.results import Result
 
 if TYPE_CHECKING:
@@ -25,11 +29,16 @@ __all__ = [
     "box_plots",
     "calibration_curve",
     "client_boxes",
+    "convergence_curves",
+    "kept_share",
     "learning_curve",
     "particle_ablation",
     "predictive_bands",
+    "reliability_diagram",
     "save_all",
     "save_joint",
+    "sparsity_curve",
+    "uncertainty_histograms",
 ]
 
 FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
@@ -38,6 +47,8 @@ FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
         "clients": client_boxes,
         "calibration": calibration_curve,
         "predictions": predictive_bands,
+        "reliability": reliability_diagram,
+        "uncertainty": uncertainty_histograms,
     }
 )
 """Every figure of one run, under the name of its file."""
@@ -69,7 +80,10 @@ def save_all(
 
 
 def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write the figures that compare runs: box plots by method, and the particle ablation of a method that has one.
+    """Write the figures that compare runs, as far as the results hold what they show.
+
+    Box plots by method, the convergence of classifiers, and for methods that ran with several numbers of particles or
+    several shares of weights kept, what comes of it.
 
     Args:
         results: finished runs.
@@ -83,19 +97,24 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         StudyError: when matplotlib does not know a format.
         PacBayesFLError: when matplotlib is not installed.
     """
-    figures: dict[str, Callable[[], Figure]] = {"box_plots": partial(box_plots, results)}
-    if ablated := _ablated(results):
+    figures: dict[str, Callable[[], Figure]] = {
+        "box_plots": partial(box_plots, results),
+        "convergence": partial(convergence_curves, results),
+    }
+    if ablated := _varied(results, lambda result: result.labels.get("particles")):
         figures["particles"] = partial(particle_ablation, ablated)
+    if pruned := _varied(results, kept_share):
+        figures["sparsity"] = partial(sparsity_curve, pruned)
     return _save(figures, Path(folder), formats)
 
 
-def _ablated(results: Sequence[Result]) -> list[Result]:
-    """Return the runs of methods that ran with several numbers of particles; one a method is no ablation."""
-    counts: dict[str, set[int]] = {}
+def _varied(results: Sequence[Result], setting: Callable[[Result], float | None]) -> list[Result]:
+    """Return the runs of methods that ran with several values of a setting; one a method is no ablation."""
+    values: dict[str, set[float]] = {}
     for result in results:
-        if "particles" in result.labels:
-            counts.setdefault(result.method, set()).add(int(result.labels["particles"]))
-    return [result for result in results if "particles" in result.labels and len(counts[result.method]) > 1]
+        if (value := setting(result)) is not None:
+            values.setdefault(result.method, set()).add(value)
+    return [r for r in results if setting(r) is not None and len(values[r.method]) > 1]
 
 
 def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str]) -> list[Path]:

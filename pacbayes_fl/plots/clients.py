@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.plots.style import CYCLE, GROUP_COLOURS, INK, NothingToDrawError, metric_label, panels
+from pacbayes_fl.plots.style import (
+    CYCLE,
+    GROUP_COLOURS,
+    INK,
+    NothingToDrawError,
+    by_run,
+    joint_title,
+    metric_label,
+    panels,
+)
 from pacbayes_fl.results import GROUPS, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_PREFERRED: Final = ("rsmse", "ce", "pm.accuracy", "gm.accuracy", "pm.ece")
 
-def box_plots(results: Sequence[Result], metrics: Sequence[str] = ("rsmse", "ce")) -> Figure:
+
+def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -> Figure:
     """Draw the spread of metrics over clients, method beside method (PAC-PFL, Figure 2).
 
     A box holds the middle half of the clients, the line is the median, whiskers reach to the last client within 1.5
-    box lengths, and every client is a point. Runs of one method (on one study) that differ in their seed share a box.
+    box lengths, and every client is a point. Runs that differ in nothing but their seed share a box.
 
     Args:
         results: finished runs.
-        metrics: names of metrics of the clients' rows, one row of panels each.
+        metrics: names of metrics of the clients' rows, one row of panels each; by default RSMSE and calibration error,
+            or accuracies and expected calibration error, as far as some client has them, or else the first two there
+            are.
 
     Returns:
         A matplotlib figure, a column each for existing and for new clients; NaN is left out.
@@ -37,7 +50,9 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] = ("rsmse", "ce"
     """
     if not results:
         raise NothingToDrawError("box plots need at least one result, got no result")
-    runs = _by_method(results)
+    if metrics is None:
+        metrics = _chosen(list(dict.fromkeys(name for result in results for name in _drawable(result))))
+    runs = by_run(results, "\n")
     taken = {row.group for result in results for row in result.clients}
     groups = [group for group in GROUPS if group in taken]
     values = {
@@ -48,12 +63,10 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] = ("rsmse", "ce"
         for group in groups
     }
     if not any(column.size for panel in values.values() for column in panel.values()):
-        raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(metrics)}")
-    studies, seeds = (list(dict.fromkeys(parts)) for parts in zip(*((r.study, r.seed) for r in results), strict=True))
-    title = f"{', '.join(studies)}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+        raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(metrics or _PREFERRED)}")
     colours = [CYCLE[number % len(CYCLE)] for number in range(len(runs))]
     width = min(9.0, max(3.0, 1.2 + 0.75 * len(runs)))
-    with panels(len(metrics), len(groups), title, width) as (figure, axes):
+    with panels(len(metrics), len(groups), joint_title(results), width) as (figure, axes):
         for row, metric in zip(axes, metrics, strict=True):
             for axis, group in zip(row, groups, strict=True):
                 _boxes(axis, values[metric, group], colours)
@@ -71,7 +84,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] = ("rsmse", "ce"
 def client_boxes(result: Result) -> Figure:
     """Draw the spread of a run's own metrics over its existing and its new clients.
 
-    RSMSE and calibration error, or the first two metrics of a run that has neither; boxes as in `box_plots`.
+    The metrics and the boxes are those of `box_plots`.
 
     Args:
         result: a finished run.
@@ -85,17 +98,13 @@ def client_boxes(result: Result) -> Figure:
     """
     counts = {group: sum(row.group == group for row in result.clients) for group in GROUPS}
     groups = [group for group, count in counts.items() if count]
-    columns = {
-        metric: {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
-        for metric in result.metrics
-    }
-    drawable = [metric for metric, boxes in columns.items() if any(values.size for values in boxes.values())]
-    metrics = [metric for metric in ("rsmse", "ce") if metric in drawable] or drawable[:2]
+    metrics = _chosen(_drawable(result))
     if not metrics:
         raise NothingToDrawError("the result holds no metrics of clients")
     with panels(1, len(metrics), f"{result.method} on {result.study}, seed {result.seed}", 3.0) as (figure, axes):
         for axis, metric in zip(axes[0], metrics, strict=True):
-            _boxes(axis, columns[metric], [GROUP_COLOURS[group] for group in groups])
+            columns = {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
+            _boxes(axis, columns, [GROUP_COLOURS[group] for group in groups])
             axis.set(ylabel=metric_label(metric, result), xlabel="group of clients")
     return figure
 
@@ -146,13 +155,14 @@ def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: s
     return figure
 
 
-def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Gather the seeds of each method, and of each study where there are several."""
-    several = len({result.study for result in results}) > 1
-    runs: dict[str, list[Result]] = {}
-    for result in results:
-        runs.setdefault(f"{result.method}\n{result.study}" if several else result.method, []).append(result)
-    return runs
+def _drawable(result: Result) -> list[str]:
+    """Return the metrics that are a number for some client."""
+    return [name for name in result.metrics if any(_finite(result, group, name).size for group in GROUPS)]
+
+
+def _chosen(drawable: Sequence[str]) -> list[str]:
+    """Return the metrics that are drawn when nobody asks for others."""
+    return [name for name in _PREFERRED if name in drawable] or list(drawable[:2])
 
 
 def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:

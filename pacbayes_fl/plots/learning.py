@@ -7,14 +7,23 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from pacbayes_fl.plots.style import BLUE, CYCLE, RED, NothingToDrawError, metric_label, panels
+from pacbayes_fl.plots.style import (
+    BLUE,
+    CYCLE,
+    MODEL_LINES,
+    MODELS,
+    RED,
+    NothingToDrawError,
+    metric_label,
+    panels,
+)
 from pacbayes_fl.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SCORES: Final = ("rsmse", "pm.accuracy", "accuracy")
+_SCORES: Final = ("rsmse", "pm.accuracy", "gm.accuracy", "accuracy")
 _OTHERS: Final = MappingProxyType(
     {
         "log_evidence": ("log evidence of the clients", "mean log evidence (nats)"),
@@ -32,11 +41,12 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
 
     Args:
         result: a finished or a living run.
-        values: names in `RoundRecord.values`; by default the score of the evaluation rounds (rsmse, or the accuracy),
-            the log evidence (or ELBO, or loss) and the spread of the particles, as far as the run recorded them.
+        values: names in `RoundRecord.values`, a panel each; by default the score of the evaluation rounds (rsmse, or
+            the accuracies of personal and global model in one panel), the log evidence or ELBO (or else the loss) and
+            the spread of the particles, as far as the run recorded them.
 
     Returns:
-        A matplotlib figure with a panel a number; rounds where the number is absent or not finite are left out.
+        A matplotlib figure; rounds where the number is absent or not finite are left out.
 
     Raises:
         NothingToDrawError: when no round recorded any of these numbers.
@@ -47,11 +57,26 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
     if not chosen:
         wanted = ", ".join(values or (*_SCORES, *_OTHERS))
         raise NothingToDrawError(f"no round of the result recorded any of {wanted}")
-    with panels(1, len(chosen), f"{result.method} on {result.study}, seed {result.seed}") as (figure, axes):
-        for axis, name, colour in zip(axes[0], chosen, CYCLE * len(chosen), strict=False):
-            _curve(axis, result, name, BLUE if name in _SCORES else colour)
+    drawn = [(name,) for name in chosen] if values else _default_panels(chosen)
+    with panels(1, len(drawn), f"{result.method} on {result.study}, seed {result.seed}") as (figure, axes):
+        for axis, names, colour in zip(axes[0], drawn, CYCLE * len(drawn), strict=False):
+            for name in names:
+                _curve(axis, result, name, BLUE if name in _SCORES else colour)
+            if len(names) > 1:
+                axis.set(title="test accuracy", ylabel="accuracy")
+                axis.legend()
         _mark_dropped(figure, axes[0], result)
     return figure
+
+
+def _default_panels(known: Sequence[str]) -> list[tuple[str, ...]]:
+    """Put both accuracies into one panel, and leave out a loss that only mirrors what is drawn."""
+    both = tuple(f"{model}.accuracy" for model in MODELS)
+    if not set(both) <= set(known):
+        both = ()
+    mirrored = {"loss"} if {"log_evidence", "elbo"} & set(known) else set()
+    alone: list[tuple[str, ...]] = [(name,) for name in known if name not in both and name not in mirrored]
+    return [both, *alone] if both else alone
 
 
 def _curve(axis: Axes, result: Result, name: str, colour: str) -> None:
@@ -60,8 +85,11 @@ def _curve(axis: Axes, result: Result, name: str, colour: str) -> None:
     points = [(record.round, record.values[name]) for record in result.rounds if name in record.values]
     points = [(number, value) for number, value in points if math.isfinite(value)]
     rounds, numbers = zip(*points, strict=True)
-    axis.plot(rounds, numbers, color=colour, marker="o" if len(points) <= _SPARSE else None, label=name)
-    title, label = _OTHERS.get(name, (f"test {metric_label(name, result)}", metric_label(name, result)))
+    model = name.split(".")[0]
+    dots = "o" if len(points) <= _SPARSE else None
+    axis.plot(rounds, numbers, MODEL_LINES.get(model, "-"), color=colour, marker=dots, label=MODELS.get(model, name))
+    words = metric_label(name, result)
+    title, label = _OTHERS.get(name, (f"test {words}" if name in _SCORES else words, words))
     axis.set(title=title, xlabel="round", ylabel=label, xlim=_limits(result))
     axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
 

@@ -6,7 +6,7 @@ the user's settings are, and needs no display.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -68,7 +68,10 @@ _METRICS: Final = MappingProxyType(
         "mce": "maximum calibration error",
     }
 )
-_OF_MODEL: Final = MappingProxyType({"pm": "personal model", "gm": "global model"})
+MODELS: Final[Mapping[str, str]] = MappingProxyType({"pm": "personal model", "gm": "global model"})
+"""The models of a classifier, by the first part of the names of their metrics."""
+MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType({"pm": "-", "gm": "--"})
+_OF_METRIC: Final = MappingProxyType({**MODELS, "mean_weights": "at the mean weights", "validation": "validation rows"})
 
 
 class NothingToDrawError(StudyError):
@@ -138,11 +141,46 @@ def feature_label(result: Result, feature: int) -> str:
 
 def metric_label(metric: str, result: Result) -> str:
     """Name a metric for an axis; "pm.accuracy" becomes "accuracy, personal model"."""
-    model, _, name = metric.rpartition(".")
+    *parts, name = metric.split(".")
     label = _METRICS.get(name, name.replace("_", " "))
     if name in ("rmse", "crps"):
         label = with_unit(label, str(result.labels.get("target_unit", "")))
-    return f"{label}, {_OF_MODEL.get(model, model)}" if model else label
+    return ", ".join([label, *(_OF_METRIC.get(part, part) for part in parts)])
+
+
+def run_names(results: Sequence[Result]) -> list[str]:
+    """Name each result by its method, and by its study where there are several; seeds of one run share a name."""
+    several = len({result.study for result in results}) > 1
+    return [f"{result.method}, {result.study}" if several else result.method for result in results]
+
+
+def by_run(results: Sequence[Result], separator: str = ", ") -> dict[str, list[Result]]:
+    """Gather the seeds of each run.
+
+    Args:
+        results: finished or living runs.
+        separator: between the parts of a name.
+
+    Returns:
+        Results by name: the method, its study where there are several, and `labels["kept"]`, the share of weights kept,
+        where runs of that name were set to keep different ones.
+    """
+    names = [name.replace(", ", separator) for name in run_names(results)]
+    kept: dict[str, set[Any]] = {}
+    for name, result in zip(names, results, strict=True):
+        kept.setdefault(name, set()).add(result.labels.get("kept"))
+    runs: dict[str, list[Result]] = {}
+    for name, result in zip(names, results, strict=True):
+        share = result.labels.get("kept")
+        own = f"{name}{separator}{share:.3g} kept" if len(kept[name]) > 1 and share is not None else name
+        runs.setdefault(own, []).append(result)
+    return runs
+
+
+def joint_title(results: Sequence[Result]) -> str:
+    """Name the studies and the seeds of several results."""
+    studies, seeds = (list(dict.fromkeys(parts)) for parts in zip(*((r.study, r.seed) for r in results), strict=True))
+    return f"{', '.join(studies)}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
 def group_names(result: Result, group: str) -> list[str]:

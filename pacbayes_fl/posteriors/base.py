@@ -39,11 +39,29 @@ class RegressionPredictive(Protocol):
         """Distribution of loc + scale * y for loc and scale [K], scale positive."""
 
 
+class ClassPredictive(Protocol):
+    """Distribution of new labels, row by row, over C classes."""
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities [K, N, C]."""
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy [K, N] of each row, in nats: 0 where one class is certain, ln C where all are alike."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log probability [K, N] in nats of integer labels y [K, N]."""
+
+
+Predictive = RegressionPredictive | ClassPredictive
+
+
 class Posterior(Protocol):
     """What a method's `personalise` returns for the clients of one call."""
 
-    def predict(self, x: Tensor) -> RegressionPredictive:
-        """Predictive distribution at inputs x [K, N, d]."""
+    def predict(self, x: Tensor) -> Predictive:
+        """Predictive distribution at inputs x [K, N, *feature], of real targets or of classes as the model has it."""
 
 
 @dataclass(frozen=True, eq=False)

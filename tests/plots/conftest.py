@@ -92,6 +92,65 @@ def make_result(
     return Result(study, method, seed, "regression", tuple(rounds), tuple(rows), predictions, labels)
 
 
+def _probs(count: int, generator: torch.Generator, classes: int = 4) -> dict[str, Tensor]:
+    """Make labels, a mask that leaves clients different numbers of rows, and probabilities of both models."""
+    y = torch.randint(classes, (count, 60), generator=generator)
+    mask = torch.arange(60) < torch.arange(60, 60 - 7 * count, -7).clamp(min=5).unsqueeze(1)
+    logits = 1.5 * torch.nn.functional.one_hot(y, classes) + torch.randn(count, 60, classes, generator=generator)
+    return {
+        "y_test": y.masked_fill(~mask, 0),
+        "mask_test": mask,
+        "pm.probs": torch.softmax(2 * logits, -1),
+        "gm.probs": torch.softmax(0.5 * logits, -1),
+    }
+
+
+def make_classes(
+    method: str = "pfedbayes",
+    seed: int = 1,
+    study: str = "mnist-small",
+    kept: float | None = None,
+    existing: int = 6,
+    new: int = 2,
+    level: float = 0.7,
+) -> Result:
+    """Make a result of a classifier whose numbers depend on the arguments alone."""
+    generator = torch.Generator().manual_seed(100 * seed + len(method))
+    names = {"existing": existing, "new": new}
+    clients = [f"client.{k:02d}" for k in range(existing + new)]
+    rounds = []
+    for number in range(31):
+        values = {"elbo": -2.0 * math.exp(-number / 9), "loss": 2.0 * math.exp(-number / 9), "kept": 0.401}
+        if number % 5 == 0:
+            values["pm.accuracy"] = level + 0.01 * seed - 0.5 * math.exp(-number / 5)
+            values["gm.accuracy"] = values["pm.accuracy"] - 0.1
+        histograms = {}
+        if number in (0, 1, 10):
+            shares = torch.rand(len(clients), 20, generator=generator)
+            shares = shares / shares.sum(1, keepdim=True)
+            histograms = {f"entropy.{name}": tuple(row.tolist()) for name, row in zip(clients, shares, strict=True)}
+        rounds.append(RoundRecord(number, existing, (), values, histograms))
+    rows: list[ClientRow] = []
+    predictions: dict[str, Tensor] = {}
+    for group, count in names.items():
+        for _ in range(count):
+            metrics = dict[str, float]()
+            for model, lower in (("pm", 0.0), ("gm", 0.1)):
+                accuracy = level - lower + 0.1 * torch.rand((), generator=generator).item()
+                metrics |= {f"{model}.accuracy": accuracy, f"{model}.nll": 1 - accuracy, f"{model}.ece": 0.1 * accuracy}
+            rows.append(ClientRow(len(rows), clients[len(rows)], group, 20, metrics))
+        if count:
+            predictions |= {f"{group}.{name}": tensor for name, tensor in _probs(count, generator).items()}
+    labels = {} if kept is None else {"kept": kept}
+    return Result(study, method, seed, "classification", tuple(rounds), tuple(rows), predictions, labels)
+
+
+@pytest.fixture(scope="session")
+def classes() -> Callable[..., Result]:
+    """Give tests the maker of results of classifiers."""
+    return make_classes
+
+
 @pytest.fixture(scope="session")
 def made() -> Callable[..., Result]:
     """Give tests the maker of results."""

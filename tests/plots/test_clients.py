@@ -75,9 +75,33 @@ def test_one_run_compares_its_groups(result: Result) -> None:
         assert [list(values) for values in dots(axis)] == [
             result.column(group, metric) for group in ("existing", "new")
         ]
-    classes = tuple(replace(row, metrics={"pm.accuracy": 0.9, "gm.ece": 0.1}) for row in result.clients)
-    labels = [axis.get_ylabel() for axis in client_boxes(replace(result, clients=classes)).axes]
-    assert labels == ["accuracy, personal model", "expected calibration error, global model"]
+    others = tuple(replace(row, metrics={"own": 0.9, "gm.ece": 0.1, "third": 1.0}) for row in result.clients)
+    labels = [axis.get_ylabel() for axis in client_boxes(replace(result, clients=others)).axes]
+    assert labels == ["own", "expected calibration error, global model"]
+
+
+def test_classifiers_show_accuracies_and_calibration(classes: Maker) -> None:
+    result = classes()
+    shown = ("pm.accuracy", "gm.accuracy", "pm.ece")
+    words = ["accuracy, personal model", "accuracy, global model", "expected calibration error, personal model"]
+    figure = client_boxes(result)
+    assert [axis.get_ylabel() for axis in figure.axes] == words
+    for axis, metric in zip(figure.axes, shown, strict=True):
+        assert [list(values) for values in dots(axis)] == [result.column(g, metric) for g in ("existing", "new")]
+    personal = tuple(
+        replace(row, metrics={k: v for k, v in row.metrics.items() if k[:2] == "pm"}) for row in result.clients
+    )
+    joint = box_plots([result, replace(result, method="alone", clients=personal)])
+    assert [axis.get_ylabel() for axis in joint.axes[::2]] == words
+    assert [len(values) for values in dots(joint.axes[2])] == [6, 0]  # the second has no global model
+    joint.canvas.draw()
+
+
+def test_settings_of_one_method_have_boxes_of_their_own(classes: Maker) -> None:
+    sparse = [classes("sfedbayes", seed, kept=kept, new=0) for kept in (0.25, 0.5) for seed in (1, 2)]
+    (axis,) = box_plots([*sparse, classes("fedavg", new=0)], ["pm.accuracy"]).axes
+    assert ticks(axis) == ["sfedbayes\n0.25 kept", "sfedbayes\n0.5 kept", "fedavg"]
+    assert [len(values) for values in dots(axis)] == [12, 12, 6]
 
 
 def test_particles_show_mean_and_spread_over_seeds(made: Maker) -> None:
@@ -114,6 +138,8 @@ def test_particles_of_several_methods_are_lines_of_their_own(made: Maker) -> Non
 def test_what_is_missing_is_named(result: Result) -> None:
     with pytest.raises(NothingToDrawError, match="mine"):
         box_plots([result], ["mine"])
+    with pytest.raises(NothingToDrawError, match="rsmse"):
+        box_plots([replace(result, clients=())])
     with pytest.raises(NothingToDrawError, match="no result"):
         box_plots([])
     with pytest.raises(NothingToDrawError, match="no existing client"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +55,30 @@ def test_one_round_and_chosen_values(result: Result) -> None:
     figure = learning_curve(replace(result, rounds=result.rounds[:1]), ["seconds", "spread"])
     values = result.rounds[0].values
     assert [drawn(axis)[1] for axis in figure.axes] == [[values["seconds"]], [values["spread"]]]
+    figure.canvas.draw()
+
+
+def test_both_accuracies_share_a_panel(classes: Callable[..., Result]) -> None:
+    result = classes()
+    figure = learning_curve(result)
+    assert [axis.get_ylabel() for axis in figure.axes] == ["accuracy", "mean ELBO (nats)"]  # the loss mirrors the ELBO
+    accuracy = figure.axes[0]
+    records = [record for record in result.rounds if "pm.accuracy" in record.values]
+    for number, (model, style) in enumerate((("pm", "-"), ("gm", "--"))):
+        assert accuracy.lines[number].get_linestyle() == style
+        values = [record.values[f"{model}.accuracy"] for record in records]
+        assert drawn(accuracy, number) == ([0, 5, 10, 15, 20, 25, 30], values)
+    legend = accuracy.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["personal model", "global model"]
+    apart = learning_curve(result, ["gm.accuracy", "pm.accuracy", "loss"])
+    assert [axis.get_title() for axis in apart.axes] == [
+        "test accuracy, global model",
+        "test accuracy, personal model",
+        "training loss of the clients",
+    ]
+    alone = tuple(replace(r, values={k: v for k, v in r.values.items() if k != "pm.accuracy"}) for r in result.rounds)
+    assert learning_curve(replace(result, rounds=alone)).axes[0].get_ylabel() == "accuracy, global model"
     figure.canvas.draw()
 
 

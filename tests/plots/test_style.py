@@ -14,16 +14,26 @@ from matplotlib.figure import Figure
 
 from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.plots import FIGURES, learning_curve, particle_ablation, save_all, save_joint
+from pacbayes_fl.plots import FIGURES, NothingToDrawError, learning_curve, particle_ablation, save_all, save_joint
 from pacbayes_fl.plots.style import feature_label, metric_label, target_label, with_unit
 from pacbayes_fl.results import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def test_every_figure_is_written_and_the_same_each_time(result: Result, tmp_path: Path) -> None:
+REGRESSION = ("learning", "clients", "calibration", "predictions")
+CLASSIFICATION = ("learning", "clients", "reliability", "uncertainty")
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_every_figure_is_written_and_the_same_each_time(
+    task: str, made: Callable[..., Result], classes: Callable[..., Result], tmp_path: Path
+) -> None:
+    assert set(REGRESSION) | set(CLASSIFICATION) == set(FIGURES)
+    result = made() if task == "regression" else classes()
     written = save_all(result, tmp_path / "figures")
-    names = [f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")]
+    figures = REGRESSION if task == "regression" else CLASSIFICATION
+    names = [f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
     assert [path.relative_to(tmp_path / "figures").as_posix() for path in written] == names
     for path in written:
         assert path.read_bytes()[:5] == (b"\x89PNG\r" if path.suffix == ".png" else b"<?xml")
@@ -61,14 +71,32 @@ def test_the_ablation_is_of_a_method_not_between_methods(
     assert drawn == [[("pac_pfl", 4), ("pac_pfl", 2)]]
 
 
+def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: Path) -> None:
+    dense = [classes("fedavg", seed) for seed in (1, 2)]
+    sparse = [classes("sfedbayes", seed, kept=kept, level=kept) for kept in (0.25, 0.75) for seed in (1, 2)]
+    assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
+    files = save_joint([*dense, *sparse], tmp_path, ["png", "svg"])
+    assert [path.name for path in files[::2]] == ["box_plots.png", "convergence.png", "sparsity.png"]
+    again = save_joint([*dense, *sparse], tmp_path / "again", ["svg"])
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files[1::2]]
+
+
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("groups", [(1, 0), (0, 2), (3, 1)])
 def test_every_axis_is_labelled_for_any_number_of_clients(
-    name: str, groups: tuple[int, int], made: Callable[..., Result]
+    name: str, groups: tuple[int, int], made: Callable[..., Result], classes: Callable[..., Result]
 ) -> None:
-    figure = FIGURES[name](made(existing=groups[0], new=groups[1]))
-    assert figure.axes and all(axis.get_xlabel() and axis.get_ylabel() for axis in figure.axes)
-    figure.canvas.draw()
+    drawn = 0
+    for maker in (made, classes):
+        try:
+            figure = FIGURES[name](maker(existing=groups[0], new=groups[1]))
+        except NothingToDrawError:
+            continue
+        drawn += 1
+        labelled = [bool(axis.get_xlabel() and axis.get_ylabel()) for axis in figure.axes]
+        assert any(labelled) if name == "uncertainty" else all(labelled)  # small multiples share their outer labels
+        figure.canvas.draw()
+    assert drawn == (2 if name in ("learning", "clients") else 1)
 
 
 def test_the_users_settings_neither_matter_nor_change(result: Result, tmp_path: Path) -> None:
@@ -86,6 +114,10 @@ def test_words_on_axes(result: Result) -> None:
     assert target_label(result) == "power (kW)"
     assert metric_label("crps", result) == "CRPS (kW)"
     assert metric_label("pm.own_score", result) == "own score, personal model"
+    assert metric_label("gm.mean_weights.ece", result) == (
+        "expected calibration error, global model, at the mean weights"
+    )
+    assert metric_label("validation.pm.accuracy", result) == "accuracy, validation rows, personal model"
 
 
 def test_missing_matplotlib_says_what_to_install(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +136,10 @@ def test_importing_the_room_does_not_import_matplotlib() -> None:
 def test_nothing_of_pyplot_is_touched() -> None:
     code = (
         "import sys; sys.path.insert(0, 'tests/plots'); from conftest import make_result; "
-        "from pacbayes_fl import plots; [draw(make_result()) for draw in plots.FIGURES.values()]; "
+        "from conftest import make_classes; from pacbayes_fl import plots; "
+        "of_classes = ('reliability', 'uncertainty'); "
+        "[draw((make_classes if name in of_classes else make_result)()) for name, draw in plots.FIGURES.items()]; "
+        "[draw([make_classes(kept=0.5)]) for draw in (plots.convergence_curves, plots.sparsity_curve)]; "
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

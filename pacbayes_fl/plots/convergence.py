@@ -1,0 +1,61 @@
+"""How fast methods learn: test accuracy against the round, run beside run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, MODELS, NothingToDrawError, by_run, joint_title, panels
+from pacbayes_fl.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def convergence_curves(results: Sequence[Result]) -> Figure:
+    """Draw the test accuracy of several runs against the round (pFedBayes journal, Figure 4).
+
+    One colour a method, and a study or a share of weights kept where there are several; the personal model is solid,
+    the global one dashed. A line is the mean over the seeds at the rounds that all of them evaluated, the band reaches
+    from the lowest to the highest seed.
+
+    Args:
+        results: finished or living runs, one or several.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        NothingToDrawError: when no round of any run recorded an accuracy.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    runs = by_run(results)
+    lines = {(name, model): _shared(seeds, f"{model}.accuracy") for name, seeds in runs.items() for model in MODELS}
+    lines = {key: points for key, points in lines.items() if points}
+    if not lines:
+        raise NothingToDrawError("no round of the results recorded pm.accuracy or gm.accuracy")
+    colours = dict(zip(dict.fromkeys(name for name, _ in lines), CYCLE * len(lines), strict=False))
+    with panels(1, 1, joint_title(results), 5.6, 3.4) as (figure, axes):
+        axis: Axes = axes[0, 0]
+        for (name, model), points in lines.items():
+            rounds, values = list(points), np.array(list(points.values()))  # [R], [R, seeds]
+            dots = "o" if len(rounds) == 1 else None
+            words = f"{name}, {MODELS[model]}"
+            axis.plot(rounds, values.mean(1), MODEL_LINES[model], color=colours[name], marker=dots, label=words)
+            if values.shape[1] > 1:
+                axis.fill_between(rounds, values.min(1), values.max(1), color=colours[name], alpha=0.18, linewidth=0)
+        axis.set(xlabel="round", ylabel="test accuracy")
+        figure.legend(loc="outside right center")
+    return figure
+
+
+def _shared(seeds: Sequence[Result], metric: str) -> dict[int, list[float]]:
+    """Return the values by round, of the rounds where all seeds have one."""
+    curves = [{record.round: record.values.get(metric, math.nan) for record in result.rounds} for result in seeds]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    points = {number: [curve[number] for curve in curves] for number in rounds}
+    return {number: values for number, values in points.items() if all(map(math.isfinite, values))}
