@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
+import pyro
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
+from pyro import poutine
+from pyro.distributions import Delta, Independent, MaskedDistribution, TorchDistribution
 from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 
 Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Takes a number's gradients by the mean [K, P, N], the noise [K, P] and the kernel (see `PriorValues`), and gives its
@@ -162,3 +171,149 @@ class FunctionModel(ABC):
         # An operator, not a tensor: GPyTorch factors a dense covariance at once and raises for all if one client fails.
         covariance = to_linear_operator(self.covariance(theta, x))
         return MultivariateNormal(self.mean(theta, x), covariance), self.noise(theta)
+
+
+class WeightPrior(Protocol):
+    """What a Pyro program draws its weights from: a distribution per site."""
+
+    def site(self, name: str) -> TorchDistribution:
+        """Distribution of one site, its event dimensions those of the site's shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Weights that are known, as point masses: a Pyro program with them is a likelihood.
+
+    Args:
+        weights: by site [K, *shape].
+    """
+
+    weights: Mapping[str, Tensor]
+
+    def site(self, name: str) -> TorchDistribution:
+        """Point mass of one site."""
+        value = self.weights[name]
+        return Delta(value, event_dim=value.dim() - 1)
+
+
+class WeightModel(ABC):
+    """A likelihood with random weights, written as a Pyro program over one plate "clients" at dim -1.
+
+    A user's model gives `shapes` and `model`; every variational method takes it as it is. The program holds `sample`
+    statements only: what is learned comes in as arguments, so Pyro's parameter store stays empty.
+    """
+
+    dtype: torch.dtype = torch.float32
+    """Of the weights."""
+
+    deterministic: frozenset[str] = frozenset()
+    """Sites whose weights are learned as numbers, without uncertainty."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Event shape of every site of weights, in the order in which they stand in a flat vector of D weights."""
+
+    @abstractmethod
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        """Draw every site from `prior.site(name)` and observe the targets; see `BayesianNetwork.model`.
+
+        Args:
+            batch: rows of K clients. Rows are event dimensions: the observation has batch shape [K], and rows of
+                padding are masked.
+            prior: of the weights.
+            zeta: weight of the KL divergence, a `poutine.scale` around the weights.
+            scale: m_k over the rows of the minibatch [K], a `poutine.scale` around the observation.
+        """
+
+    def draw_weights(self, prior: WeightPrior) -> dict[str, Tensor]:
+        """Draw every site inside a Pyro program, those without uncertainty outside of any KL divergence.
+
+        Args:
+            prior: a prior or a guide's posterior.
+
+        Returns:
+            Weights [K, *shape] by site.
+        """
+        weights = {}
+        for name in self.shapes:
+            with poutine.mask(mask=name not in self.deterministic):
+                weights[name] = pyro.sample(name, prior.site(name))
+        return weights
+
+    def observation(
+        self, weights: Tensor, batch: ClientBatch, reference: ClientBatch | None = None
+    ) -> TorchDistribution:
+        """Distribution of each target given the weights, found by tracing the program.
+
+        Args:
+            weights: flat [K, D].
+            batch: inputs [K, N, *feature]; its targets are not looked at.
+            reference: the clients' training rows, for a network that normalises by their statistics.
+
+        Returns:
+            A distribution with batch shape [K, N].
+
+        Raises:
+            StudyError: when the program observes nothing, or more than one site.
+        """
+        ones = torch.ones(batch.clients, dtype=weights.dtype, device=weights.device)
+        with pyro.validation_enabled(False):
+            trace = poutine.trace(self.model).get_trace(batch, Given(self.unflatten(weights)), 1.0, ones)
+        observed = [trace.nodes[name] for name in trace.observation_nodes]
+        if len(observed) != 1:
+            raise StudyError(f"the Pyro program must observe one site, found {len(observed)}")
+        distribution = observed[0]["fn"]
+        while isinstance(distribution, Independent | MaskedDistribution):
+            distribution = distribution.base_dist
+        return distribution
+
+    def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
+        """Log likelihood summed over real rows.
+
+        Args:
+            weights: flat [K, D].
+            batch: rows [K, N, *feature].
+
+        Returns:
+            [K], in nats.
+        """
+        by_row = self.observation(weights, batch).log_prob(batch.y)
+        return torch.where(batch.mask, by_row, 0.0).sum(1)
+
+    @property
+    def dim(self) -> int:
+        """Number of weights, D."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def span(self, name: str) -> slice:
+        """Where a site stands in a flat vector of weights."""
+        sizes = {site: math.prod(shape) for site, shape in self.shapes.items()}
+        start = sum(sizes[site] for site in takewhile(lambda site: site != name, sizes))
+        return slice(start, start + sizes[name])
+
+    def footprint(self, rows: int) -> int:
+        """Numbers that the hot loop holds per client of `rows` rows: here the weights."""
+        return self.dim
+
+    def stochastic_columns(self) -> Tensor:
+        """Mark the weights that carry uncertainty: bool [D], False in the sites of `deterministic`."""
+        sites = [torch.full((math.prod(shape),), name not in self.deterministic) for name, shape in self.shapes.items()]
+        return torch.cat(sites)
+
+    def centre(self) -> Tensor:
+        """Centre of the initial means [D]; 0 but for weights that scale."""
+        return torch.zeros(self.dim, dtype=self.dtype)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Cut flat weights into sites.
+
+        Args:
+            flat: [*, D].
+
+        Returns:
+            Views [*, *shape] by site.
+        """
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        cut = zip(self.shapes.items(), flat.split(sizes, -1), strict=True)
+        return {name: part.unflatten(-1, shape) if shape else part.squeeze(-1) for (name, shape), part in cut}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from pyro import distributions
+from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
+
+from pacbayes_fl.errors import StudyError
 
 NOISE_STD = 0.4
 """Hyper-prior centre of the noise standard deviation, in standardised units (PAC-PFL section 8.6.2)."""
@@ -54,3 +60,96 @@ def gaussian_noise_slope(raw: Tensor) -> Tensor:
 
 def _floor(raw: Tensor) -> float:
     return 1e-8 if raw.dtype == torch.float64 else 1e-4
+
+
+class Likelihood(Protocol):
+    """Distribution of a target given a network's outputs."""
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that a network needs, C."""
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, None for regression."""
+
+    def distribution(self, outputs: Tensor) -> TorchDistribution:
+        """Pyro distribution with batch shape [K, N] of targets given outputs [K, N, C]."""
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The same log density [K, N] of targets y [K, N] given outputs [K, N, C], in nats, without Pyro."""
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Labels 0..C-1 by softmax.
+
+    Args:
+        classes: C.
+    """
+
+    classes: int
+
+    @property
+    def outputs(self) -> int:
+        """One logit a class."""
+        return self.classes
+
+    def distribution(self, outputs: Tensor) -> TorchDistribution:
+        """Categorical [K, N] whose logits are the outputs [K, N, C]."""
+        return distributions.Categorical(logits=outputs)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log probability of labels.
+
+        Args:
+            outputs: logits [K, N, C].
+            y: labels [K, N], int64.
+
+        Returns:
+            [K, N], in nats.
+        """
+        return -cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Real targets around the output, with one known noise.
+
+    Args:
+        noise_std: in units of y.
+    """
+
+    noise_std: float = NOISE_STD
+
+    def __post_init__(self) -> None:
+        """Refuse a noise that is none."""
+        if not 0 < self.noise_std < math.inf:
+            raise StudyError(f"noise_std must be positive, got {self.noise_std:g}")
+
+    @property
+    def outputs(self) -> int:
+        """The mean alone."""
+        return 1
+
+    @property
+    def classes(self) -> None:
+        """No classes: regression."""
+        return None
+
+    def distribution(self, outputs: Tensor) -> TorchDistribution:
+        """Normal [K, N] around outputs [K, N, 1]."""
+        return distributions.Normal(outputs.squeeze(-1), self.noise_std)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log density of targets.
+
+        Args:
+            outputs: means [K, N, 1], in units of y.
+            y: targets [K, N].
+
+        Returns:
+            [K, N], in nats.
+        """
+        standard = (y.to(outputs.dtype) - outputs.squeeze(-1)) / self.noise_std
+        return -0.5 * standard.square() - math.log(self.noise_std) - 0.5 * math.log(2 * math.pi)

@@ -1,15 +1,36 @@
-"""What every prior over functions gives: GPyTorch's distribution as the definition."""
+"""What every prior over functions gives, with GPyTorch's distribution as the definition; and users' Pyro programs."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
+import pyro
 import pytest
 import torch
+from pyro import distributions, poutine
 from scipy import stats
 from torch import Tensor
 
-from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.baselines.fedavg import FedAvg
+from pacbayes_fl.methods.baselines.local import LocalOnly
+from pacbayes_fl.methods.bpfed import BPFed
+from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.methods.pfedbayes import PFedBayes
+from pacbayes_fl.methods.sfedbayes import SFedBayes
+from pacbayes_fl.models.base import FunctionModel, Given, WeightModel, WeightPrior
+from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from tests.laws import cases
+from tests.laws.cases import CLASSES, assert_close, numbers
 
 
 class Line(FunctionModel):
@@ -139,3 +160,148 @@ def test_a_prior_that_lacks_a_part_cannot_be_made() -> None:
     }
     with pytest.raises(TypeError, match="abstract"):
         FunctionModel()  # type: ignore[abstract]
+
+
+# users' Pyro programs -------------------------------------------------------------------------------------------
+
+
+class Straight(WeightModel):
+    """y ~ N(x a + b, 0.4^2): the least a user has to write."""
+
+    dtype = torch.float64
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"a": (3,), "b": ()}
+
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        with pyro.plate("clients", batch.clients, dim=-1):
+            with poutine.scale(scale=zeta):
+                a, b = (pyro.sample(name, prior.site(name)) for name in self.shapes)
+            mean = (batch.x * a.unsqueeze(-2)).sum(-1) + b.unsqueeze(-1)
+            with poutine.scale(scale=scale):
+                pyro.sample("y", distributions.Normal(mean, 0.4).mask(batch.mask).to_event(1), obs=batch.y)
+
+
+class Softmax(WeightModel):
+    """Labels by multinomial logistic regression."""
+
+    dtype = torch.float64
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"a": (3, CLASSES), "b": (CLASSES,)}
+
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        with pyro.plate("clients", batch.clients, dim=-1):
+            with poutine.scale(scale=zeta):
+                a, b = (pyro.sample(name, prior.site(name)) for name in self.shapes)
+            labels = distributions.Categorical(logits=batch.x @ a + b.unsqueeze(-2))
+            with poutine.scale(scale=scale):
+                pyro.sample("label", labels.mask(batch.mask).to_event(1), obs=batch.y)
+
+
+LOCAL = LocalInference(steps=2, inner=2, minibatch=4, draws=2, rate=0.02, zeta=0.5)
+DESCENT = LocalDescent(steps=2, minibatch=4, rate=0.02)
+EVERY_METHOD: dict[str, Any] = {
+    "pfedbayes": lambda model: PFedBayes(model, LOCAL, draws=3, join_passes=1),
+    "sfedbayes": lambda model: SFedBayes(model, LOCAL, draws=3, join_passes=1, inclusion=0.6),
+    "cfedbayes": lambda model: CFedBayes(model, LOCAL, draws=3, join_passes=1, assign_draws=2),
+    "bpfed": lambda model: BPFed(model, LOCAL, draws=3, join_passes=1, personal_sites=1),
+    "fedavg": lambda model: FedAvg(model, DESCENT, finetune=1),
+    "local": lambda model: LocalOnly(model, DESCENT, join_passes=1),
+}
+TASKS: dict[str, tuple[WeightModel, BayesianMLP]] = {
+    "numbers": (Straight(), BayesianMLP((3, 1), Gaussian(0.4), torch.float64)),
+    "labels": (Softmax(), BayesianMLP((3, CLASSES), Categorical(CLASSES), torch.float64)),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network_does(name: str, task: str) -> None:
+    """Own network: written-out slopes. User's program: Pyro's traces. The same numbers, also for clients that join."""
+    batch, new = (made(3, task == "labels") for made in (cases.federation, cases.strangers))
+    found = []
+    for model in TASKS[task]:
+        method = EVERY_METHOD[name](model)
+        plan = FederationPlan(rounds=2, seed=4, on_bad_client="stop")
+        state = engine.run_rounds(method, batch, plan)
+        message = method.broadcast(state.server)
+        noise = engine.Noise(4, 0, batch.ids)
+        personal = method.personalise(message, state.clients, batch, noise).predict(batch.x)
+        joined = engine.join(method, state.server, new, 5).predict(new.x)
+        values = {"server": state.server, "personal": numbers(personal), "joined": numbers(joined)}
+        assert all(leaf.isfinite().all() for leaf in tensors.leaves(values).values())
+        found.append(values)
+    assert_close(*found)
+    assert not pyro.get_param_store().keys()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_program_observes_is_found_by_tracing_it(task: str) -> None:
+    theirs, own = TASKS[task]
+    batch = cases.federation(3, task == "labels")
+    theta = draw(batch.clients, theirs.dim, seed=3)
+    got, expected = (model.observation(theta, batch) for model in (theirs, own))
+    assert type(got) is type(expected) and got.batch_shape == batch.y.shape
+    torch.testing.assert_close(got.log_prob(batch.y), expected.log_prob(batch.y), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        theirs.log_likelihood(theta, batch), own.log_likelihood(theta, batch), rtol=1e-12, atol=0
+    )
+    blank = replace(batch, y=torch.zeros_like(batch.y, dtype=torch.int64))  # as a prediction has it
+    assert torch.equal(theirs.observation(theta, blank).log_prob(batch.y), got.log_prob(batch.y))
+
+
+class Observing(Straight):
+    """Observes a given number of sites."""
+
+    def __init__(self, sites: int) -> None:
+        self.sites = sites
+
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        with pyro.plate("clients", batch.clients, dim=-1):
+            for site in range(self.sites):
+                pyro.sample(f"y_{site}", distributions.Normal(batch.y * 0.0, 1.0).to_event(1), obs=batch.y)
+
+
+@pytest.mark.parametrize("sites", [0, 2])
+def test_a_program_that_does_not_observe_one_site_is_refused(sites: int) -> None:
+    batch = cases.federation(3)
+    with pytest.raises(StudyError, match=f"must observe one site, found {sites}"):
+        Observing(sites).observation(draw(batch.clients, 4, seed=0), batch)
+
+
+def test_flat_weights_are_cut_into_sites_without_a_copy() -> None:
+    model = Straight()
+    assert (model.dim, model.span("a"), model.span("b")) == (4, slice(0, 3), slice(3, 4))
+    for shape in ((4,), (2, 4), (5, 2, 4)):
+        flat = draw(*shape, seed=1)
+        sites = model.unflatten(flat)
+        assert {name: site.shape for name, site in sites.items()} == {"a": (*shape[:-1], 3), "b": shape[:-1]}
+        assert torch.equal(torch.cat((sites["a"], sites["b"].unsqueeze(-1)), -1), flat)
+        assert sites["a"].data_ptr() == flat.data_ptr()
+
+
+def test_known_weights_are_point_masses() -> None:
+    weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
+    for name, event in (("a", (3,)), ("b", ())):
+        site = Given(weights).site(name)
+        assert site.batch_shape == (2,) and site.event_shape == event and torch.equal(site.sample(), weights[name])
+
+
+def test_sites_without_uncertainty_are_marked_and_drawn_outside_of_any_divergence() -> None:
+    class Half(Straight):
+        deterministic = frozenset({"b"})
+
+    model = Half()
+    assert model.stochastic_columns().tolist() == [True, True, True, False]
+    assert Straight().stochastic_columns().all() and not Straight().centre().any()
+    weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
+    with pyro.plate("clients", 2, dim=-1):
+        drawn = model.sample(Given(weights))
+    assert all(torch.equal(drawn[name], weights[name]) for name in weights)
+
+
+def test_a_program_that_lacks_a_part_cannot_be_made() -> None:
+    assert WeightModel.__abstractmethods__ == {"shapes", "model"}

@@ -1,4 +1,4 @@
-"""The noise and its raw parameter."""
+"""The noise and its raw parameter; targets of networks against torch's distributions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import math
 
 import pytest
 import torch
+from torch import distributions
 
-from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.likelihoods import (
+    NOISE_STD,
+    Categorical,
+    Gaussian,
+    gaussian_noise,
+    gaussian_noise_slope,
+    inverse_softplus,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +65,46 @@ def test_the_gradient_is_the_chain_rule_above_the_floor() -> None:
     expected = 2 * torch.log1p(plain.exp()) * torch.sigmoid(plain)
     assert raw.grad is not None
     torch.testing.assert_close(raw.grad, expected, rtol=1e-12, atol=0)
+
+
+def test_the_slope_of_the_noise_is_autograd_s_and_zero_at_the_floor() -> None:
+    raw = torch.tensor([-200.0, -10.0, -9.0, -1.5, 0.2, 30.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(gaussian_noise(raw).sum(), raw)
+    torch.testing.assert_close(gaussian_noise_slope(raw.detach()), slope, rtol=1e-12, atol=0)
+    assert slope[0] == 0 and slope[2] > 0
+
+
+# targets of networks --------------------------------------------------------------------------------------------
+
+
+def outputs(*shape: int) -> torch.Tensor:
+    return 5 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_labels_follow_the_softmax_of_the_outputs() -> None:
+    logits, y = outputs(2, 5, 4), torch.arange(10).view(2, 5) % 4
+    likelihood = Categorical(4)
+    assert (likelihood.outputs, likelihood.classes) == (4, 4)
+    expected = distributions.Categorical(logits=logits).log_prob(y)
+    torch.testing.assert_close(likelihood.log_prob(logits, y), expected, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(likelihood.distribution(logits).log_prob(y), expected, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(likelihood.distribution(logits).probs, torch.softmax(logits, -1), rtol=1e-13, atol=1e-15)
+    sure = torch.tensor([[[1e4, 0.0, 0.0, 0.0]]], dtype=torch.float64)
+    assert likelihood.log_prob(sure, torch.tensor([[1]])).item() == -1e4
+
+
+def test_numbers_are_normal_around_the_output() -> None:
+    mean, y = outputs(2, 5, 1), outputs(2, 5)
+    likelihood = Gaussian(0.3)
+    assert (likelihood.outputs, likelihood.classes) == (1, None)
+    expected = distributions.Normal(mean[..., 0], 0.3).log_prob(y)
+    torch.testing.assert_close(likelihood.log_prob(mean, y), expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(likelihood.distribution(mean).log_prob(y), expected, rtol=1e-13, atol=1e-13)
+    assert likelihood.log_prob(mean.float(), y).dtype == torch.float32  # targets take the network's dtype
+    assert Gaussian() == Gaussian(NOISE_STD)
+
+
+@pytest.mark.parametrize("noise_std", [0.0, -0.1, math.inf, math.nan])
+def test_a_noise_that_is_none_is_refused(noise_std: float) -> None:
+    with pytest.raises(StudyError, match="noise_std must be positive"):
+        Gaussian(noise_std)
