@@ -76,6 +76,42 @@ def adam(
     return tree_map(step, parameters, first, second), Adam(first, second, steps)
 
 
+def adam_(
+    parameters: Tree,
+    gradient: Tree,
+    state: Adam[Tree],
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+) -> Adam[Tree]:
+    """Take one Adam step downhill in place: `adam` for a hot loop that owns its parameters and moments.
+
+    Args:
+        parameters: leaves [K, *]; overwritten.
+        gradient: of the loss to be lowered, the same leaves.
+        state: moments, overwritten, and steps [K], left as they are.
+        rate: learning rate.
+        betas: decay of the two moments.
+        epsilon: added to the root of the second moment.
+
+    Returns:
+        The state after the step; its moments are the ones given.
+    """
+    steps = state.steps + 1
+    first_share, second_share = (1 - beta ** steps.double() for beta in betas)
+    scale = first_share / second_share.sqrt() / rate  # step = m / (sqrt(v) * scale + shift)
+    shift = first_share * (epsilon / rate)
+
+    def step(leaf: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        m.lerp_(g, 1 - betas[0])
+        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        below = v.sqrt().mul_(_like(scale, leaf).to(leaf.dtype)).add_(_like(shift, leaf).to(leaf.dtype))
+        return leaf.addcdiv_(m, below, value=-1.0)
+
+    tree_map(step, parameters, gradient, state.first, state.second)
+    return Adam(state.first, state.second, steps)
+
+
 def sgd(parameters: Tree, gradient: Tree, rate: float) -> Tree:
     """Take one plain step downhill.
 

@@ -190,7 +190,7 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
 
     Args:
         tree: floating leaves [K, *]; one that is not finite spoils the mean even at weight 0 (see `where`).
-        weight: non-negative weights [K], not all 0.
+        weight: non-negative weights [K]; where all are 0 the mean is 0.
 
     Returns:
         A tree with leaves [*].
@@ -198,7 +198,7 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
     Raises:
         ShapeError: when a leaf holds integers, whose shares would be rounded to 0.
     """
-    share = weight / weight.sum()
+    share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
 
     def mean(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():

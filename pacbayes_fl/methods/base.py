@@ -60,8 +60,16 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """Each client's own posterior from its rows, also for clients that never took part."""
 
+    def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
+        """What the server itself would predict for these clients, to be reported beside the personal models."""
+        return None
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Numbers [K] of each client's state that tables should show, such as its cluster."""
+        return {}
+
     def reduce(self, update: Update) -> Update:
-        """Shrink the updates of a chunk of clients to what `server` needs: additive ones become their sum, K = 1."""
+        """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""
         return update
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:

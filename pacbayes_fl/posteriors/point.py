@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 
 
@@ -38,3 +40,24 @@ class LinearPoint:
         mean = torch.einsum("kmd,kd->km", x, self.weight) + self.bias.unsqueeze(-1)
         variance = self.variance.view(-1, 1, 1).expand(-1, 1, x.shape[1])
         return NormalMixture(x.new_zeros(len(x), 1), mean.unsqueeze(1), variance)
+
+
+class PointMass(NamedTuple):
+    """Weights that are known: the family of methods without uncertainty.
+
+    Args:
+        loc: theta [*, D].
+    """
+
+    loc: Tensor
+
+    def draw(self, noise: Noise) -> None:
+        """Draw nothing."""
+
+    def weights(self, draw: None) -> Tensor:
+        """Weights theta [*, D], the same for every draw."""
+        return self.loc
+
+    def mean(self) -> Tensor:
+        """Weights theta [*, D]."""
+        return self.loc

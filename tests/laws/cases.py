@@ -1,7 +1,8 @@
-"""What the laws range over: every method of the table, on two tiny ragged federations, and a toy that keeps state.
+"""What the laws range over: every method of the table, on tiny ragged federations, and a toy that keeps state.
 
-A method that enters `METHODS` is covered without a change here. The toy draws noise, keeps state on its clients and
-is not additive, so that the laws bind even where no method of the table does these things.
+A method that enters `METHODS` is covered without a change here; one on networks with weights also with labels. The toy
+draws noise, keeps state on its clients and is not additive, so that the laws bind even where no method of the table
+does these things.
 """
 
 from __future__ import annotations
@@ -23,16 +24,25 @@ from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.pac_pfl import PacPFL
-from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.base import FunctionModel, WeightModel
+from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.particles import FlatHyperPrior
 from pacbayes_fl.posteriors.point import LinearPoint
+from pacbayes_fl.posteriors.weights import Predictive
 
 FEATURES = ("lag_1", "x_1", "x_2")
 SIZES = {1: (7, 1, 4, 12, 5), 3: (3, 9, 1, 6)}
-CHEAP: dict[str, Any] = {"steps": 3, "particles": 3, "inducing": 4, "exact_up_to": 8}
+CLASSES = 3
+CHEAP: dict[str, dict[str, Any]] = {
+    "functions": {"steps": 3, "particles": 3, "inducing": 4, "exact_up_to": 8},
+    "weights": {"steps": 2, "inner": 2, "minibatch": 4, "draws": 3, "join_passes": 1, "finetune": 1, "clusters": 2}
+    | {"rate": 1e-2, "prior_rate": 2e-2},
+}
 SEED = 11
 
 
@@ -92,18 +102,23 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
         return LinearPoint(state.mean, bias, torch.ones_like(bias))
 
 
-def federation(d: int) -> ClientBatch:
-    """Return ragged clients with d features, one of them of a single row."""
+def federation(d: int, labelled: bool = False) -> ClientBatch:
+    """Return ragged clients with d features, one of them of a single row; targets are numbers or labels."""
     random = np.random.default_rng(d)
     rows = [random.normal(size=(m, d + 1)) for m in SIZES[d]]
-    return ClientBatch.pad([(torch.tensor(r[:, :d]), torch.tensor(np.sin(2 * r[:, 0]) + 0.3 * r[:, d])) for r in rows])
+    clients = [(torch.tensor(r[:, :d]), torch.tensor(np.sin(2 * r[:, 0]) + 0.3 * r[:, d])) for r in rows]
+    if not labelled:
+        return ClientBatch.pad(clients)
+    cuts = torch.tensor([-0.4, 0.5])
+    return ClientBatch.pad([(x, torch.bucketize(y, cuts)) for x, y in clients], classes=CLASSES)
 
 
-def strangers(d: int) -> ClientBatch:
+def strangers(d: int, labelled: bool = False) -> ClientBatch:
     """Return clients that never trained, the last one without rows."""
-    batch, empty = federation(d), torch.zeros(0, dtype=torch.float64)
-    rows = [(2.0 * batch.x[0][batch.mask[0]] - 1.0, batch.y[0][batch.mask[0]]), (empty.new_zeros(0, d), empty)]
-    return ClientBatch.pad(rows, ["stranger", "empty"], allow_empty=True)
+    batch = federation(d, labelled)
+    x, y = batch.x[0][batch.mask[0]], batch.y[0][batch.mask[0]]
+    rows = [(2.0 * x - 1.0, y), (x[:0], y[:0])]
+    return ClientBatch.pad(rows, ["stranger", "empty"], allow_empty=True, classes=CLASSES if labelled else None)
 
 
 def deep(d: int) -> FunctionModel:
@@ -115,41 +130,84 @@ def plain(d: int) -> FunctionModel:
     return GPyTorchPrior(gpytorch.means.ConstantMean(), kernel, d)
 
 
-def from_recipe(recipe: Recipe, d: int, options: dict[str, Any] | None = None, model: Any = deep) -> AnyMethod:
+def network(d: int) -> WeightModel:
+    return BayesianMLP((d, 4, 1), Gaussian(), torch.float64)
+
+
+def classifier(d: int) -> WeightModel:
+    return BayesianMLP((d, 4, CLASSES), Categorical(CLASSES), torch.float64)
+
+
+def from_recipe(recipe: Recipe, d: int, options: dict[str, Any] | None = None, model: Any = None) -> AnyMethod:
     """Build a method of the table at the price of a test."""
     known = {field.name for field in fields(recipe.options)}
-    values = {name: value for name, value in (CHEAP | (options or {})).items() if name in known}
+    values = {name: value for name, value in (CHEAP[recipe.model] | (options or {})).items() if name in known}
+    model = model or {"functions": deep, "weights": network}[recipe.model]
     return recipe.build(recipe.options(**values), model(d), FEATURES[:d])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method in a form, with an engine of noise."""
+    """A method in a form, with an engine of noise, for numbers or for labels."""
 
     name: str
     build: Any
     noise: Engine = "philox"
+    labelled: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.noise}" if self.noise == "generators" else self.name
+        name = f"{self.name}-labels" if self.labelled else self.name
+        return f"{name}-{self.noise}" if self.noise == "generators" else name
+
+    def federation(self, d: int) -> ClientBatch:
+        """Return the clients that train."""
+        return federation(d, self.labelled)
+
+    def strangers(self, d: int) -> ClientBatch:
+        """Return clients that never trained."""
+        return strangers(d, self.labelled)
 
 
 def _cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
         yield Case(name, partial(from_recipe, recipe))
-        if "minibatch" in {field.name for field in fields(recipe.options)}:
+        if recipe.model == "functions" and "minibatch" in {field.name for field in fields(recipe.options)}:
             batches = Case(f"{name}-minibatch", partial(from_recipe, recipe, options={"minibatch": 4}))
             yield from (batches, replace(batches, noise="generators"))
     scaled = {"minibatch": 3, "minibatch_scale": "rows", "cohort_scale": "mean", "optimiser": "ascent"}
     yield Case("pac-pfl-scaled-minibatch", partial(from_recipe, METHODS["pac-pfl"], options=scaled))
     yield Case("pac-pfl-equal", partial(from_recipe, METHODS["pac-pfl"], options={"weighting": "equal"}))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))
+    other = {"restart": True, "keep_moments": False, "weighting": "rows", "train_draws": 2, "divergence": "reverse"}
+    other |= {"upload": "tracked", "optimiser": "sgd", "noise_std": 0.5, "data_scale": "mean", "clusters": 3}
+    for name in ("pfedbayes", "cfedbayes", "bpfed", "fedavg-ft", "local"):
+        yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other))
+    sparse = {"inclusion": 0.31, "threshold": 0.3, "temperature": 0.7, "restart": True, "beta": 2.0}
+    yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse))
     yield from (Case("toy", Toy), Case("toy", Toy, "generators"))
 
 
+def _labelled_cases() -> Iterator[Case]:
+    for name, recipe in METHODS.items():
+        if recipe.model == "weights":
+            yield Case(name, partial(from_recipe, recipe, model=classifier), "generators", labelled=True)
+
+
 ALL = tuple(_cases())
+"""Methods that predict numbers."""
+
+LABELLED = tuple(_labelled_cases())
+"""Methods that predict labels."""
+
 FEDERATED = tuple(case for case in ALL if case.build(1).federated)
 DIMENSIONS = tuple(SIZES)
+
+
+def numbers(predictive: Predictive) -> dict[str, Tensor]:
+    """Return what a predictive distribution says, in tensors that begin with K."""
+    if isinstance(predictive, NormalMixture):
+        return {"mean": predictive.mean, "variance": predictive.variance}
+    return {"probs": predictive.probs}
 
 
 class Scene(NamedTuple):
@@ -172,7 +230,7 @@ class Scene(NamedTuple):
 @cache
 def scene(case: Case, d: int) -> Scene:
     """Play two rounds; laws look at the third. Nobody changes what this returns, as a law of its own checks."""
-    method, batch = case.build(d), federation(d)
+    method, batch = case.build(d), case.federation(d)
     plan = FederationPlan(rounds=2, seed=SEED, noise=case.noise)
     state = engine.run_rounds(method, batch, plan)
     return Scene(method, batch, state.server, state.clients, plan)

@@ -17,12 +17,25 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, wire
-from tests.laws.cases import ALL, DIMENSIONS, FEDERATED, Case, Scene, assert_close, bits, identified, scene, strangers
+from tests.laws.cases import (
+    ALL,
+    CLASSES,
+    DIMENSIONS,
+    FEDERATED,
+    LABELLED,
+    Case,
+    Scene,
+    assert_close,
+    bits,
+    identified,
+    numbers,
+    scene,
+)
 
 SEED_OF_STRANGERS = 5
 
-every_federated = pytest.mark.parametrize("case", FEDERATED, ids=str)
-every_method = pytest.mark.parametrize("case", ALL, ids=str)
+every_federated = pytest.mark.parametrize("case", FEDERATED + LABELLED, ids=str)
+every_method = pytest.mark.parametrize("case", ALL + LABELLED, ids=str)
 both_dimensions = pytest.mark.parametrize("d", DIMENSIONS)
 
 
@@ -87,11 +100,34 @@ def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d
         rows = part[1](s.batch.select(index))
         posterior = s.method.personalise(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
         predictive = posterior.predict(x[index])
-        log_prob = predictive.log_prob(x[index, :, 0])
-        return {"mean": predictive.mean, "variance": predictive.variance, "log_prob": log_prob}
+        targets = torch.arange(x.shape[1]).expand(x.shape[:2]) % CLASSES if case.labelled else x[:, :, 0]
+        return numbers(predictive) | {"log_prob": predictive.log_prob(targets[index])}
 
     whole = predict((list(range(s.batch.clients)), unchanged))
     for part in arrangement(s.batch.clients):
+        assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
+
+
+@every_federated
+@both_dimensions
+@arranged
+def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_other(
+    case: Case, d: int, arrangement: Any
+) -> None:
+    """As where rounds draw cohorts: some clients of a call are new, and what they need moves nobody's numbers."""
+    s = scene(case, d)
+    k = s.batch.clients
+    mixed = tensors.where(torch.arange(k) % 2 == 0, s.clients, s.method.init_clients(s.message, s.batch))
+    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(k, -1, d)
+
+    def predict(part: Part) -> dict[str, torch.Tensor]:
+        index = torch.tensor(part[0])
+        rows = part[1](s.batch.select(index))
+        kept = tensors.select(mixed, index)
+        return numbers(s.method.personalise(s.message, kept, rows, s.noise(rows.ids, 0)).predict(x[index]))
+
+    whole = predict((list(range(k)), unchanged))
+    for part in arrangement(k):
         assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
 
 
@@ -170,7 +206,7 @@ def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
     before = world()
     s = scene.__wrapped__(case, d)
     s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
-    engine.join(s.method, s.server, strangers(d), SEED_OF_STRANGERS)
+    engine.join(s.method, s.server, case.strangers(d), SEED_OF_STRANGERS).predict(case.strangers(d).x)
     assert world() == before
     assert not pyro.get_param_store().keys()
 
@@ -202,14 +238,46 @@ def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
 @every_method
 @both_dimensions
 def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
-    s, new = scene(case, d), strangers(d)
-    predictive = engine.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x)
-    got = {"mean": predictive.mean, "variance": predictive.variance}
-    assert predictive.mean.shape == new.y.shape
-    assert tensors.finite(got).all() and (predictive.variance > 0).all()
+    s, new = scene(case, d), case.strangers(d)
+    got = numbers(engine.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x))
+    assert all(leaf.shape[:2] == new.y.shape for leaf in got.values())
+    assert tensors.finite(got).all()
+    assert (got["probs" if case.labelled else "variance"] > 0).all()
     alone = new.select(torch.tensor([1])).trim()
-    again = engine.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:])
-    assert_close({"mean": again.mean, "variance": again.variance}, tensors.select(got, torch.tensor([1])))
+    again = numbers(engine.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:]))
+    assert_close(again, tensors.select(got, torch.tensor([1])))
+
+
+@every_method
+@both_dimensions
+@arranged
+def test_the_global_model_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
+    s = scene(case, d)
+    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(s.batch.clients, -1, d)
+
+    def predict(part: Part) -> dict[str, torch.Tensor] | None:
+        index = torch.tensor(part[0])
+        rows = part[1](s.batch.select(index))
+        model = s.method.global_model(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
+        return None if model is None else numbers(model.predict(x[index]))
+
+    whole = predict((list(range(s.batch.clients)), unchanged))
+    for part in arrangement(s.batch.clients):
+        alone = predict(part)
+        assert (alone is None) == (whole is None)
+        if whole is not None:
+            assert_close(alone, tensors.select(whole, torch.tensor(part[0])))
+
+
+@every_method
+@both_dimensions
+def test_what_tables_show_of_clients_is_a_number_each(case: Case, d: int) -> None:
+    s = scene(case, d)
+    shown = s.method.describe(s.clients)
+    assert all(leaf.shape == (s.batch.clients,) and leaf.isfinite().all() for leaf in shown.values())
+    for k in range(s.batch.clients):
+        at = torch.tensor([k])
+        assert_close(dict(s.method.describe(tensors.select(s.clients, at))), tensors.select(dict(shown), at))
 
 
 @every_federated

@@ -1,4 +1,6 @@
-"""Laws of every predictive that a method yields: mean, variance, density, cdf, quantiles and draws agree."""
+"""Laws of every predictive that a method yields: mean, variance, density, cdf, quantiles and draws of numbers agree,
+and so do probabilities, their logarithms and the entropy of labels.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
-from tests.laws.cases import ALL, DIMENSIONS, assert_close, scene, strangers
+from pacbayes_fl.posteriors.classes import ClassMixture
+from tests.laws.cases import ALL, CLASSES, DIMENSIONS, LABELLED, assert_close, scene
 
 LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.5, 0.8, 0.975, 1 - 1e-6], dtype=torch.float64)
 ROWS = 5
@@ -27,16 +30,16 @@ def hard_mixture() -> NormalMixture:
     return NormalMixture(weights.log(), means, stds.expand(2, 3, ROWS).square())
 
 
-def method_predictive(case: Any, d: int) -> RegressionPredictive:
+def method_predictive(case: Any, d: int) -> Any:
     s = scene(case, d)
     posterior = s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0))
     x = torch.linspace(-2, 2, ROWS, dtype=torch.float64).view(1, -1, 1).expand(s.batch.clients, -1, d)
     return posterior.predict(x)
 
 
-def prior_predictive(case: Any, d: int) -> RegressionPredictive:
+def prior_predictive(case: Any, d: int) -> Any:
     """Return what clients get that never trained, the last without rows."""
-    s, new = scene(case, d), strangers(d)
+    s, new = scene(case, d), case.strangers(d)
     posterior = s.method.personalise(s.message, s.method.init_clients(s.message, new), new, s.noise(new.ids, 0))
     return posterior.predict(new.x[:, :ROWS])
 
@@ -142,3 +145,25 @@ def test_units_change_everything_alike(name: str) -> None:
     assert_close(q.cdf(moved(y)), p.cdf(y), 1e-9)
     assert_close(q.log_prob(moved(y)), p.log_prob(y) - scale.log().unsqueeze(-1), 1e-8)
     assert_close(q.quantile(LEVELS), moved(p.quantile(LEVELS)), 1e-9)
+
+
+# labels -----------------------------------------------------------------------------------------------------------
+
+CLASS_CASES: dict[str, Any] = {}
+for _case in LABELLED:
+    for _d in DIMENSIONS:
+        CLASS_CASES[f"{_case}-{_d}"] = lambda c=_case, d=_d: method_predictive(c, d)
+    CLASS_CASES[f"{_case}-strangers"] = lambda c=_case: prior_predictive(c, 1)
+
+
+@pytest.mark.parametrize("name", CLASS_CASES)
+def test_probabilities_of_labels_agree_with_their_logarithms_and_entropy(name: str) -> None:
+    p = CLASS_CASES[name]()
+    assert isinstance(p, ClassMixture)
+    clients, rows, classes = p.probs.shape
+    assert classes == CLASSES and (p.probs > 0).all()
+    torch.testing.assert_close(p.probs.sum(-1), torch.ones(clients, rows, dtype=torch.float64), rtol=0, atol=1e-14)
+    by_label = [p.log_prob(torch.full((clients, rows), label)) for label in range(classes)]
+    assert_close(torch.stack(by_label, -1), p.probs.log(), 1e-13)
+    assert_close(p.entropy, -sum(p.probs[..., c] * p.probs[..., c].log() for c in range(classes)), 1e-13)
+    assert (p.entropy >= 0).all() and (p.entropy <= torch.tensor(CLASSES).double().log() + 1e-12).all()

@@ -1,0 +1,180 @@
+"""The evidence lower bound of every client and its gradient: Pyro's definition, and the hot path that stands in for it.
+
+Own traces instead of `TraceMeanField_ELBO`: the bound comes per client [K], and nothing reads the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.bayesian_network import BayesianNetwork
+from pacbayes_fl.posteriors.family import AnyFamily, Draw, Family, Opened, Sites
+
+Program = Callable[[], object]
+
+
+def guide(model: WeightModel, q: Family, draw: Draw, zeta: float) -> Program:
+    """Make the guide of any model: every site drawn from the family, with the random numbers that are given.
+
+    Args:
+        model: names the sites.
+        q: leaves [K, D].
+        draw: random numbers of one draw [K, D].
+        zeta: weight of the KL divergence, the same scale as in the model.
+
+    Returns:
+        A Pyro program over the plate "clients".
+    """
+    sites = Sites(q, model, draw)
+
+    def program() -> dict[str, Tensor]:
+        with pyro.plate("clients", len(q.loc), dim=-1), poutine.scale(scale=zeta):
+            return model.draw_weights(sites)
+
+    return program
+
+
+def client_elbo(model: Program, guide: Program) -> Tensor:
+    """Evidence lower bound of every client, with the KL divergence in closed form.
+
+    ELBO_k = scale_k ln p(y_k | theta_k) - zeta KL(q_k || w), theta_k the guide's draw      (pFedBayes eq. 30)
+
+    Args:
+        model: Pyro program, its arguments given.
+        guide: Pyro program over the same plate.
+
+    Returns:
+        [K], in nats.
+    """
+    drawn = prune_subsample_sites(poutine.trace(guide).get_trace())
+    played = prune_subsample_sites(poutine.trace(poutine.replay(model, trace=drawn)).get_trace())
+    terms: list[Tensor] = []
+    for name, site in played.nodes.items():
+        if site["type"] != "sample":
+            continue
+        if site["is_observed"]:
+            terms.append(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
+        else:
+            q = drawn.nodes[name]
+            terms.append(-scale_and_mask(kl_divergence(q["fn"], site["fn"]), q["scale"], q["mask"]))
+    return torch.stack(terms).sum(0)
+
+
+def loss_gradient(
+    model: WeightModel,
+    q: AnyFamily,
+    prior: AnyFamily,
+    rows: ClientBatch,
+    draws: Sequence[Draw],
+    zeta: float,
+    scale: Tensor,
+    opened: tuple[Opened, Opened] | None = None,
+) -> tuple[Tensor, AnyFamily]:
+    """Differentiate the negative ELBO by the parameters of q.
+
+    Omega_k = -scale_k (1/a) sum_l ln p(y_k | theta_kl) + zeta KL(q_k || w)      (pFedBayes eq. 30, sFedBayes eq. 43)
+
+    For a `BayesianNetwork` autograd goes through the network alone, and the family and its KL divergence are written
+    out; any other Pyro program is differentiated as it stands, by `client_elbo`.
+
+    Args:
+        model: the likelihood.
+        q: leaves [K, D].
+        prior: w, leaves [K, D] or [D].
+        rows: a minibatch.
+        draws: random numbers of each of the a draws [K, D].
+        zeta: weight of the KL divergence, positive.
+        scale: m_k over the rows of the minibatch [K].
+        opened: `q.opened()` and `prior.opened()`, where the caller has them.
+
+    Returns:
+        The scaled log likelihood of a hot path, or the ELBO of a program [K], in nats; and the gradient.
+    """
+    if isinstance(model, BayesianNetwork):
+        mine, theirs = (q.opened(), prior.opened()) if opened is None else opened
+        return _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
+    return defined_gradient(model, q, prior, rows, draws, zeta, scale)
+
+
+def defined_gradient(
+    model: WeightModel,
+    q: AnyFamily,
+    prior: AnyFamily,
+    rows: ClientBatch,
+    draws: Sequence[Draw],
+    zeta: float,
+    scale: Tensor,
+) -> tuple[Tensor, AnyFamily]:
+    """Differentiate the ELBO of Pyro's traces; arguments and results as in `loss_gradient`.
+
+    Args:
+        model: the likelihood.
+        q: leaves [K, D].
+        prior: w, leaves [K, D] or [D].
+        rows: a minibatch.
+        draws: random numbers of each of the a draws [K, D].
+        zeta: weight of the KL divergence, positive.
+        scale: m_k over the rows of the minibatch [K].
+
+    Returns:
+        ELBO [K], in nats, and the gradient of its negative.
+    """
+    with torch.enable_grad(), pyro.validation_enabled(False):
+        leaf = tensors.tree_map(lambda parameter: parameter.detach().requires_grad_(True), q)
+        program = partial(model.model, rows, Sites(prior, model), zeta, scale)
+        elbos = [client_elbo(program, guide(model, leaf, draw, zeta)) for draw in draws]
+        elbo = torch.stack(elbos).mean(0)
+        slopes = iter(torch.autograd.grad(-elbo.sum(), list(tensors.leaves(leaf).values())))
+    return elbo.detach(), tensors.tree_map(lambda _: next(slopes), leaf)
+
+
+def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:
+    """Leave weights without uncertainty out of a gradient: they have no scale and no part in the KL divergence.
+
+    Args:
+        model: says which they are.
+        slopes: leaves [K, D].
+
+    Returns:
+        The same leaves [K, D], zero there.
+    """
+    if not model.deterministic:
+        return slopes
+    keep = model.stochastic_columns().to(slopes.loc.device)
+    return tensors.tree_map(lambda slope: slope * keep, slopes)
+
+
+def _hot_gradient(
+    model: BayesianNetwork,
+    q: Opened,
+    prior: Opened,
+    rows: ClientBatch,
+    draws: Sequence[Draw],
+    zeta: float,
+    scale: Tensor,
+) -> tuple[Tensor, Any]:
+    total = torch.zeros_like(scale)
+    gradient = tensors.tree_map(lambda slope: slope.mul_(zeta), only_stochastic(model, q.kl_gradient(prior)))
+    for draw in draws:
+        with torch.enable_grad():
+            theta = q.weights(draw).requires_grad_(True)
+            log_likelihood = model.log_likelihood(theta, rows) * scale
+            (by_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
+        by_weights.mul_(-1.0 / len(draws))
+        by_draw = q.pullback(draw, by_weights)
+        tensors.tree_map(Tensor.add_, gradient, only_stochastic(model, by_draw)._replace(loc=by_draw.loc))
+        total += log_likelihood.detach() / len(draws)
+    return total, gradient

@@ -1,0 +1,189 @@
+"""Stochastic variational inference of many clients at once: steps on the personal posteriors q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import elbo
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import Adam, adam_, adam_init
+from pacbayes_fl.posteriors.family import Draw, Family, Opened
+
+
+@dataclass(frozen=True)
+class LocalInference:
+    """How a client fits its posterior.
+
+    Args:
+        steps: minibatches per round, R.
+        inner: steps on q per minibatch.
+        minibatch: rows, b.
+        draws: Monte Carlo draws per step, a.
+        rate: learning rate of Adam on q, eta_1.
+        zeta: weight of the KL divergence.
+        data_scale: "rows" multiplies the minibatch's log likelihood by m_k / b (eq. 30); "sum" by 1 and "mean" by
+            1 / b, as two public codes do.
+        noise_std: standard deviation of the draws' eps; 1 but for the public codes, which take 0.001.
+        divergence: "forward" is KL(q || w); "reverse" is KL(w || q), as in the FedSI authors' code.
+    """
+
+    steps: int = 20
+    inner: int = 1
+    minibatch: int = 50
+    draws: int = 1
+    rate: float = 1e-3
+    zeta: float = 10.0
+    data_scale: Literal["rows", "sum", "mean"] = "rows"
+    noise_std: float = 1.0
+    divergence: Literal["forward", "reverse"] = "forward"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        for name in ("steps", "inner", "minibatch", "draws", "rate", "zeta", "noise_std"):
+            if not getattr(self, name) > 0:
+                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+
+    def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
+        """Factor [K] of the minibatch's log likelihood, in the dtype of float64 until it is used."""
+        if self.data_scale == "sum":
+            return torch.ones_like(batch.size)
+        drawn = rows.size.clamp_min(1.0)
+        return batch.size / drawn if self.data_scale == "rows" else 1.0 / drawn
+
+
+def draw_of(q: Family, noise: Noise, std: float = 1.0) -> Draw:
+    """Take the random numbers of one draw, shrunk where a public code shrinks them.
+
+    Args:
+        q: leaves [K, D].
+        noise: the clients' streams.
+        std: factor of the normals; another one than 1 is for a mean field only.
+
+    Returns:
+        The draw [K, D].
+    """
+    draw = q.draw(noise)
+    return draw if std == 1.0 else draw * std
+
+
+class Fitting(NamedTuple):
+    """A posterior on its way.
+
+    Args:
+        q: leaves [K, D], overwritten by every step.
+        opened: `q.opened()`, made anew after every step.
+        adam: moments of q, overwritten by every step.
+    """
+
+    q: Any
+    opened: Opened
+    adam: Adam[Any]
+
+
+def personal_steps(
+    model: WeightModel,
+    local: LocalInference,
+    state: Fitting,
+    prior: tuple[Any, Opened],
+    rows: ClientBatch,
+    scale: Tensor,
+    noise: Noise,
+    draw: Callable[[Any, Noise], Draw],
+    free: Tensor | None = None,
+) -> tuple[Fitting, Tensor]:
+    """Take `inner` Adam steps on q, in place, on one minibatch.
+
+    Args:
+        model: the likelihood.
+        local: hyper-parameters.
+        state: q and its moments; overwritten.
+        prior: w, leaves [K, D] or [D], and `w.opened()`.
+        rows: the minibatch.
+        scale: factor of its log likelihood [K].
+        noise: the clients' streams.
+        draw: takes q and the streams, gives the random numbers of a draw.
+        free: bool [D], True for weights that may move; all when None.
+
+    Returns:
+        The state, and the mean scaled log likelihood [K], in nats.
+    """
+    q, mine, adam = state
+    w, theirs = prior
+    total = torch.zeros_like(scale)
+    for _ in range(local.inner):
+        draws = [draw(q, noise) for _ in range(local.draws)]
+        if local.divergence == "forward":
+            value, gradient = elbo.loss_gradient(model, q, w, rows, draws, local.zeta, scale, (mine, theirs))
+        else:  # KL(q || q) has slope 0
+            value, gradient = elbo.loss_gradient(model, q, q, rows, draws, local.zeta, scale, (mine, mine))
+            backwards = theirs.kl_gradient_of_prior(mine)
+            tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
+        if free is not None:
+            gradient = tensors.tree_map(lambda slope: slope * free, gradient)
+        adam = adam_(q, gradient, adam, local.rate)
+        mine = q.bounded().opened()
+        total += value / local.inner
+    return Fitting(q, mine, adam), total
+
+
+def fit(
+    model: WeightModel,
+    local: LocalInference,
+    prior: Any,
+    batch: ClientBatch,
+    noise: Noise,
+    passes: int,
+    draw: Callable[[Any, Noise], Draw],
+    free: Tensor | None = None,
+) -> Any:
+    """Fit the posterior of clients that never trained, from the prior and against it; the prior stays as it is.
+
+    Args:
+        model: the likelihood.
+        local: hyper-parameters.
+        prior: w, leaves [K, D]; a client without rows stays there.
+        batch: all rows of the clients.
+        noise: the clients' streams.
+        passes: times `local.steps` minibatches.
+        draw: takes q and the streams, gives the random numbers of a draw.
+        free: bool [D], True for weights that may move; all when None.
+
+    Returns:
+        q, leaves [K, D].
+    """
+    # one layout for both: a view's softplus may differ in its last bit, and Adam makes whole steps of such a slope
+    prior = tensors.tree_map(Tensor.contiguous, prior)
+    q = tensors.tree_map(torch.clone, prior)
+    state, against = Fitting(q, q.opened(), adam_init(q, batch.clients)), (prior, prior.opened())
+    for _ in range(passes * local.steps):
+        rows, scale = minibatch(local, batch, noise, q.loc.dtype)
+        state, _ = personal_steps(model, local, state, against, rows, scale, noise, draw, free)
+    return state.q
+
+
+def minibatch(
+    local: LocalInference, batch: ClientBatch, noise: Noise, dtype: torch.dtype
+) -> tuple[ClientBatch, Tensor]:
+    """Draw a minibatch per client without replacement.
+
+    Args:
+        local: gives b and the scale.
+        batch: all rows.
+        noise: the clients' streams.
+        dtype: of the factor.
+
+    Returns:
+        The rows, and the factor of their log likelihood [K].
+    """
+    at = noise.rows(batch.mask, local.minibatch)  # also where all rows are taken: padding must not move later draws
+    rows = batch.rows(at) if local.minibatch < batch.mask.shape[1] else batch
+    return rows, local.scale(batch, rows).to(dtype)

@@ -1,0 +1,123 @@
+"""FedAvg (McMahan et al. 2017), and FedAvg-FT, which fine-tunes the global weights on each client's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.server import average
+
+
+class Server(NamedTuple):
+    """Global weights theta [D]."""
+
+    theta: Tensor
+
+
+class Update(NamedTuple):
+    """Locally trained weights of clients, or their mean with the sums of the rest.
+
+    Args:
+        theta: [K, D].
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        loss: mean negative log likelihood per row over the local steps [K], in nats.
+    """
+
+    theta: Tensor
+    weight: Tensor
+    clients: Tensor
+    loss: Tensor
+
+
+def initial_weights(model: WeightModel, std: float, generator: torch.Generator) -> Tensor:
+    """Draw starting weights theta [D] ~ N(centre, std^2)."""
+    theta = model.centre() + std * torch.randn(model.dim, generator=generator, dtype=torch.float64)
+    return theta.to(model.dtype)
+
+
+@final
+@dataclass(frozen=True)
+class FedAvg(Method[Server, Server, Nothing, Update]):
+    """FedAvg on the network of the Bayesian methods; with `finetune` FedAvg-FT.
+
+    Args:
+        model: the likelihood.
+        local: steps of a client.
+        weighting: of clients in the average; by rows, as McMahan et al. have it.
+        finetune: passes of `local.steps` minibatches on the client's rows at personalisation; 0 is FedAvg.
+        init_std: spread of the initial weights.
+    """
+
+    model: WeightModel
+    local: LocalDescent = field(default_factory=LocalDescent)
+    weighting: average.Weighting = "rows"
+    finetune: int = 0
+    init_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if self.finetune < 0 or not self.init_std > 0:
+            raise StudyError("finetune must be at least 0 and init_std positive")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw the initial weights."""
+        return Server(initial_weights(self.model, self.init_std, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Server) -> Server:
+        """Send the weights."""
+        return server
+
+    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Train from the global weights, with a fresh optimiser."""
+        start = tensors.expand(message.theta, batch.clients)
+        theta, _, loss = map_estimate.fit(self.model, self.local, start, batch, noise)
+        weight = average.client_weight(batch.size, self.weighting)
+        return Update(theta, weight, torch.ones_like(weight), loss.double()), state
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average."""
+        return Server(tensors.weighted_mean(update.theta, update.weight))
+
+    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the global weights, fine-tuned on the client's rows where that is asked for."""
+        theta = tensors.expand(message.theta, batch.clients)
+        if self.finetune:
+            theta = map_estimate.fit(self.model, self.local, theta, batch, noise, self.finetune).theta
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    def global_model(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global weights themselves."""
+        theta = tensors.expand(message.theta, batch.clients)
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        rest = tensors.total(update._replace(theta=update.weight))
+        return rest._replace(theta=average.mean(update.theta, update.weight))
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean training loss of the clients."""
+        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)

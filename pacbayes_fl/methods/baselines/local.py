@@ -1,0 +1,108 @@
+"""Local-only: each client trains its own network and nobody helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.fedavg import Server, initial_weights
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import Adam, adam_init
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.weights import WeightPosterior
+
+
+class Client(NamedTuple):
+    """A client's weights theta [K, D], and the moments of its optimiser."""
+
+    theta: Tensor
+    adam: Adam[Tensor]
+
+
+class Update(NamedTuple):
+    """What is said of a round, nothing of the weights.
+
+    Args:
+        weight: 1 [K].
+        loss: mean negative log likelihood per row over the local steps [K], in nats.
+    """
+
+    weight: Tensor
+    loss: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class LocalOnly(Method[Server, Server, Client, Update]):
+    """Training without a federation, on the network and for as many steps as the federated methods.
+
+    Args:
+        model: the likelihood.
+        local: steps of a client per round.
+        init_std: spread of the initial weights, the same for all clients.
+        join_passes: passes of `local.steps` minibatches for a client that never trained.
+    """
+
+    model: WeightModel
+    local: LocalDescent = field(default_factory=LocalDescent)
+    init_std: float = 0.1
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if self.join_passes < 1 or not self.init_std > 0:
+            raise StudyError("join_passes must be at least 1 and init_std positive")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw the weights with which every client begins."""
+        return Server(initial_weights(self.model, self.init_std, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the common start."""
+        theta = tensors.expand(message.theta, batch.clients).clone()
+        return Client(theta, adam_init(theta, batch.clients))
+
+    def broadcast(self, server: Server) -> Server:
+        """Send the start, for clients that are new."""
+        return server
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Go on training."""
+        theta, adam, loss = map_estimate.fit(self.model, self.local, state.theta, batch, noise, adam=state.adam)
+        adam = adam._replace(steps=torch.maximum(adam.steps, state.adam.steps + 1))  # sgd does not count
+        return Update(torch.ones_like(batch.size), loss.double()), Client(theta, adam)
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Learn nothing."""
+        return server
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's weights; one that never trained trains now."""
+        fresh, theta = state.adam.steps == 0, state.theta
+        if bool(fresh.any()):
+            fitted = map_estimate.fit(self.model, self.local, theta, batch, noise, self.join_passes).theta
+            theta = tensors.where(fresh, fitted, theta)
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    def reduce(self, update: Update) -> Update:
+        """Sum the clients of a chunk."""
+        return tensors.total(update)
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean training loss of the clients."""
+        return {"loss": update.loss.sum() / update.weight.sum().clamp_min(1.0)}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)

@@ -1,0 +1,203 @@
+"""cFedBayes: several global distributions, of which every client takes the likeliest (journal, Algorithm 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import svi
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import pfedbayes
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.pfedbayes import PriorTracking, never_trained, start_clients, track_prior
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import Adam
+from pacbayes_fl.posteriors.family import Draw
+from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.server import average, clusters
+
+
+class Server(NamedTuple):
+    """Global distributions w^1..w^J, leaves [J, D], and the number of rounds that made them []."""
+
+    w: MeanField
+    rounds: Tensor
+
+
+class Client(NamedTuple):
+    """What a client keeps: q and both optimisers' moments, leaves [K, *], and its last cluster [K]."""
+
+    q: Any
+    adam_q: Adam[Any]
+    adam_w: Adam[Any]
+    cluster: Tensor
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients.
+
+    Args:
+        w: leaves [K, D].
+        cluster: where each belongs [K], int64.
+        weight: in its cluster's average [K].
+        clients: 1 for every client that took part [K].
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        kl: KL(q || w) after the last step [K], in nats.
+        moved: whether the client has changed its cluster [K], 0 or 1.
+    """
+
+    w: Any
+    cluster: Tensor
+    weight: Tensor
+    clients: Tensor
+    log_likelihood: Tensor
+    kl: Tensor
+    moved: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class CFedBayes(Method[Server, Server, Client, Update]):
+    """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57).
+
+    Args:
+        model: the likelihood.
+        local: steps on q.
+        tracking: steps on w.
+        clusters: J.
+        assign_draws: Monte Carlo draws of the expected log likelihood (eq. 45), over all training rows.
+        beta: extrapolation of the server.
+        weighting: of clients in their cluster's average.
+        start: how clusters come to differ, which equal ones never would. "uploads": in the first round all clients
+            start from one v^0, and the server groups what they send by k-means; "random": every cluster has a v^0 of
+            its own, and clients choose from the first round on (eq. 45), which often ends in a poor local optimum.
+        init_std: spread of the initial means.
+        init_rho: initial rho of every weight.
+        draws: S, of predictions.
+        join_passes: passes of `local.steps` minibatches for a client that never trained.
+    """
+
+    model: WeightModel
+    local: LocalInference = field(default_factory=LocalInference)
+    tracking: PriorTracking = field(default_factory=PriorTracking)
+    clusters: int = 2
+    assign_draws: int = 5
+    start: Literal["uploads", "random"] = "uploads"
+    beta: float = 1.0
+    weighting: average.Weighting = "uniform"
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if self.clusters < 1 or self.assign_draws < 1:
+            raise StudyError("clusters and assign_draws must be at least 1")
+        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
+            raise StudyError("beta, init_std, draws and join_passes must be positive")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0, for every cluster its own or one for all."""
+        distinct = self.clusters if self.start == "random" else 1
+        w = initial_mean_field(self.model, self.init_std, self.init_rho, generator, distinct)
+        return Server(
+            tensors.tree_map(lambda leaf: leaf.expand(self.clusters, -1).clone(), w),
+            torch.zeros((), dtype=torch.int64),
+        )
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the first cluster; a client's first round begins at the cluster that it chooses."""
+        first = tensors.tree_map(lambda leaf: leaf[0], message.w)
+        start = start_clients(tensors.expand(first, batch.clients), batch.clients)
+        return Client(*start, torch.full_like(start.adam_q.steps, -1))
+
+    def broadcast(self, server: Server) -> Server:
+        """Send all clusters."""
+        return server
+
+    def assign(self, message: Server, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Choose the cluster under which a client's training rows are likeliest.
+
+        k_i = argmax_k E_{w^k}[ln p(D^i | theta)]      (eq. 45), the same draws for every k
+
+        Args:
+            message: leaves [J, D].
+            batch: all training rows.
+            noise: the clients' streams.
+
+        Returns:
+            [K], int64.
+        """
+        one = tensors.tree_map(lambda leaf: leaf[0], message.w)
+        draws = [self._draw(tensors.expand(one, batch.clients), noise) for _ in range(self.assign_draws)]
+        scores = []
+        with torch.no_grad():
+            for k in range(self.clusters):
+                w = tensors.expand(tensors.tree_map(lambda leaf, k=k: leaf[k], message.w), batch.clients)
+                found = [self.model.log_likelihood(w.weights(draw), batch) for draw in draws]
+                scores.append(torch.stack(found).mean(0))
+        return torch.stack(scores).argmax(0)
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Choose a cluster, then fit q and let the cluster's w follow (Algorithm 3, ClientUpdate)."""
+        cluster = self.assign(message, batch, noise)
+        start = tensors.select(message.w, cluster)
+        before = pfedbayes.Client(*state[:3])
+        before = before._replace(q=tensors.where(never_trained(before), start, before.q))
+        new, w, fit = track_prior(self.model, self.local, self.tracking, before, start, batch, noise, self._draw)
+        weight = average.client_weight(batch.size, self.weighting)
+        moved = (cluster != state.cluster).to(weight)
+        update = Update(w, cluster, weight, torch.ones_like(weight), fit.double(), new.q.kl(w), moved)
+        return update, Client(*new, cluster)
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average every cluster over its members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
+        cluster = update.cluster
+        if self.start == "uploads" and not bool(server.rounds):  # all clients started alike: what they sent differs
+            cluster = clusters.k_means(update.w.loc, update.weight, self.clusters)
+        totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
+        mean = clusters.mean(totals, weight, server.w)
+        return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
+        fresh, q = never_trained(pfedbayes.Client(*state[:3])), state.q
+        if bool(fresh.any()):
+            apart = noise.fork()
+            w = tensors.select(message.w, self.assign(message, batch, apart))
+            fitted = svi.fit(self.model, self.local, w, batch, apart, self.join_passes, self._draw)
+            q = tensors.where(fresh, fitted, q)
+        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution of the client's cluster."""
+        w = tensors.select(message.w, self.assign(message, batch, noise))
+        return WeightPosterior(self.model, w, self.draws, noise, batch, self.local.noise_std)
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Every client's last cluster; -1 for one that never trained."""
+        return {"cluster": state.cluster.double()}
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Fit of the clients, how many changed their cluster, and how many clusters have members."""
+        clients = update.clients.sum().clamp_min(1.0)
+        means = {name: getattr(update, name).sum() / clients for name in ("log_likelihood", "kl")}
+        sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
+        return means | {"moved": update.moved.sum(), "occupied": (sizes > 0).sum()}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def _draw(self, q: MeanField, noise: Noise) -> Draw:
+        return svi.draw_of(q, noise, self.local.noise_std)

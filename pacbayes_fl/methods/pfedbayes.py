@@ -1,0 +1,237 @@
+"""pFedBayes: the prior of every client is the learned global distribution (journal and ICML papers, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import elbo, svi
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import Adam, adam_, adam_init
+from pacbayes_fl.posteriors.family import Draw
+from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.server import average
+
+
+class Server(NamedTuple):
+    """The global distribution w, leaves [D]."""
+
+    w: MeanField
+
+
+class Client(NamedTuple):
+    """What a client keeps: its posterior q, and the moments of both optimisers; leaves [K, *]."""
+
+    q: Any
+    adam_q: Adam[Any]
+    adam_w: Adam[Any]
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients, or their mean with the sums of the rest.
+
+    Args:
+        w: leaves [K, D].
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        kl: KL(q || w) after the last step [K], in nats.
+    """
+
+    w: Any
+    weight: Tensor
+    clients: Tensor
+    log_likelihood: Tensor
+    kl: Tensor
+
+
+@dataclass(frozen=True)
+class PriorTracking:
+    """How a client lets its copy of the global distribution follow its posterior.
+
+    Args:
+        rate: learning rate of Adam on w, eta_2.
+        keep_moments: keep both optimisers' moments between rounds (public codes), or begin anew.
+        restart: begin every round at q = w (as sFedBayes's Algorithm 2 has it), or go on from the last q.
+    """
+
+    rate: float = 1e-3
+    keep_moments: bool = True
+    restart: bool = False
+
+
+def track_prior(
+    model: WeightModel,
+    local: LocalInference,
+    tracking: PriorTracking,
+    state: Client,
+    w: Any,
+    batch: ClientBatch,
+    noise: Noise,
+    draw: Callable[[Any, Noise], Draw],
+) -> tuple[Client, Any, Tensor]:
+    """Alternate steps on q and on w for R minibatches (Algorithm 1, ClientUpdate).
+
+    q descends eq. 30, w descends KL(q || w) with q fixed (eq. 31).
+
+    Args:
+        model: the likelihood.
+        local: hyper-parameters of the steps on q.
+        tracking: hyper-parameters of the steps on w.
+        state: of the clients; left as it is.
+        w: the global distribution as the clients got it, leaves [K, D]; left as it is.
+        batch: the clients' rows.
+        noise: their streams.
+        draw: takes q and the streams, gives the random numbers of a draw.
+
+    Returns:
+        The clients' new state, their w, leaves [K, D], and the mean scaled log likelihood [K], in nats.
+    """
+    w = tensors.tree_map(torch.clone, w)
+    q = tensors.tree_map(torch.clone, w if tracking.restart else state.q)
+    adam_q, adam_w = (
+        tensors.tree_map(torch.clone, adam) if tracking.keep_moments else adam_init(w, batch.clients)
+        for adam in (state.adam_q, state.adam_w)
+    )
+    mine, theirs = svi.Fitting(q, q.opened(), adam_q), w.opened()
+    total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
+    for _ in range(local.steps):
+        rows, scale = svi.minibatch(local, batch, noise, q.loc.dtype)
+        mine, log_likelihood = svi.personal_steps(model, local, mine, (w, theirs), rows, scale, noise, draw)
+        forward = local.divergence == "forward"
+        slope = mine.opened.kl_gradient_of_prior(theirs) if forward else theirs.kl_gradient(mine.opened)
+        adam_w = adam_(w, elbo.only_stochastic(model, slope), adam_w, tracking.rate)
+        theirs = w.bounded().opened()
+        total += log_likelihood / local.steps
+    if model.deterministic:  # no divergence draws these along
+        keep = model.stochastic_columns().to(w.loc.device)
+        w.loc.copy_(torch.where(keep, w.loc, q.loc))
+    return Client(q, mine.adam, adam_w), w, total
+
+
+def start_clients(w: Any, clients: int) -> Client:
+    """Begin clients at the global distribution, optimisers at rest.
+
+    Args:
+        w: leaves [K, D].
+        clients: K.
+
+    Returns:
+        Leaves [K, *]; no step has been taken, which tells a client that never trained.
+    """
+    q = tensors.tree_map(torch.clone, w)
+    return Client(q, adam_init(q, clients), adam_init(q, clients))
+
+
+def never_trained(state: Client) -> Tensor:
+    """Say which clients have not taken a step: bool [K]."""
+    return state.adam_q.steps == 0
+
+
+def averaged(update: Update) -> Update:
+    """Reduce the updates of a chunk: w becomes its weighted mean, the rest sums, leaves [1, *]."""
+    rest = tensors.total(update._replace(w=update.weight))
+    return rest._replace(w=average.mean(update.w, update.weight))
+
+
+def per_client(update: Update) -> Mapping[str, Tensor]:
+    """Average the numbers of a round over clients, for its record."""
+    clients = update.clients.sum().clamp_min(1.0)
+    return {"log_likelihood": update.log_likelihood.sum() / clients, "kl": update.kl.sum() / clients}
+
+
+@final
+@dataclass(frozen=True)
+class PFedBayes(Method[Server, Server, Client, Update]):
+    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31).
+
+    Args:
+        model: the likelihood.
+        local: steps on q.
+        tracking: steps on w.
+        beta: extrapolation of the server.
+        weighting: of clients in the average.
+        init_std: spread of the initial means.
+        init_rho: initial rho of every weight.
+        draws: S, of predictions.
+        join_passes: passes of `local.steps` minibatches for a client that never trained.
+    """
+
+    model: WeightModel
+    local: LocalInference = field(default_factory=LocalInference)
+    tracking: PriorTracking = field(default_factory=PriorTracking)
+    beta: float = 1.0
+    weighting: average.Weighting = "uniform"
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
+            raise StudyError("beta, init_std, draws and join_passes must be positive")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0 = (mu^0, rho^0)."""
+        return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the global distribution."""
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
+
+    def broadcast(self, server: Server) -> Server:
+        """Send w."""
+        return server
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
+        w = tensors.expand(message.w, batch.clients)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self._draw)
+        weight = average.client_weight(batch.size, self.weighting)
+        return Update(w, weight, torch.ones_like(weight), fit.double(), new.q.kl(w)), new
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average and extrapolate (Algorithm 1, last line)."""
+        mean = tensors.weighted_mean(update.w, update.weight)
+        return Server(average.extrapolate(server.w, mean, self.beta).bounded())
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q; one that never trained fits it against w first."""
+        fresh, q = never_trained(state), state.q
+        if bool(fresh.any()):
+            w = tensors.expand(message.w, batch.clients)
+            fitted = svi.fit(self.model, self.local, w, batch, noise.fork(), self.join_passes, self._draw)
+            q = tensors.where(fresh, fitted, q)
+        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution w itself, for every client."""
+        w = tensors.expand(message.w, batch.clients)
+        return WeightPosterior(self.model, w, self.draws, noise, batch, self.local.noise_std)
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        return averaged(update)
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean scaled log likelihood and KL divergence of the clients."""
+        return per_client(update)
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def _draw(self, q: MeanField, noise: Noise) -> Draw:
+        return svi.draw_of(q, noise, self.local.noise_std)

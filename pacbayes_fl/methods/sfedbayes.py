@@ -1,0 +1,195 @@
+"""sFedBayes: pFedBayes with weights that are exactly zero or Gaussian (journal, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import svi
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.pfedbayes import Client, PriorTracking, never_trained, start_clients, track_prior
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.mean_field import initial_mean_field
+from pacbayes_fl.posteriors.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
+from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.server import average
+
+
+class Server(NamedTuple):
+    """The global distribution w, leaves [D]."""
+
+    w: SpikeSlab
+
+
+class Sent(NamedTuple):
+    """The tuple (mu, rho, lambda) that travels up; a dropped weight is sent as mu = 0 and lambda = 0.
+
+    Args:
+        loc: mu [K, D].
+        rho: [K, D]; of a dropped weight the server's own, which the receiver knows.
+        inclusion: lambda [K, D], a probability and not its logit, so that 0 can be sent and averaged.
+    """
+
+    loc: Tensor
+    rho: Tensor
+    inclusion: Tensor
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients, or their mean with the sums of the rest.
+
+    Args:
+        w: leaves [K, D].
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        kl: KL(q || w) after the last step [K], in nats.
+        kept: share of the weights that were sent [K].
+        inclusion: mean lambda of q [K].
+    """
+
+    w: Sent
+    weight: Tensor
+    clients: Tensor
+    log_likelihood: Tensor
+    kl: Tensor
+    kept: Tensor
+    inclusion: Tensor
+
+
+def sparse_bytes(kept: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
+    """Count the bytes of an upload, dense and with the dropped weights left out.
+
+    Args:
+        kept: share of weights sent [*].
+        dim: D.
+        width: bytes of a number.
+
+    Returns:
+        Three numbers a weight [*]; and three numbers a kept weight plus one bit a weight to say which, where that is
+        less [*].
+    """
+    dense = torch.full_like(kept, 3 * width * dim)
+    return dense, torch.minimum(kept * dense + (dim + 7) // 8, dense)
+
+
+@final
+@dataclass(frozen=True)
+class SFedBayes(Method[Server, Server, Client, Update]):
+    """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43).
+
+    Args:
+        model: the likelihood.
+        local: steps on q.
+        tracking: steps on w; Algorithm 2 restarts q at w in every round.
+        beta: extrapolation of the server.
+        weighting: of clients in the average.
+        inclusion: initial lambda of every weight.
+        threshold: weights whose lambda is below it are not sent, and not used in predictions.
+        temperature: tau of the gates' relaxed gradient (eq. 41).
+        init_std: spread of the initial means.
+        init_rho: initial rho of every weight.
+        draws: S, of predictions.
+        join_passes: passes of `local.steps` minibatches for a client that never trained.
+    """
+
+    model: WeightModel
+    local: LocalInference = field(default_factory=LocalInference)
+    tracking: PriorTracking = field(default_factory=PriorTracking)
+    beta: float = 1.0
+    weighting: average.Weighting = "uniform"
+    inclusion: float = 0.99
+    threshold: float = 0.1
+    temperature: float = TEMPERATURE
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
+            raise StudyError("beta, init_std, draws and join_passes must be positive")
+        if not (0 < self.inclusion < 1 and 0 <= self.threshold < 1 and self.temperature > 0):
+            raise StudyError("inclusion must be in (0, 1), threshold in [0, 1), temperature positive")
+        if self.local.noise_std != 1.0:
+            raise StudyError(f"noise_std must be 1 for gates that are drawn, got {self.local.noise_std:g}")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0 = (mu^0, rho^0, lambda^0)."""
+        slab = initial_mean_field(self.model, self.init_std, self.init_rho, generator)
+        inclusion = torch.full_like(slab.loc, self.inclusion).masked_fill(~self.model.stochastic_columns(), 1.0)
+        return Server(SpikeSlab(*slab, torch.logit(inclusion)).bounded())
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the global distribution."""
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
+
+    def broadcast(self, server: Server) -> Server:
+        """Send w."""
+        return server
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
+        start = tensors.expand(message.w, batch.clients)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, state, start, batch, noise, self._draw)
+        weight, kl = average.client_weight(batch.size, self.weighting), new.q.kl(w)
+        inclusion = w.inclusion
+        keep = inclusion >= self.threshold
+        sent = Sent(w.loc * keep, torch.where(keep, w.rho, start.rho), inclusion * keep)
+        shares = keep.to(kl).mean(1), new.q.inclusion.to(kl).mean(1)
+        return Update(sent, weight, torch.ones_like(weight), fit.double(), kl, *shares), new
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
+        mean = tensors.weighted_mean(update.w, update.weight)
+        old = Sent(server.w.loc, server.w.rho, server.w.inclusion)
+        loc, rho, inclusion = average.extrapolate(old, mean, self.beta)
+        return Server(SpikeSlab(loc, rho, torch.logit(inclusion.clamp(0.0, 1.0))).bounded())
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
+        fresh, q = never_trained(state), state.q
+        if bool(fresh.any()):
+            w = tensors.expand(message.w, batch.clients)
+            fitted = svi.fit(self.model, self.local, w, batch, noise.fork(), self.join_passes, self._draw)
+            q = tensors.where(fresh, fitted, q)
+        return WeightPosterior(self.model, q.pruned(self.threshold), self.draws, noise, batch)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution w itself, without the weights under the threshold."""
+        w = tensors.expand(message.w, batch.clients).pruned(self.threshold)
+        return WeightPosterior(self.model, w, self.draws, noise, batch)
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Share of each client's weights that its predictions use."""
+        return {"kept": (state.q.inclusion >= self.threshold).double().mean(1)}
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        rest = tensors.total(update._replace(w=update.weight))  # type: ignore[arg-type]
+        return rest._replace(w=average.mean(update.w, update.weight))
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Fit of the clients, shares of weights that were sent and included, and bytes per client of an upload."""
+        clients = update.clients.sum().clamp_min(1.0)
+        names = ("log_likelihood", "kl", "kept", "inclusion")
+        means = {name: getattr(update, name).sum() / clients for name in names}
+        dense, sparse = sparse_bytes(means["kept"], self.model.dim, update.w.loc.element_size())
+        return means | {"bytes_dense": dense, "bytes_sparse": sparse}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def _draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
+        return q.draw(noise)._replace(temperature=self.temperature)

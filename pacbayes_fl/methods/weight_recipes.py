@@ -1,0 +1,312 @@
+"""Recipes of the methods on networks with weights: the variational family and its point-mass baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.baselines.fedavg import FedAvg
+from pacbayes_fl.methods.baselines.local import LocalOnly
+from pacbayes_fl.methods.bpfed import BPFed
+from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.methods.pfedbayes import PFedBayes, PriorTracking
+from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
+from pacbayes_fl.methods.sfedbayes import SFedBayes
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.posteriors.spike_slab import TEMPERATURE
+from pacbayes_fl.server.average import Weighting
+
+
+@dataclass(frozen=True)
+class VariationalOptions:
+    """What all variational methods have: fields of `LocalInference` and `PriorTracking`, and of the methods.
+
+    `train_draws` is a, `prior_rate` the learning rate eta_2 of the steps on w.
+    """
+
+    steps: int = 20
+    inner: int = 1
+    minibatch: int = 50
+    train_draws: int = 1
+    rate: float = 1e-3
+    prior_rate: float = 1e-3
+    zeta: float = 10.0
+    data_scale: Literal["rows", "sum", "mean"] = "rows"
+    noise_std: float = 1.0
+    divergence: Literal["forward", "reverse"] = "forward"
+    keep_moments: bool = True
+    restart: bool = False
+    weighting: Weighting = "uniform"
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def local(self) -> LocalInference:
+        """The steps on q."""
+        names = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence")
+        return LocalInference(draws=self.train_draws, **{name: getattr(self, name) for name in names})
+
+    def tracking(self) -> PriorTracking:
+        """The steps on w."""
+        return PriorTracking(self.prior_rate, self.keep_moments, self.restart)
+
+    def common(self) -> dict[str, Any]:
+        """Arguments of every variational method."""
+        names = ("weighting", "init_std", "init_rho", "draws", "join_passes")
+        return {"local": self.local(), "tracking": self.tracking()} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class PFedBayesOptions(VariationalOptions):
+    """Table [method] of pFedBayes."""
+
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class SFedBayesOptions(VariationalOptions):
+    """Table [method] of sFedBayes; fields as in `methods.sfedbayes.SFedBayes`."""
+
+    beta: float = 1.0
+    inclusion: float = 0.99
+    threshold: float = 0.1
+    temperature: float = TEMPERATURE
+
+
+@dataclass(frozen=True)
+class CFedBayesOptions(VariationalOptions):
+    """Table [method] of cFedBayes; fields as in `methods.cfedbayes.CFedBayes`.
+
+    `clusters = "held-out"` lets a study choose J in 1..`max_clusters` by the log likelihood of training rows that
+    federations of `cluster_rounds` rounds were not given.
+    """
+
+    beta: float = 1.0
+    clusters: int | Literal["held-out"] = 2
+    max_clusters: int = 4
+    cluster_rounds: int = 40
+    assign_draws: int = 5
+    start: Literal["uploads", "random"] = "uploads"
+
+    def __post_init__(self) -> None:
+        """Refuse a search among no clusters, or in no time."""
+        if self.max_clusters < 1 or self.cluster_rounds < 1:
+            raise StudyError("max_clusters and cluster_rounds must be at least 1")
+
+
+@dataclass(frozen=True)
+class BPFedOptions(VariationalOptions):
+    """Table [method] of BPFed; fields as in `methods.bpfed.BPFed`. Its KL divergence has weight 1 (eq. 10)."""
+
+    zeta: float = 1.0
+    personal_sites: int = 2
+    upload: Literal["posterior", "tracked"] = "posterior"
+
+
+@dataclass(frozen=True)
+class FedAvgOptions:
+    """Table [method] of FedAvg and FedAvg-FT; fields as in `LocalDescent` and `methods.baselines.fedavg.FedAvg`."""
+
+    steps: int = 20
+    minibatch: int = 50
+    rate: float = 1e-3
+    optimiser: Literal["adam", "sgd"] = "adam"
+    weighting: Weighting = "rows"
+    init_std: float = 0.1
+
+
+@dataclass(frozen=True)
+class FineTunedOptions(FedAvgOptions):
+    """Table [method] of FedAvg-FT."""
+
+    finetune: int = 5
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Table [method] of local training; fields as in `methods.baselines.local.LocalOnly`."""
+
+    steps: int = 20
+    minibatch: int = 50
+    rate: float = 1e-3
+    optimiser: Literal["adam", "sgd"] = "adam"
+    init_std: float = 0.1
+    join_passes: int = 10
+
+
+def _local(options: FedAvgOptions | LocalOptions) -> LocalDescent:
+    return LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser)
+
+
+def _pfedbayes(options: PFedBayesOptions, model: WeightModel, features: Sequence[str]) -> PFedBayes:
+    return PFedBayes(model, beta=options.beta, **options.common())
+
+
+def _sfedbayes(options: SFedBayesOptions, model: WeightModel, features: Sequence[str]) -> SFedBayes:
+    names = ("beta", "inclusion", "threshold", "temperature")
+    return SFedBayes(model, **{name: getattr(options, name) for name in names}, **options.common())
+
+
+def _cfedbayes(options: CFedBayesOptions, model: WeightModel, features: Sequence[str]) -> CFedBayes:
+    if isinstance(options.clusters, str):
+        raise StudyError(f"clusters is still {options.clusters!r}", hint="a run of a study chooses the number")
+    names = ("beta", "clusters", "assign_draws", "start")
+    return CFedBayes(model, **{name: getattr(options, name) for name in names}, **options.common())
+
+
+def _bpfed(options: BPFedOptions, model: WeightModel, features: Sequence[str]) -> BPFed:
+    return BPFed(model, personal_sites=options.personal_sites, upload=options.upload, **options.common())
+
+
+def _fedavg(options: FedAvgOptions, model: WeightModel, features: Sequence[str]) -> FedAvg:
+    finetune = options.finetune if isinstance(options, FineTunedOptions) else 0
+    return FedAvg(model, _local(options), options.weighting, finetune, options.init_std)
+
+
+def _local_only(options: LocalOptions, model: WeightModel, features: Sequence[str]) -> LocalOnly:
+    return LocalOnly(model, _local(options), options.init_std, options.join_passes)
+
+
+_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
+_PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
+_PAPER: Mapping[str, Any] = MappingProxyType({"zeta": 10.0, "rate": 1e-3, "prior_rate": 1e-3, "init_rho": -2.5})
+_PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
+    {"steps": 20, "inner": 5, "minibatch": 100, "noise_std": 1e-3, "init_rho": -3.0, "weighting": "rows"}
+)
+
+
+def _searching(**spaces: LogUniform | Choice) -> Search:
+    """Add a method's own spaces to those that all have."""
+    own = {f"method.{name}": space for name, space in spaces.items()}
+    return MappingProxyType({**own, "method.rate": LogUniform(3e-4, 3e-3), "federation.rounds": Choice((40, 80, 160))})
+
+
+_VARIATIONAL: Search = MappingProxyType(
+    {"prior_rate": LogUniform(3e-4, 1e-2), "zeta": LogUniform(0.1, 10.0), "init_rho": Choice((-4.0, -3.0, -2.5))}
+)
+
+WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "pfedbayes": Recipe(
+            "pFedBayes: the prior of every client is the learned global distribution",
+            federated=True,
+            rounds=True,
+            options=PFedBayesOptions,
+            build=_pfedbayes,
+            product=Product("Bayesian network, mean field", "svi", "average.extrapolate", "w", "q, two Adams"),
+            model="weights",
+            presets=presets(
+                recommended={"federation": _ROUNDS},
+                paper={"method": _PAPER, "federation": _PAPER_ROUNDS},
+                **{
+                    "authors-code": {
+                        "method": {**_PUBLIC_CODE, "zeta": 0.5, "data_scale": "sum"},
+                        "federation": _PAPER_ROUNDS,
+                    }
+                },
+            ),
+            search=_searching(**_VARIATIONAL),
+        ),
+        "sfedbayes": Recipe(
+            "sFedBayes: pFedBayes with weights that are exactly zero or Gaussian",
+            federated=True,
+            rounds=True,
+            options=SFedBayesOptions,
+            build=_sfedbayes,
+            product=Product(
+                "Bayesian network, spike and slab", "svi", "average.extrapolate", "w with inclusion", "q, two Adams"
+            ),
+            model="weights",
+            presets=presets(
+                recommended={"federation": _ROUNDS},
+                paper={"method": {**_PAPER, "restart": True}, "federation": _PAPER_ROUNDS},
+            ),
+            search=_searching(**_VARIATIONAL, inclusion=Choice((0.5, 0.9, 0.99))),
+        ),
+        "cfedbayes": Recipe(
+            "cFedBayes: several global distributions, of which every client takes the likeliest",
+            federated=True,
+            rounds=True,
+            options=CFedBayesOptions,
+            build=_cfedbayes,
+            product=Product(
+                "Bayesian network, mean field", "assignment, svi", "clusters.mean", "w, cluster", "q, two Adams"
+            ),
+            model="weights",
+            presets=presets(recommended={"federation": _ROUNDS}, paper={"method": _PAPER, "federation": _PAPER_ROUNDS}),
+            search=_searching(**_VARIATIONAL, clusters=Choice((1, 2, 3, 4))),
+        ),
+        "bpfed": Recipe(
+            "BPFed: shared and personal uncertain layers, priors that go on from round to round",
+            federated=True,
+            rounds=True,
+            options=BPFedOptions,
+            build=_bpfed,
+            product=Product("Bayesian network, mean field", "svi", "average.mean", "shared part", "personal part"),
+            model="weights",
+            presets=presets(
+                recommended={"federation": _ROUNDS},
+                paper={"method": {"zeta": 1.0, "rate": 1e-3, "minibatch": 50}, "federation": _PAPER_ROUNDS},
+                **{
+                    "authors-code": {
+                        "method": {
+                            **_PUBLIC_CODE,
+                            "zeta": 5e-5,
+                            "data_scale": "mean",
+                            "divergence": "reverse",
+                            "upload": "tracked",
+                        },
+                        "federation": _PAPER_ROUNDS,
+                    }
+                },
+            ),
+            search=_searching(**_VARIATIONAL),
+        ),
+        "fedavg": Recipe(
+            "FedAvg: one network for all, averaged",
+            federated=True,
+            rounds=True,
+            options=FedAvgOptions,
+            build=_fedavg,
+            product=Product("network", "map_estimate.fit", "weighted mean", "weights", "nothing"),
+            model="weights",
+            presets=presets(
+                recommended={"federation": _ROUNDS},
+                paper={"method": {"optimiser": "sgd", "rate": 0.01}, "federation": _PAPER_ROUNDS},
+            ),
+            search=_searching(),
+        ),
+        "fedavg-ft": Recipe(
+            "FedAvg-FT: FedAvg, fine-tuned on each client's rows",
+            federated=True,
+            rounds=True,
+            options=FineTunedOptions,
+            build=_fedavg,
+            product=Product("network", "map_estimate.fit", "weighted mean", "weights", "nothing"),
+            model="weights",
+            presets=presets(
+                recommended={"federation": _ROUNDS},
+                paper={"method": {"optimiser": "sgd", "rate": 0.01}, "federation": _PAPER_ROUNDS},
+            ),
+            search=_searching(finetune=Choice((1, 5, 20))),
+        ),
+        "local": Recipe(
+            "Local-only: each client trains its own network",
+            federated=True,
+            rounds=True,
+            options=LocalOptions,
+            build=_local_only,
+            product=Product("network", "map_estimate.fit", "nothing", "nothing", "weights, Adam"),
+            model="weights",
+            presets=presets(recommended={"federation": _ROUNDS}, paper={"federation": _PAPER_ROUNDS}),
+            search=_searching(),
+        ),
+    }
+)
+"""Methods by name."""

@@ -1,0 +1,100 @@
+"""Distributions over weights as alternative guides: what a variational method asks of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+
+Draw = Any
+"""The random numbers behind one draw of all weights: a tree of tensors [K, D] that the family chooses."""
+
+
+class Opened(Protocol):
+    """A family with what its slopes share already computed: the hot path. Its gradients are families of slopes."""
+
+    def weights(self, draw: Draw) -> Tensor:
+        """Weights theta [K, D] of a draw."""
+
+    def pullback(self, draw: Draw, by_weights: Tensor) -> Any:
+        """Gradient by the parameters, from the gradient by_weights [K, D] by the weights of a draw."""
+
+    def kl_gradient(self, prior: Any) -> Any:
+        """Gradient of KL(self || prior) by the parameters of self, leaves [K, D]."""
+
+    def kl_gradient_of_prior(self, prior: Any) -> Any:
+        """Gradient of KL(self || prior) by the parameters of the prior, leaves [K, D]."""
+
+
+class Family(Protocol):
+    """A distribution over D weights held as flat tensors: leaves [K, D] of clients, or [D] of a shared prior.
+
+    Families are NamedTuples of tensors.
+    """
+
+    @property
+    def loc(self) -> Tensor:
+        """Centre [*, D] of every weight."""
+
+    def draw(self, noise: Noise) -> Draw:
+        """Take the random numbers of one draw [K, D] from the clients' streams."""
+
+    def weights(self, draw: Draw) -> Tensor:
+        """Weights theta [K, D] of a draw."""
+
+    def mean(self) -> Tensor:
+        """Mean of the weights [*, D]."""
+
+    def opened(self) -> Opened:
+        """Scales and other terms that the slopes share, computed once."""
+
+    def kl(self, prior: Self) -> Tensor:
+        """KL(self || prior) [K], in nats, float64."""
+
+    def bounded(self) -> Self:
+        """The family with its parameters inside the range in which nothing overflows, changed in place."""
+
+    def site(self, span: slice, shape: tuple[int, ...], draw: Draw | None) -> TorchDistribution:
+        """Pyro distribution of the weights in a span, with a draw one whose `rsample` gives that draw."""
+
+
+AnyFamily = TypeVar("AnyFamily", bound=Family)
+
+
+@dataclass(frozen=True, eq=False)
+class Sites(Generic[AnyFamily]):
+    """A family cut into the sites of a model: what a Pyro program calls its prior, and its guide draws from.
+
+    Args:
+        family: leaves [K, D], or [D] of a prior that all clients share.
+        model: names the sites.
+        draw: random numbers [K, D] that the sites' draws are to be made of, for a guide.
+    """
+
+    family: AnyFamily
+    model: WeightModel
+    draw: Draw | None = None
+
+    def site(self, name: str) -> TorchDistribution:
+        """Distribution of one site."""
+        return self.family.site(self.model.span(name), tuple(self.model.shapes[name]), self.draw)
+
+
+def cut(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
+    """Take a site out of a flat tensor.
+
+    Args:
+        flat: [*, D].
+        span: where the site stands.
+        shape: its event shape.
+
+    Returns:
+        [*, *shape].
+    """
+    part = flat[..., span]
+    return part.unflatten(-1, shape) if shape else part.squeeze(-1)

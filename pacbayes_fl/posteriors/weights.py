@@ -1,0 +1,115 @@
+"""A posterior over the weights of a network or of any Pyro program, and what it predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Categorical, Normal, TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
+
+Predictive = ClassMixture | NormalMixture
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    """Weights of K clients, as a family that can be drawn from.
+
+    Args:
+        model: the likelihood.
+        family: leaves [K, D].
+        draws: S; 1 for a point mass.
+        noise: the clients' streams; every prediction takes the same draws.
+        reference: the clients' training rows, for a network that normalises by their statistics.
+        noise_std: factor of the draws' eps; 1 but for a preset that does as a public code.
+    """
+
+    model: WeightModel
+    family: Any
+    draws: int
+    noise: Noise
+    reference: ClientBatch | None = None
+    noise_std: float = 1.0
+
+    def predict(self, x: Tensor) -> Predictive:
+        """Average the predictive distribution over S draws of the weights.
+
+        p(y | x) = 1/S sum_s p(y | x, theta_s)
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            A distribution over classes, or a mixture of normals, with batch shape [K, N].
+        """
+        return averaged(self._observations(x))
+
+    def predict_at_mean(self, x: Tensor) -> Predictive:
+        """Predict with the mean weights alone.
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            As `predict`.
+        """
+        with torch.no_grad():
+            return averaged(iter([self.model.observation(self.family.mean(), _rows(x, self.noise), self.reference)]))
+
+    def _observations(self, x: Tensor) -> Iterator[TorchDistribution]:
+        noise, rows = self.noise.copy(), _rows(x, self.noise)
+        with torch.no_grad():
+            for _ in range(self.draws):
+                draw = self.family.draw(noise)
+                draw = draw if self.noise_std == 1.0 else draw * self.noise_std
+                yield self.model.observation(self.family.weights(draw), rows, self.reference)
+
+
+def _rows(x: Tensor, noise: Noise) -> ClientBatch:
+    """Inputs without targets, as a Pyro program takes them."""
+    blank = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+    names = tuple(map(str, noise.ids))
+    return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)
+
+
+def averaged(observations: Iterator[TorchDistribution]) -> Predictive:
+    """Mix distributions of the same targets with equal weights.
+
+    Args:
+        observations: Categorical or Normal with batch shape [K, N], one per draw.
+
+    Returns:
+        The mixture.
+
+    Raises:
+        StudyError: for a distribution of another kind.
+    """
+    first = next(observations)
+    if isinstance(first, Categorical):
+
+        def log_probs() -> Iterator[Tensor]:
+            yield first.logits.log_softmax(-1)
+            for one in observations:
+                yield one.logits.log_softmax(-1)
+
+        return ClassMixture(average_log_probs(log_probs()))
+    if isinstance(first, Normal):
+        return _normals([first, *observations])
+    raise StudyError(f"predictions need a Categorical or Normal observation, got {type(first).__name__}")
+
+
+def _normals(observations: Sequence[Normal]) -> NormalMixture:
+    means = torch.stack([one.mean.double() for one in observations], 1)
+    variances = torch.stack([one.variance.double() for one in observations], 1)
+    weights = means.new_full(means.shape[:2], -math.log(means.shape[1]))
+    return NormalMixture(weights, means, variances)

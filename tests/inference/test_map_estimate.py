@@ -1,0 +1,100 @@
+"""Descent of many clients at once against torch's optimisers on each client alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.noise import Engine, Noise
+
+MODEL = BayesianMLP((2, 4, 3), Categorical(3), torch.float64)
+SIZES = (5, 2, 9, 4)
+K, D = len(SIZES), MODEL.dim
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def clients() -> ClientBatch:
+    rows = [(randn(k, m, 2), (3 * randn(10 + k, m)).long().abs() % 3) for k, m in enumerate(SIZES)]
+    return ClientBatch.pad(rows, classes=3)
+
+
+def plain_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    out = torch.relu(x @ theta[:8].view(2, 4) + theta[8:12]) @ theta[12:24].view(4, 3) + theta[24:]
+    return cross_entropy(out, y)
+
+
+def by_hand(local: LocalDescent, theta: Tensor, batch: ClientBatch, noise: Noise, steps: int) -> tuple[Tensor, float]:
+    """Descend one client with torch's own optimiser on its own rows."""
+    own = torch.nn.Parameter(theta.clone())
+    optimiser = (torch.optim.Adam if local.optimiser == "adam" else torch.optim.SGD)([own], lr=local.rate)
+    x, y = batch.x[0][batch.mask[0]], batch.y[0][batch.mask[0]]
+    total = 0.0
+    for _ in range(steps):
+        at = noise.rows(torch.ones(1, len(y), dtype=torch.bool), local.minibatch)[0]
+        optimiser.zero_grad()
+        loss = plain_loss(own, x[at], y[at])
+        loss.backward()
+        optimiser.step()
+        total += loss.item() / steps
+    return own.data, total
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("engine", ["philox", "generators"])
+@pytest.mark.parametrize("minibatch", [3, 50])
+def test_a_fit_is_torch_s_optimiser_on_every_client_alone(optimiser: Any, engine: Engine, minibatch: int) -> None:
+    local = LocalDescent(steps=4, minibatch=minibatch, rate=0.05, optimiser=optimiser)
+    batch, start = clients(), randn(30, K, D)
+    before = start.clone()
+    theta, adam, loss = map_estimate.fit(MODEL, local, start, batch, Noise(2, 1, batch.ids, engine=engine), passes=3)
+    assert torch.equal(start, before) and not theta.requires_grad
+    assert adam.steps.tolist() == ([12] * K if optimiser == "adam" else [0] * K)
+    for k in range(K):
+        alone = Noise(2, 1, batch.ids[k : k + 1], engine=engine)
+        expected, mean = by_hand(local, start[k], batch.select(torch.tensor([k])), alone, 12)
+        torch.testing.assert_close(theta[k], expected, rtol=1e-9, atol=1e-10)
+        assert loss[k].item() == pytest.approx(mean, rel=1e-9)
+        assert (theta[k] - start[k]).abs().max() > 0.01
+
+
+def test_moments_that_are_given_go_on_and_are_left_as_they_are() -> None:
+    local, batch, start = LocalDescent(steps=3, rate=0.05), clients(), randn(30, K, D)
+    half = map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids))
+    kept = {name: leaf.clone() for name, leaf in tensors.leaves(half.adam).items()}
+    on = map_estimate.fit(MODEL, local, half.theta, batch, Noise(0, 2, batch.ids), adam=half.adam)
+    assert all(torch.equal(leaf, kept[name]) for name, leaf in tensors.leaves(half.adam).items())
+    whole = map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids), passes=2)
+    torch.testing.assert_close(on.theta, whole.theta, rtol=1e-12, atol=1e-13)  # all rows in every step
+    fresh = map_estimate.fit(MODEL, local, half.theta, batch, Noise(0, 2, batch.ids))
+    assert (fresh.theta - on.theta).abs().max() > 1e-3
+
+
+def test_a_client_without_rows_stays_where_it_is() -> None:
+    rows = [(randn(1, 5, 2), torch.tensor([0, 1, 2, 0, 1])), (randn(1, 0, 2), torch.zeros(0, dtype=torch.int64))]
+    batch = ClientBatch.pad(rows, classes=3, allow_empty=True)
+    for optimiser in ("adam", "sgd"):
+        local = LocalDescent(steps=3, rate=0.1, optimiser=optimiser)
+        theta, _, loss = map_estimate.fit(MODEL, local, randn(30, 2, D), batch, Noise(0, 1, batch.ids))
+        assert torch.equal(theta[1], randn(30, 2, D)[1]) and loss[1] == 0
+        assert not torch.equal(theta[0], randn(30, 2, D)[0])
+
+
+@pytest.mark.parametrize("name", ["steps", "minibatch", "rate"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_numbers_that_mean_nothing_are_refused(name: str, value: float) -> None:
+    with pytest.raises(StudyError, match=f"{name} must be positive, got"):
+        LocalDescent(**{name: value})  # type: ignore[arg-type]

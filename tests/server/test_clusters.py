@@ -1,0 +1,110 @@
+"""Averages by cluster, and the first grouping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.server import clusters
+
+K, D, J = 7, 4, 3
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+UPLOADS, OLD = MeanField(randn(0, K, D), randn(1, K, D)), MeanField(randn(2, J, D), randn(3, J, D))
+CLUSTER = torch.tensor([0, 2, 0, 2, 2, 0, 2])  # nobody in 1
+WEIGHT = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 3.0, 1.0], dtype=torch.float64)
+
+
+def test_every_cluster_is_the_mean_of_its_members_and_an_empty_one_stays() -> None:
+    totals, weight = clusters.sums(UPLOADS, CLUSTER, WEIGHT, J)
+    assert weight.tolist() == [4.0, 0.0, 8.0]
+    mean = clusters.mean(totals, weight, OLD)
+    for got, sent, old in zip(mean, UPLOADS, OLD, strict=True):
+        assert torch.equal(got[1], old[1])
+        for j in (0, 2):
+            members = [k for k in range(K) if CLUSTER[k] == j]
+            loop = torch.stack([WEIGHT[k] * sent[k] for k in members]).sum(0) / sum(float(WEIGHT[k]) for k in members)
+            torch.testing.assert_close(got[j], loop, rtol=1e-13, atol=1e-15)
+
+
+def test_clients_outside_a_cluster_do_not_shrink_its_mean() -> None:
+    """The printed algorithm divides by all clients drawn."""
+    alike = tensors.tree_map(torch.ones_like, UPLOADS)
+    totals, weight = clusters.sums(alike, CLUSTER, torch.ones(K, dtype=torch.float64), J)
+    mean = clusters.mean(totals, weight, tensors.tree_map(torch.zeros_like, OLD))
+    assert mean.loc[0].tolist() == mean.loc[2].tolist() == [1.0] * D and mean.loc[1].tolist() == [0.0] * D
+
+
+def test_sums_of_chunks_are_the_sum_of_all() -> None:
+    whole = clusters.sums(UPLOADS, CLUSTER, WEIGHT, J)
+    parts = [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6])]
+    found = [clusters.sums(tensors.select(UPLOADS, part), CLUSTER[part], WEIGHT[part], J) for part in parts]
+    torch.testing.assert_close(found[0][0].loc + found[1][0].loc, whole[0].loc, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(found[0][1] + found[1][1], whole[1], rtol=0, atol=0)
+
+
+def test_float32_uploads_with_float64_weights() -> None:
+    single = tensors.tree_map(Tensor.float, UPLOADS)
+    totals, weight = clusters.sums(single, CLUSTER, WEIGHT, J)
+    mean = clusters.mean(totals, weight, tensors.tree_map(Tensor.float, OLD))
+    assert mean.loc.dtype == torch.float32 and weight.dtype == torch.float64
+
+
+# the first grouping ---------------------------------------------------------------------------------------------
+
+
+def blobs(groups: int, seed: int, spread: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Return points around distant centres, and their groups."""
+    truth = torch.arange(30) % groups
+    return 3.0 * randn(seed, groups, 6)[truth] + spread * randn(seed + 1, 30, 6) + 100.0, truth
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(0, 10, 2))
+def test_clear_groups_are_found_and_are_scikit_learn_s(groups: int, seed: int) -> None:
+    points, truth = blobs(groups, seed)
+    found = clusters.k_means(points, torch.ones(30, dtype=torch.float64), groups)
+    assert found.dtype == torch.int64 and set(found.tolist()) == set(range(groups))
+    assert adjusted_rand_score(truth.numpy(), found.numpy()) == 1.0
+    theirs = KMeans(groups, n_init=5, random_state=0).fit_predict(points.numpy())
+    assert adjusted_rand_score(theirs, found.numpy()) == 1.0
+
+
+def test_a_grouping_is_a_fixed_point_of_lloyd_s_algorithm() -> None:
+    points = randn(5, 40, 3)
+    found = clusters.k_means(points, torch.ones(40, dtype=torch.float64), 4, steps=100)
+    centres = torch.stack([points[found == j].mean(0) for j in range(4)])
+    assert torch.equal(torch.cdist(points, centres).argmin(1), found)
+
+
+def test_the_order_of_clients_only_renames_groups() -> None:
+    points, _ = blobs(3, 4, spread=1.5)
+    ones, order = torch.ones(30, dtype=torch.float64), torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    one, other = clusters.k_means(points, ones, 3), clusters.k_means(points[order], ones, 3)
+    assert adjusted_rand_score(one[order].numpy(), other.numpy()) == 1.0
+
+
+def test_clients_of_no_weight_found_no_group() -> None:
+    points, _ = blobs(2, 0)
+    points[7] = 1e6
+    weight = torch.ones(30, dtype=torch.float64)
+    weight[7] = 0.0
+    rest = torch.arange(30) != 7
+    found = clusters.k_means(points, weight, 2)
+    alone = clusters.k_means(points[rest], weight[rest], 2)
+    assert adjusted_rand_score(alone.numpy(), found[rest].numpy()) == 1.0 and set(found[rest].tolist()) == {0, 1}
+
+
+def test_fewer_clients_than_groups_leave_some_empty() -> None:
+    found = clusters.k_means(randn(0, 2, 3), torch.ones(2, dtype=torch.float64), 5)
+    assert sorted(found.tolist()) == [0, 1]
+    assert clusters.k_means(torch.ones(3, 2), torch.ones(3), 2).tolist() == [0, 0, 0]  # nothing tells them apart
