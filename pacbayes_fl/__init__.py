@@ -19,11 +19,24 @@ if TYPE_CHECKING:
     from pacbayes_fl.federation.engine import join as join
     from pacbayes_fl.federation.engine import run_rounds as run_rounds
     from pacbayes_fl.methods import METHODS as METHODS
+    from pacbayes_fl.methods.baselines.fedavg import FedAvg as FedAvg
+    from pacbayes_fl.methods.baselines.local import LocalOnly as LocalOnly
     from pacbayes_fl.methods.baselines.pfedgp import pfedgp as pfedgp
     from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP as VanillaGP
+    from pacbayes_fl.methods.bpfed import BPFed as BPFed
+    from pacbayes_fl.methods.cfedbayes import CFedBayes as CFedBayes
     from pacbayes_fl.methods.pac_pfl import PacPFL as PacPFL
+    from pacbayes_fl.methods.pfedbayes import PFedBayes as PFedBayes
+    from pacbayes_fl.methods.sfedbayes import SFedBayes as SFedBayes
+    from pacbayes_fl.models.base import WeightModel as WeightModel
+    from pacbayes_fl.models.bayesian_network import BayesianMLP as BayesianMLP
+    from pacbayes_fl.models.bayesian_network import BayesianNetwork as BayesianNetwork
+    from pacbayes_fl.models.convolutional import BayesianCNN as BayesianCNN
+    from pacbayes_fl.models.convolutional import BayesianVGG as BayesianVGG
     from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP as DeepKernelGP
     from pacbayes_fl.models.deep_kernel_gp import GPyTorchPrior as GPyTorchPrior
+    from pacbayes_fl.models.likelihoods import Categorical as Categorical
+    from pacbayes_fl.models.likelihoods import Gaussian as Gaussian
     from pacbayes_fl.posteriors.particles import GaussianHyperPrior as GaussianHyperPrior
     from pacbayes_fl.results import Result as Result
     from pacbayes_fl.study import run as run
@@ -34,10 +47,20 @@ _HOMES = (
     ("errors", ("PacBayesFLError",)),
     ("federation.engine", ("FederationPlan", "join", "run_rounds")),
     ("methods", ("METHODS",)),
+    ("methods.baselines.fedavg", ("FedAvg",)),
+    ("methods.baselines.local", ("LocalOnly",)),
     ("methods.baselines.pfedgp", ("pfedgp",)),
     ("methods.baselines.vanilla_gp", ("VanillaGP",)),
+    ("methods.bpfed", ("BPFed",)),
+    ("methods.cfedbayes", ("CFedBayes",)),
     ("methods.pac_pfl", ("PacPFL",)),
+    ("methods.pfedbayes", ("PFedBayes",)),
+    ("methods.sfedbayes", ("SFedBayes",)),
+    ("models.base", ("WeightModel",)),
+    ("models.bayesian_network", ("BayesianMLP", "BayesianNetwork")),
+    ("models.convolutional", ("BayesianCNN", "BayesianVGG")),
     ("models.deep_kernel_gp", ("DeepKernelGP", "GPyTorchPrior")),
+    ("models.likelihoods", ("Categorical", "Gaussian")),
     ("posteriors.particles", ("GaussianHyperPrior",)),
     ("results", ("Result",)),
     ("study", ("run",)),
@@ -47,16 +70,29 @@ _HOMES = (
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
+    "BPFed",
+    "BayesianCNN",
+    "BayesianMLP",
+    "BayesianNetwork",
+    "BayesianVGG",
+    "CFedBayes",
+    "Categorical",
     "ClientBatch",
     "DeepKernelGP",
+    "FedAvg",
     "FederationPlan",
     "GPyTorchPrior",
+    "Gaussian",
     "GaussianHyperPrior",
+    "LocalOnly",
+    "PFedBayes",
     "PacBayesFLError",
     "PacPFL",
     "Result",
+    "SFedBayes",
     "Study",
     "VanillaGP",
+    "WeightModel",
     "join",
     "metrics",
     "pfedgp",

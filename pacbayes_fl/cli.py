@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
     main = argparse.ArgumentParser(
-        prog="pacbayes-fl", description="Bayesian personalised federated learning: PAC-PFL with Gaussian processes."
+        prog="pacbayes-fl",
+        description="Bayesian personalised federated learning, with Gaussian processes and Bayesian networks.",
     )
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -67,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
     sub.add_argument("--budget", type=int, default=20, metavar="N", help="configurations per method")
     sub.add_argument("--folds", type=int, default=5, metavar="K", help="blocks of each client's rows")
-    sub.add_argument("--score", choices=("rsmse", "nlpd"), default="rsmse", help="what is to be small")
+    sub.add_argument(
+        "--score", choices=("rsmse", "nlpd", "error", "nll"), help="what is to be small (default: rsmse, or error)"
+    )
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
 
     sub = command("list", _list, "what there is")
@@ -86,14 +89,24 @@ def parser() -> argparse.ArgumentParser:
     sub = command("join", _join, "a client that never trained personalises and predicts")
     sub.add_argument("run", type=Path, metavar="RUN")
     sub.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet; rows without target are predicted"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="CSV or Parquet, rows without target are predicted; images: .npz with x, y (-1: predict) and client",
     )
     sub.add_argument("--json", action="store_true")
 
-    sub = command("predict", _predict, "mean and intervals of a client of the run, in the data's own units")
+    sub = command(
+        "predict",
+        _predict,
+        "predictions for a client of the run: mean and intervals in the data's own units, or labels",
+    )
     sub.add_argument("run", type=Path, metavar="RUN")
     sub.add_argument("--client", required=True, metavar="NAME")
-    sub.add_argument("--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features")
+    sub.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features; images: .npz"
+    )
     sub.add_argument("--later", type=Path, metavar="FILE", help="rows with targets that came after the training")
     sub.add_argument("--json", action="store_true")
     return main
@@ -313,7 +326,7 @@ def _list(options: argparse.Namespace) -> None:
     from pacbayes_fl.study_file import listing
 
     for name, text in listing(options.what):
-        print(f"{name:16} {text}")
+        print(f"{name:20} {text}")
 
 
 def _show(options: argparse.Namespace) -> None:

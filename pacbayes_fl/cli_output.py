@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pacbayes_fl.results import Result, RoundRecord
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_compare import Cell
-    from pacbayes_fl.study_predict import Prediction
+    from pacbayes_fl.study_predict import AnyPrediction
 
-_METRICS = ("rsmse", "ce", "nlpd", "crps", "rmse_raw")
+_METRICS = MappingProxyType(
+    {
+        "regression": ("rsmse", "ce", "nlpd", "crps", "rmse_raw"),
+        "classification": ("pm.accuracy", "pm.ece", "pm.nll", "pm.brier", "gm.accuracy", "gm.ece"),
+    }
+)
+_NEWS = ("rsmse", "pm.accuracy", "log_evidence", "log_likelihood", "loss")
 OnRound = Callable[[RoundRecord], None]
 
 
-def print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None:
+def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool) -> None:
     """Print a row per predicted row: CSV, or JSON by client.
 
     Args:
         predictions: of some clients.
         as_json: print JSON.
     """
-    fields = ("mean", "std", "lower", "upper")
+    fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
     if as_json:
         rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
         print(json.dumps(rows))
@@ -40,17 +48,30 @@ def print_predictions(predictions: Sequence[Prediction], as_json: bool) -> None:
 
 
 def print_table(result: Result) -> None:
-    """Print a run's table: mean over clients, its interval and the median, by group.
+    """Print a run's table: mean over clients, its interval and the median, by group; and what other rules would choose.
 
     Args:
         result: a finished run.
     """
     print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
-    names = [name for name in _METRICS if name in result.metrics]
+    names = [name for name in _METRICS[result.task] if name in result.metrics]
     print(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
     for group, entry in result.summary()["groups"].items():
-        cells = [_entry(entry[name]) if name in entry else "-" for name in names]
+        cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
         print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+    for model, rules in result.labels.get("selections", {}).items():
+        for rule, chosen in rules.items():
+            words = f"accuracy {chosen['accuracy']:.4f} at round {chosen['round']}, mean weights"
+            print(f"{model}.{rule}: {words} ({chosen['rule']})")
+
+
+def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Find a dotted name in the nested summary; None where it is not."""
+    for part in name.split("."):
+        if part not in entry:
+            return None
+        entry = entry[part]
+    return entry
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
@@ -113,12 +134,13 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
             task = shown.add_task(text, total=total, news="")
 
             def bar(record: RoundRecord) -> None:
-                score = {"news": _news(record)} if "rsmse" in record.values or record.dropped else {}
+                scored = record.dropped or {"rsmse", "pm.accuracy"} & record.values.keys()
+                score = {"news": _news(record)} if scored else {}
                 shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
 
             yield bar
 
 
 def _news(record: RoundRecord) -> str:
-    shown = [f"{name} {record.values[name]:.4g}" for name in ("rsmse", "log_evidence") if name in record.values]
+    shown = [f"{name} {record.values[name]:.4g}" for name in _NEWS if name in record.values]
     return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])

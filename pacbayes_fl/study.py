@@ -5,26 +5,26 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pacbayes_fl import results, tensors
+from pacbayes_fl import results, study_classes, study_clusters, study_report, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.results import Result, RoundRecord, environment
-from pacbayes_fl.study_data import ScaledGroup, check_same_rows, load, provenance, scale
+from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
+from pacbayes_fl.study_data import ScaledGroup, check_saved, load, provenance, reopen, to_saved
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import evaluate, labels, score
+from pacbayes_fl.study_setup import device_of, prepare
 
 __all__ = ["Study", "Trained", "open_run", "prepare", "report", "run", "train"]
 
@@ -42,6 +42,7 @@ class Trained:
         groups: clients by group.
         dataset: rows in their own units.
         rounds: the record of every round.
+        notes: what else labels should say, such as how the number of clusters was chosen.
     """
 
     study: Study
@@ -50,26 +51,7 @@ class Trained:
     groups: Mapping[str, ScaledGroup]
     dataset: tables.Dataset
     rounds: tuple[RoundRecord, ...] = ()
-
-
-def device_of(study: Study) -> torch.device:
-    """Choose the device that a study asks for.
-
-    Args:
-        study: its [federation] device is "auto", "cpu" or "cuda".
-
-    Returns:
-        The device.
-
-    Raises:
-        StudyError: when CUDA is asked for and there is none.
-    """
-    wanted = study.federation.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise StudyError(
-            "[federation] device is 'cuda', and there is no CUDA device", hint="device = 'auto' takes what there is"
-        )
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -81,23 +63,6 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
-    """Build a study's method and bring its data into the method's units.
-
-    Args:
-        study: what to run.
-        dataset: its data.
-
-    Returns:
-        The method, and the clients by group.
-    """
-    device = device_of(study)
-    with torch.device(device):  # a hyper-prior's centre is made once, where the particles will be
-        model = study.model.build(len(dataset.features))
-        method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
-    return method, {name: scale(group, method.raw_units, device) for name, group in dataset.groups.items()}
 
 
 def run(study: Study, out: Path | str | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
@@ -142,10 +107,12 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     Raises:
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
-    saved = None
+    saved: checkpoint.Checkpoint | None = None
+    notes: Mapping[str, Any] = {}
     if folder is not None and (folder / "study.toml").exists():
         if not resume:
             raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
+        study, notes = study_clusters.recall(study, folder)
         saved = checkpoint.load(folder)
         toml = folder / "study.toml"
         before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
@@ -157,21 +124,20 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             warnings.warn(message, stacklevel=3)
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
-        check_same_rows(tables.read(folder / "data.npz"), dataset)
+        check_saved(folder / "data.npz", dataset)
+    if study_clusters.open_question(study):
+        study, notes = study_clusters.choose(study, dataset)
     method, groups = prepare(study, dataset)
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
     if folder is not None:  # only now that nothing can be refused any more
-        _open_folder(folder, study, dataset)
+        _open_folder(folder, study, dataset, notes)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
-    every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
         try:
             for record, after in engine.rounds(method, clients, study.plan, state):
                 state = after
-                if study.recipe.rounds and (record.round % every == 0 or record.round == study.plan.rounds):
-                    rsmse = score(method, state, groups["existing"], study.plan)
-                    record = replace(record, values={**record.values, "rsmse": rsmse})
+                record = _watched(study, method, state, groups["existing"], record)
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -190,16 +156,36 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             raise
     if folder is not None and state.round == 0:
         _save(folder, study, clients, state)
-    return Trained(study, method, state, groups, dataset, tuple(records))
+    return Trained(study, method, state, groups, dataset, tuple(records), notes)
 
 
-def _open_folder(folder: Path, study: Study, dataset: tables.Dataset) -> None:
+def _watched(
+    study: Study,
+    method: Method[Any, Any, Any, Any],
+    state: FederationState,
+    group: ScaledGroup,
+    record: RoundRecord,
+) -> RoundRecord:
+    """Add the scores of the learning curve, and how uncertain classifiers are, to the rounds that are to have them."""
+    every, last = study.report.evaluate_every or max(1, study.plan.rounds // 10), record.round == study.plan.rounds
+    classes = not group.train.y.is_floating_point()
+    if study.recipe.rounds and (last or record.round % every == 0):
+        scores = (study_classes.curve if classes else study_report.curve)(method, state, group, study.plan)
+        record = replace(record, values={**record.values, **scores})
+    if classes and (last or record.round in study.report.uncertainty_rounds):
+        record = replace(record, histograms=study_classes.histograms(method, state, group, study.plan))
+    return record
+
+
+def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Mapping[str, Any]) -> None:
     (folder / "metrics.json").unlink(missing_ok=True)  # of fewer rounds: it would say that the run is finished
+    if notes:
+        study_clusters.remember(folder, notes)  # first: who resumes this study must find the choice
     results.write_atomic(folder / "study.toml", study.to_toml().encode())
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
     results.write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **tables.to_arrays(dataset))  # type: ignore[arg-type]
+    np.savez_compressed(buffer, **to_saved(dataset))  # type: ignore[arg-type]
     results.write_atomic(folder / "data.npz", buffer.getvalue())
 
 
@@ -238,24 +224,48 @@ def report(trained: Trained) -> Result:
     Returns:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
-    study = trained.study
-    reports = [
-        evaluate(trained.method, trained.state, name, group, study.plan, study.report.levels)
-        for name, group in trained.groups.items()
-    ]
-    options = study.table()["method"]
-    words = labels(study.method.name, options, trained.dataset.features, trained.dataset.target, study.report.levels)
-    words["differs_from_paper"] = {key: list(pair) for key, pair in study.differences().items()}
+    study, classes = trained.study, trained.dataset.classes
+    reports = []
+    for name, group in trained.groups.items():
+        if classes is None:
+            levels = study.report.levels
+            one = study_report.evaluate(trained.method, trained.state, name, group, study.plan, levels)
+        else:
+            one = study_classes.evaluate(trained.method, trained.state, name, group, study.plan)
+        reports.append(one._replace(rows=_described(trained, one.rows) if name == "existing" else one.rows))
+    rows = tuple(row for one in reports for row in one.rows)
     return Result(
         study.name,
         study.method.name,
         study.seed,
-        "regression",
+        "regression" if classes is None else "classification",
         trained.rounds,
-        tuple(row for one in reports for row in one.rows),
+        rows,
         {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()},
-        words,
+        _labels(trained, rows) | {**trained.notes},
     )
+
+
+def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
+    """Add what the method says of every client's state to the rows of those clients."""
+    said = {name: values.tolist() for name, values in trained.method.describe(trained.state.clients).items()}
+    return [
+        replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
+        for k, row in enumerate(rows)
+    ]
+
+
+def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
+    study, dataset = trained.study, trained.dataset
+    differences = {"differs_from_paper": {key: list(pair) for key, pair in study.differences().items()}}
+    if dataset.classes is not None:
+        words = study_classes.labels(trained.method, trained.state, rows, trained.rounds)
+        return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
+    options = study.table()["method"]
+    words = study_report.labels(
+        study.method.name, options, dataset.features, dataset.target, study.report.levels
+    ) | study_report.network_labels(trained.method)
+    return words | differences
 
 
 def open_run(folder: Path | str) -> Trained:
@@ -270,6 +280,7 @@ def open_run(folder: Path | str) -> Trained:
     Raises:
         CheckpointError: when there is no intact round.
         StudyError: when the folder is not a run's.
+        DataError: when the images of its study are not where they were, or not what they were.
     """
     folder = Path(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
@@ -282,7 +293,7 @@ def open_run(folder: Path | str) -> Trained:
         study = replace(study, federation=replace(study.federation, device="cpu"))
     for message in saved.warnings:
         warnings.warn(message, stacklevel=2)
-    dataset = tables.read(folder / "data.npz")
+    dataset = reopen(study, folder / "data.npz")
     method, groups = prepare(study, dataset)
     state = _restore(method, groups["existing"].train, study, saved)
     return Trained(study, method, state, groups, dataset, results.read_rounds(folder))

@@ -11,16 +11,23 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pacbayes_fl import plots, results
+from pacbayes_fl import plots, results, study_clusters
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
 
-METRICS = ("rsmse", "ce", "nlpd", "crps")
+METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "regression": ("rsmse", "ce", "nlpd", "crps"),
+        "classification": ("pm.accuracy", "pm.nll", "pm.brier", "pm.ece", "pm.mce", "gm.accuracy", "gm.ece"),
+    }
+)
+"""What a comparison's table shows, by task; the files have every metric."""
 
 
 class Cell(NamedTuple):
@@ -83,7 +90,8 @@ def compare(
             folder = None if out is None else Path(out) / f"{study.method.name}-seed{seed}"
             if folder is not None and (folder / "metrics.json").is_file():
                 saved = Study.from_toml(folder / "study.toml").table()
-                checkpoint.check_study(saved, one.table(), ("device", "threads", "checkpoint_every"))
+                chosen, _ = study_clusters.recall(one, folder)
+                checkpoint.check_study(saved, chosen.table(), ("device", "threads", "checkpoint_every"))
                 found.append(results.load(folder))
             else:
                 found.append(run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round))
@@ -92,16 +100,17 @@ def compare(
     return found
 
 
-def table(found: Sequence[Result], metrics: Sequence[str] = METRICS) -> list[Cell]:
+def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
     """Summarise runs by method, group and metric.
 
     Args:
         found: results of one study.
-        metrics: their names.
+        metrics: their names; those of the task when None.
 
     Returns:
         A cell for every combination that has numbers.
     """
+    metrics = METRICS[found[0].task] if metrics is None else metrics
     cells = []
     for method in dict.fromkeys(result.method for result in found):
         runs = [result for result in found if result.method == method]
@@ -124,7 +133,7 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
         found: results of one study.
     """
     out = Path(out)
-    cells = table(found, found[0].metrics)
+    cells = table(found, list(dict.fromkeys(name for result in found for name in result.metrics)))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)

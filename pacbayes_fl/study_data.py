@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import data_gen
-from pacbayes_fl.data import scaling, split, tables
+from pacbayes_fl.data import images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_file import Study, image_source
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,12 @@ class ScaledGroup:
     """Clients of one group as a method sees them, and the way back to the data's own units.
 
     Args:
-        train: rows in the method's units.
+        train: rows in the method's units and its model's dtype.
         test: rows in the method's units.
         raw: the same rows in the data's own units.
         units: standardisation by each client's training rows, in which metrics are reported.
         used: scaling to the method's units: `units`, or the identity.
+        validation: rows in the method's units, where there are any.
     """
 
     train: ClientBatch
@@ -38,6 +45,18 @@ class ScaledGroup:
     raw: tables.Group
     units: Scaling
     used: Scaling
+    validation: ClientBatch | None = None
+
+    def bring(self, batch: ClientBatch) -> ClientBatch:
+        """Bring other rows of the same clients into the method's units and dtype.
+
+        Args:
+            batch: rows in the data's own units, x [K, N, *feature].
+
+        Returns:
+            The scaled rows.
+        """
+        return self.used.apply(batch).to(dtype=self.train.x.dtype)
 
     def select(self, index: Tensor) -> ScaledGroup:
         """Take clients.
@@ -50,11 +69,12 @@ class ScaledGroup:
         """
         raw = tables.Group(self.raw.train.select(index), self.raw.test.select(index))
         units, used = (Scaling(*(t[index.to(t.device)] for t in one)) for one in (self.units, self.used))
-        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units, used)
+        validation = None if self.validation is None else self.validation.select(index)
+        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units, used, validation)
 
 
 def load(study: Study) -> tables.Dataset:
-    """Generate or read a study's data, and check that no test row is a training row.
+    """Generate or read a study's data, and check that no test or validation row is a training row.
 
     Args:
         study: its [data] table says what.
@@ -67,9 +87,11 @@ def load(study: Study) -> tables.Dataset:
         DataError: when the file or its rows cannot be used.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
+    if study.data.follow_seed:
+        options = {"seed": study.seed} | options
+    if image_source(study.data.source):
+        return images.federation(study.data.source, options)
     if study.data.source in data_gen.NAMES:
-        if study.data.follow_seed:
-            options = {"seed": study.seed} | options
         try:
             made = data_gen.generate(study.data.source, **options)
         except (data_gen.DataGenError, TypeError) as error:
@@ -79,14 +101,18 @@ def load(study: Study) -> tables.Dataset:
         path = Path(_expand(study.data.source))
         if not path.suffix:
             raise StudyError(
-                f"[data] source must be one of {', '.join(data_gen.NAMES)} or a file, got {study.data.source!r}"
+                f"[data] source must be one of {', '.join((*data_gen.NAMES, *images.NAMES))} or a file, "
+                f"got {study.data.source!r}"
             )
-        if options:
+        if study.data.options:
             raise StudyError(f"[data] options are for generators, not for the file {path.name}")
-        dataset = tables.read(path, study.data.client, study.data.target, study.data.test_share)
+        task: tables.Task = "classification" if study.data.task == "classification" else "regression"
+        dataset = tables.read(path, study.data.client, study.data.target, study.data.test_share, task)
     if study.data.duplicate_rows == "refuse":
         for group in dataset.groups.values():
             split.assert_disjoint(group.train, group.test)
+            if group.validation is not None:
+                split.assert_disjoint(group.train, group.validation, "validation")
     return dataset
 
 
@@ -102,21 +128,31 @@ def _expand(value: Any) -> Any:
     return expanded
 
 
-def scale(group: tables.Group, raw_units: bool, device: torch.device) -> ScaledGroup:
+def scale(group: tables.Group, raw_units: bool, device: torch.device, dtype: torch.dtype | None = None) -> ScaledGroup:
     """Bring a group into a method's units, on its device.
+
+    Rows are standardised by client. Images are left as they are, for all clients look at the world in the same way, and
+    so are labels.
 
     Args:
         group: rows in the data's own units.
         raw_units: leave them there.
         device: where the method runs.
+        dtype: of the method's model; the data's own when None.
 
     Returns:
         The scaled group.
     """
-    train, test = group.train.to(device), group.test.to(device)
-    units = scaling.fit(train)
-    used = scaling.identity(train) if raw_units else units
-    return ScaledGroup(used.apply(train), used.apply(test), tables.Group(train, test), units, used)
+    batches = [group.train, group.test, *([] if group.validation is None else [group.validation])]
+    raw = [batch.to(device) for batch in batches]
+    if raw[0].x.dim() > 3:  # images: no copy, they are large
+        units = used = scaling.identity(raw[0])
+        scaled = [batch.to(dtype=dtype) for batch in raw]
+    else:
+        units = scaling.fit(raw[0])
+        used = scaling.identity(raw[0]) if raw_units else units
+        scaled = [used.apply(batch).to(dtype=dtype) for batch in raw]
+    return ScaledGroup(scaled[0], scaled[1], tables.Group(*raw), units, used, *scaled[2:])
 
 
 def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:
@@ -172,6 +208,99 @@ def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
             warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=2)
 
 
+def to_saved(dataset: tables.Dataset) -> dict[str, Array]:
+    """Say what a run folder keeps of its data: all rows; of published images only the positions and fingerprints.
+
+    Args:
+        dataset: the data set.
+
+    Returns:
+        Arrays for data.npz.
+    """
+    if dataset.rows is None:
+        return tables.to_arrays(dataset)
+    return tables.to_positions(dataset) | {"image_sha256": np.array(_fingerprints(dataset))}
+
+
+def _fingerprints(dataset: tables.Dataset) -> list[str]:
+    return [f"{name} {digest}" for name, digest in dataset.provenance["sha256"].items()]
+
+
+def check_saved(path: Path, now: tables.Dataset) -> None:
+    """Check that a run goes on with the data that it was started with, tables or images.
+
+    Args:
+        path: the data.npz that the run saved.
+        now: the data as they are today.
+
+    Raises:
+        DataError: as `check_same_rows`; of images, naming the client whose positions differ, or the files that do.
+    """
+    if now.rows is None:
+        check_same_rows(tables.read(path), now)
+        return
+    before, hint = read_arrays(path), "restore the data, or choose another --out"
+    if "image_sha256" not in before:
+        raise DataError(f"{path} is not of a run on images", hint=hint)
+    for old, new in zip(before["image_sha256"].tolist(), _fingerprints(now), strict=True):
+        if old != new:
+            raise DataError(f"the files of {new.split()[0]} are not those that the run was started with", hint=hint)
+    mine, theirs = _positions_by_client(before), _positions_by_client(now.rows)
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
+
+
+def _positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[int], list[int]]]:
+    """Give domain, positions and parts of every client, from `tables.to_positions`."""
+    return {
+        str(name): (str(rows["client_domain"][k]), rows["position"][own].tolist(), rows["part"][own].tolist())
+        for k, name in enumerate(rows["client_name"])
+        for own in [rows["owner"] == k]
+    }
+
+
+def reopen(study: Study, path: Path) -> tables.Dataset:
+    """Read the data that a run folder keeps; images are made again from the study's [data] table.
+
+    Args:
+        study: of the run.
+        path: its data.npz.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: when images are not where they were, or not what they were.
+    """
+    if not image_source(study.data.source):
+        return tables.read(path)
+    dataset = load(study)
+    check_saved(path, dataset)
+    return dataset
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Read all arrays of an .npz archive.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        DataError: when there is no such file or it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as .npz: {error}") from error
+
+
 def _rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
     """Fingerprint every client: its group, its training and its test rows."""
     return {
@@ -191,5 +320,15 @@ def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:
     Returns:
         The manifest or source, and `split_sha256`.
     """
-    batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
+    if dataset.rows is not None:  # of positions: pixels are many, and have a fingerprint of their own
+        digest = hashlib.sha256()
+        for name in sorted(dataset.rows):
+            digest.update(f"{name} {dataset.rows[name].tolist()}\n".encode())
+        return {**dataset.provenance, "split_sha256": digest.hexdigest()}
+    batches = [
+        batch
+        for group in dataset.groups.values()
+        for batch in (group.train, group.test, group.validation)
+        if batch is not None
+    ]
     return {**dataset.provenance, "split_sha256": split.split_hash(*batches)}

@@ -8,14 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
+
 from pacbayes_fl import settings
+from pacbayes_fl.data import images
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, Recipe
+from pacbayes_fl.models.bayesian_network import BayesianMLP, BayesianNetwork
+from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.likelihoods import NOISE_STD
+from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
 from pacbayes_fl.noise import Engine
 
 BUNDLED = Path(__file__).parent / "studies"
@@ -26,20 +32,25 @@ class DataPart:
     """Table [data].
 
     Args:
-        source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"), or the path of an .npz, .csv or .parquet
-            file, relative to the study's; environment variables are expanded.
-        options: what the generator is given.
+        source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"); images ("mnist", "fashion-mnist", "cifar10",
+            "femnist", and with "-inverted" or "-rotated" behind the name); or the path of an .npz, .csv or .parquet
+            file, relative to the study's. Environment variables are expanded.
+        options: what the generator is given; of images, fields of `data.images.ImageOptions`.
         follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
+        task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
+            themselves.
         client: name of the client column of a table.
         target: name of the target column of a table.
         test_share: share of each client's last rows held out from a table without a `split` column.
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
-            or "allow" it, for discrete data in which that happens by chance.
+            or "allow" it, for discrete data in which that happens by chance. Of images the positions are compared
+            instead: the published sets hold some images twice.
     """
 
     source: str = "polynomial"
     options: Mapping[str, Any] = field(default_factory=dict)
     follow_seed: bool = False
+    task: Literal["auto", "classification"] = "auto"
     client: str = "client"
     target: str = "y"
     test_share: float = 0.25
@@ -79,6 +90,70 @@ class ModelPart:
             self.learn_outputscale,
             self.noise_std,
         )
+
+
+@dataclass(frozen=True)
+class NetworkPart:
+    """Table [model] of a method on networks with weights.
+
+    Args:
+        kind: "mlp" for flat rows and images; "cnn" and "vgg" for images.
+        widths: hidden units of the MLP's layers.
+        likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise.
+        noise_std: of the Gaussian likelihood, in standardised units.
+        dtype: of the weights, and of the rows that a method gets.
+    """
+
+    kind: Literal["mlp", "cnn", "vgg"] = "mlp"
+    widths: tuple[int, ...] = (100,)
+    likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
+    noise_std: float = NOISE_STD
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if any(width < 1 for width in self.widths):
+            raise StudyError(f"[model] widths must be at least 1, got {', '.join(map(str, self.widths))}")
+        if not 0 < self.noise_std < math.inf:
+            raise StudyError(f"[model] noise_std must be positive, got {self.noise_std:g}")
+
+    def build(self, shape: tuple[int, ...], classes: int | None) -> BayesianNetwork:
+        """Make the network for inputs of a shape.
+
+        Args:
+            shape: of one input: (d,) of a flat row, (channels, H, W) of an image.
+            classes: C of labels 0..C-1; None for regression.
+
+        Returns:
+            The network.
+
+        Raises:
+            StudyError: when the likelihood is not for these targets, or the kind not for these inputs.
+        """
+        likelihood, dtype = self._likelihood(classes), torch.float32 if self.dtype == "float32" else torch.float64
+        if self.kind == "mlp":
+            return BayesianMLP((math.prod(shape), *self.widths, likelihood.outputs), likelihood, dtype)
+        if len(shape) != 3:
+            raise StudyError(
+                f"[model] kind {self.kind!r} is for images, the data have rows of {math.prod(shape)} features",
+                hint="set model.kind to 'mlp'",
+            )
+        channels, height, width = shape
+        return (BayesianCNN if self.kind == "cnn" else BayesianVGG)((channels, height, width), likelihood, dtype)
+
+    def _likelihood(self, classes: int | None) -> Likelihood:
+        wanted = self.likelihood if self.likelihood != "auto" else "gaussian" if classes is None else "categorical"
+        if (wanted == "categorical") != (classes is not None):
+            have = "numbers" if classes is None else f"labels of {classes} classes"
+            hint = "set model.likelihood to 'auto'; data.task = 'classification' makes labels of a table's targets"
+            raise StudyError(f"[model] likelihood {wanted!r} is not for targets that are {have}", hint=hint)
+        return Gaussian(self.noise_std) if classes is None else Categorical(classes)
+
+
+MODELS: Mapping[str, type[ModelPart] | type[NetworkPart]] = MappingProxyType(
+    {"functions": ModelPart, "weights": NetworkPart}
+)
+"""What the table [model] holds, by what a method's model is (`Recipe.model`)."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +199,12 @@ class ReportPart:
     Args:
         levels: confidence levels of the calibration error, by name (`metrics.levels`).
         evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
+        uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
     """
 
     levels: Literal["paper", "pacoh"] = "paper"
     evaluate_every: int | None = None
+    uncertainty_rounds: tuple[int, ...] = (1, 10)
 
     def __post_init__(self) -> None:
         """Refuse a number that means nothing."""
@@ -136,8 +213,6 @@ class ReportPart:
 
 
 _PARTS: tuple[tuple[str, type], ...] = (
-    ("data", DataPart),
-    ("model", ModelPart),
     ("federation", FederationPart),
     ("report", ReportPart),
 )
@@ -155,7 +230,7 @@ class Study:
     name: str = "study"
     seed: int = 0
     data: DataPart = field(default_factory=DataPart)
-    model: ModelPart = field(default_factory=ModelPart)
+    model: ModelPart | NetworkPart = field(default_factory=ModelPart)
     method: MethodPart = field(default_factory=MethodPart)
     federation: FederationPart = field(default_factory=FederationPart)
     report: ReportPart = field(default_factory=ReportPart)
@@ -178,7 +253,8 @@ class Study:
 
         Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
         what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
-        or source of data than the table, the table's [method] or [data], which is not for that one, does not count.
+        or source of data than the table, the table's [method] or [data], which is not for that one, does not count;
+        nor does its [model] where one of the methods is on functions and the other on networks.
 
         Args:
             table: parts by name.
@@ -189,11 +265,12 @@ class Study:
             The study, every value resolved.
 
         Raises:
-            StudyError: naming an unknown key or method, where it stands, and the nearest valid one.
+            StudyError: naming an unknown key or method, where it stands, and the nearest valid one; or when the method
+                cannot learn what the data hold.
         """
         table, given = assigned(table, sets)
         full = settings.merge(table, given)
-        tables = ("method", "methods", *(name for name, _ in _PARTS))
+        tables = ("data", "model", "method", "methods", *(name for name, _ in _PARTS))
         valid = ("name", "seed", *tables)
         for key, value in full.items():
             if key not in valid:
@@ -214,14 +291,18 @@ class Study:
         base = settings.merge(settings.merge(recipe.presets[preset], table), methods.get(name, {}))
         layered = settings.merge(base, given)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
+        data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
+        if data.task == "classification" or image_source(data.source):
+            check_task(name, classification=True)
         parts: dict[str, Any] = {
-            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in _PARTS
+            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]")
+            for part, kind in (*_PARTS, ("model", MODELS[recipe.model]))
         }
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
-        return cls(str(full.get("name", where)), seed, method=method, **parts)
+        return cls(str(full.get("name", where)), seed, data, method=method, **parts)
 
     @classmethod
     def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
@@ -289,13 +370,51 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             chosen = before.get(key, default)
             if after.get(key, chosen) != chosen:
-                table = {name: value for name, value in table.items() if name != part}
+                dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
+                table = {name: value for name, value in table.items() if name not in dropped}
     return table, given
+
+
+def _model(method: Any) -> str | None:
+    """Say what the model of a method is; nothing of a name that is not known."""
+    recipe = METHODS.get(str(method))
+    return None if recipe is None else recipe.model
+
+
+def image_source(source: str) -> bool:
+    """Whether a [data] source names images.
+
+    Args:
+        source: such as "mnist" or "mnist-inverted".
+
+    Returns:
+        True for a name of `data.images`.
+    """
+    return source in images.NAMES or source in [f"{name}-{kind}" for name in images.NAMES for kind in images.KINDS]
+
+
+def check_task(method: str, classification: bool) -> None:
+    """Refuse a method of regression on data with classes.
+
+    Args:
+        method: name of `METHODS`.
+        classification: whether the targets are labels.
+
+    Raises:
+        StudyError: saying which methods can learn them.
+    """
+    if classification and METHODS[method].model != "weights":
+        able = ", ".join(name for name, recipe in METHODS.items() if recipe.model == "weights")
+        raise StudyError(
+            f"{method} is a method of regression, and the data have classes",
+            hint=f"choose one of {able}, such as --set method.name=pfedbayes",
+        )
 
 
 def _check_own(method: str, own: Any, where: str) -> None:
     """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
-    kinds: dict[str, type] = {"method": METHODS[method].options, "model": ModelPart, "federation": FederationPart}
+    recipe = METHODS[method]
+    kinds: dict[str, type] = {"method": recipe.options, "model": MODELS[recipe.model], "federation": FederationPart}
     if not isinstance(own, Mapping):
         raise StudyError(f"{where}] must be a table, got {own!r}")
     for part, values in own.items():
@@ -330,17 +449,18 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
 def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
 
-    def anchored(value: Any) -> Any:
-        is_path = isinstance(value, str) and Path(value).suffix and not value.startswith(("/", "$", "~"))
+    def anchored(key: str, value: Any) -> Any:
+        if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
+            return value
+        is_path = key == "root" or (key in ("source", "weather") and Path(value).suffix)  # a folder may have no suffix
         return str((folder / value).resolve()) if is_path else value
 
     data = table.get("data")
     if not isinstance(data, dict):
         return table
-    data = {key: anchored(value) if key == "source" else value for key, value in data.items()}
+    data = {key: anchored(key, value) if key == "source" else value for key, value in data.items()}
     if isinstance(data.get("options"), dict):
-        options = data["options"]
-        data["options"] = {key: anchored(value) if key == "weather" else value for key, value in options.items()}
+        data["options"] = {key: anchored(key, value) for key, value in data["options"].items()}
     return table | {"data": data}
 
 
@@ -360,8 +480,14 @@ def listing(what: str) -> list[tuple[str, str]]:
             ("polynomial", "two modes of polynomials (PAC-PFL 8.5.2)"),
             ("pv-ew", "PV generation of houses facing east or west (8.5.1)"),
             ("pv-s", "PV generation of houses facing south (8.5.1)"),
+            ("mnist", "handwritten digits, 28 x 28, 10 classes; shared out by labels or Dirichlet shares"),
+            ("fashion-mnist", "articles of clothing, 28 x 28, 10 classes"),
+            ("cifar10", "colour photographs, 32 x 32, 10 classes"),
+            ("femnist", "handwritten characters by writer (LEAF), 28 x 28, 62 classes or the 10 digits"),
+            ("NAME-inverted", "the same images in negative, a second domain; also NAME-rotated, by 180 degrees"),
             ("FILE.npz", "what data_gen wrote"),
             ("FILE.csv", "your own rows: a client column, the target y, features; optional columns split and group"),
+            ("FILE.parquet", "the same; with task = 'classification' in [data] the targets are labels 0, 1, 2, ..."),
         ]
     if what == "studies":
         return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]

@@ -14,6 +14,8 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import METRICS
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.posteriors.base import RegressionPredictive
 from pacbayes_fl.results import ClientRow
 from pacbayes_fl.study_data import ScaledGroup
@@ -50,12 +52,12 @@ def state_of(
 
 
 def units_of(
-    predictive: RegressionPredictive, scaled: ScaledGroup, index: Tensor, raw_units: bool
+    predictive: Any, scaled: ScaledGroup, index: Tensor, raw_units: bool
 ) -> tuple[RegressionPredictive, RegressionPredictive]:
     """Give a predictive distribution in standardised units and in the data's own.
 
     Args:
-        predictive: in the method's units.
+        predictive: a `RegressionPredictive` in the method's units.
         scaled: the group it belongs to.
         index: positions of its clients there [k].
         raw_units: whether the method works in the data's own units.
@@ -126,10 +128,10 @@ def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
     return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
 
 
-def score(
+def curve(
     method: Method[Any, Any, Any, Any], state: FederationState, scaled: ScaledGroup, plan: FederationPlan
-) -> float:
-    """Average the RSMSE of existing clients' test rows over clients: the score of a learning curve.
+) -> dict[str, float]:
+    """Average the RSMSE of existing clients' test rows over clients: a point of the learning curve.
 
     Args:
         method: the algorithm.
@@ -138,13 +140,35 @@ def score(
         plan: gives chunk, waste and seed.
 
     Returns:
-        The mean over clients that have one (RSMSE has no unit, so it is taken in the method's), else NaN.
+        "rsmse", the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN.
     """
     values = []
     for index, posterior in engine.personalise(method, state, scaled.train, plan):
         rows = scaled.test.select(index.cpu())
-        values.append(metrics.rsmse(posterior.predict(rows.x), rows.y, rows.mask))
-    return float(torch.cat(values).nanmean())
+        found: Any = posterior.predict(rows.x)
+        values.append(metrics.rsmse(found, rows.y, rows.mask))
+    return {"rsmse": float(torch.cat(values).nanmean())}
+
+
+def network_labels(method: Method[Any, Any, Any, Any]) -> dict[str, Any]:
+    """Say how a method on networks has learned its weights, and over how many draws of them it predicts.
+
+    Args:
+        method: any; for a method on functions there is nothing to say.
+
+    Returns:
+        A part of `labels.json`.
+    """
+    model = getattr(method, "model", None)
+    if not isinstance(model, WeightModel):
+        return {}
+    draws = getattr(method, "draws", 1)
+    if draws == 1:
+        known = "the weights are known: one forward pass"
+        return {"draws": 1, "average": known, "inference": "gradient descent on the log likelihood"}
+    path = "closed-form KL, written-out gradient" if isinstance(model, BayesianNetwork) else "Pyro traces"
+    words = f"predictions are averaged over {draws} draws of the weights; mean_weights: one pass at their means"
+    return {"draws": draws, "average": words, "inference": path}
 
 
 def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,17 @@ from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import Choice, LogUniform, Search
 from pacbayes_fl.results import write_atomic
-from pacbayes_fl.study import prepare
-from pacbayes_fl.study_data import load
+from pacbayes_fl.study_classes import predictive
+from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study, assigned, read_table
 from pacbayes_fl.study_report import units_of
+from pacbayes_fl.study_setup import prepare
 
-SCORES = ("rsmse", "nlpd")
+SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"regression": ("rsmse", "nlpd"), "classification": ("error", "nll")}
+)
+"""What may be small, by task; the first is the default."""
+
 _ROUNDS = "federation.rounds"
 
 
@@ -74,16 +80,17 @@ def candidates(search: Search, budget: int, seed: int) -> list[dict[str, Any]]:
 def cross_validate(
     study: Study, dataset: tables.Dataset, folds: int, marks: Sequence[int] | None = None
 ) -> dict[int, dict[str, float]]:
-    """Score a study on held-out blocks of its existing clients' training rows.
+    """Score a study on held-out parts of its existing clients' training rows.
 
-    Every client's rows are cut into contiguous blocks; each block is predicted by a federation trained without it. A
-    client's RSMSE is the root mean squared error over all its held-out rows, over the population std of its training
-    targets; its NLPD is in units of that std.
+    Every client's rows are cut into contiguous blocks, labelled ones dealt label by label; each part is predicted by a
+    federation trained without it. A client's RSMSE is the root mean squared error over all its held-out rows, over the
+    population std of its training targets; its NLPD is in units of that std. Its error is the share of held-out rows
+    that its personal model, averaged over draws, takes for another label, its NLL in nats per row.
 
     Args:
         study: what to score.
-        dataset: its data; test rows and new clients are not looked at.
-        folds: number of blocks.
+        dataset: its data; test and validation rows and new clients are not looked at.
+        folds: number of parts.
         marks: numbers of rounds to be scored; the study's own when None.
 
     Returns:
@@ -91,54 +98,85 @@ def cross_validate(
     """
     train = dataset.groups["existing"].train
     marks = sorted(marks if marks is not None else [study.plan.rounds])
-    errors = {mark: _Sums(train) for mark in marks}
-    for rest, held in split.folds(train, folds):
-        part = replace(dataset, groups={"existing": tables.Group(rest, held)})
-        method, groups = prepare(study, part)
-        group = groups["existing"]
-        start = engine.start(method, group.train, study.plan)
-        rounds = engine.rounds(method, group.train, replace(study.plan, rounds=marks[-1]), start)
-        for state in chain((start,), (state for _, state in rounds)):
-            if state.round in errors:
-                for index, posterior in engine.personalise(method, state, group.train, study.plan):
-                    asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
-                    _, predictive = units_of(posterior.predict(asked.x), group, index, method.raw_units)
-                    errors[state.round].add(index, own, predictive.mean, predictive.log_prob(own.y))
-    return {mark: sums.scores() for mark, sums in errors.items()}
+    sums = {mark: _Sums(train) for mark in marks}
+    cut = split.folds if dataset.classes is None else split.stratified_folds
+    for rest, held in cut(train, folds):
+        _hold_out(study, replace(dataset, groups={"existing": tables.Group(rest, held)}), sums)
+    return {mark: one.scores() for mark, one in sums.items()}
+
+
+def held_out_scores(study: Study, dataset: tables.Dataset) -> dict[str, float]:
+    """Score a study on the rows that a data set holds out as its existing clients' test rows.
+
+    Args:
+        study: what to score, after all of its rounds.
+        dataset: its data; new clients are not looked at.
+
+    Returns:
+        Scores as in `cross_validate`.
+    """
+    existing = dataset.groups["existing"]
+    sums = _Sums(existing.train)
+    _hold_out(study, replace(dataset, groups={"existing": existing}), {study.plan.rounds: sums})
+    return sums.scores()
+
+
+def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> None:
+    """Train without the held-out rows, and add up how well they are predicted after each number of rounds."""
+    method, groups = prepare(study, part)
+    group = groups["existing"]
+    start = engine.start(method, group.train, study.plan)
+    rounds = engine.rounds(method, group.train, replace(study.plan, rounds=max(sums)), start)
+    for state in chain((start,), (state for _, state in rounds)):
+        if state.round in sums:
+            for index, posterior in engine.personalise(method, state, group.train, study.plan):
+                loss, log_prob = _losses(posterior, group, index, method.raw_units)
+                sums[state.round].add(index, group.raw.test.mask[index], loss, log_prob)
+
+
+def _losses(posterior: Any, group: ScaledGroup, index: Tensor, raw_units: bool) -> tuple[Tensor, Tensor]:
+    """Give a loss and a log density of every held-out row [k, N]: squared errors in the data's units, or mistakes."""
+    asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
+    if own.y.is_floating_point():
+        _, found = units_of(posterior.predict(asked.x), group, index, raw_units)
+        return (own.y - found.mean).square(), found.log_prob(own.y)
+    mixture = predictive(posterior, asked.x)
+    return (mixture.probs.argmax(-1) != own.y).double(), mixture.log_prob(own.y).double()
 
 
 class _Sums:
-    """Squared errors and log densities of held-out rows, summed by client."""
+    """Losses and log densities of held-out rows, summed by client."""
 
     def __init__(self, train: ClientBatch) -> None:
-        self._size, self._std = train.size, scaling.fit(train).y_std
-        self._squares = torch.zeros_like(self._std)
-        self._log_prob = torch.zeros_like(self._std)
+        self._std = scaling.fit(train).y_std if train.y.is_floating_point() else None
+        self._rows, self._loss, self._log_prob = (torch.zeros_like(train.size) for _ in range(3))
 
-    def add(self, index: Tensor, rows: ClientBatch, mean: Tensor, log_prob: Tensor) -> None:
-        at = index.to(self._squares.device)
-        self._squares[at] += torch.where(rows.mask, (rows.y - mean).square(), 0.0).sum(1).to(self._squares)
-        self._log_prob[at] += torch.where(rows.mask, log_prob, 0.0).sum(1).to(self._squares)
+    def add(self, index: Tensor, mask: Tensor, loss: Tensor, log_prob: Tensor) -> None:
+        at = index.to(self._rows.device)
+        for total, values in ((self._rows, mask), (self._loss, loss), (self._log_prob, log_prob)):
+            total[at] += torch.where(mask, values, 0).sum(1).to(total)
 
     def scores(self) -> dict[str, float]:
-        rsmse = (self._squares / self._size).sqrt() / self._std
-        nlpd = -self._log_prob / self._size - self._std.log()
-        return {"rsmse": float(rsmse.mean()), "nlpd": float(nlpd.mean())}
+        loss, nll = self._loss / self._rows, -self._log_prob / self._rows
+        if self._std is None:
+            return {"error": float(loss.mean()), "nll": float(nll.mean())}
+        return {"rsmse": float((loss.sqrt() / self._std).mean()), "nlpd": float((nll - self._std.log()).mean())}
 
 
-def check(budget: int, folds: int, score: str) -> None:
+def check(budget: int, folds: int, score: str | None) -> None:
     """Check what a search is asked for, before it takes any time.
 
     Args:
         budget: configurations.
         folds: of the cross-validation.
-        score: what is to be small.
+        score: what is to be small; the task's default when None.
 
     Raises:
         StudyError: when there would be nothing to run, nothing to hold out, or the score is not known.
     """
-    if score not in SCORES:
-        raise StudyError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    known = [name for names in SCORES.values() for name in names]
+    if score is not None and score not in known:
+        raise StudyError(f"score must be one of {', '.join(known)}, got {score!r}")
     if budget < 1:
         raise StudyError(f"budget must be at least 1, got {budget}")
     if folds < 2:
@@ -176,7 +214,7 @@ def tune(
     budget: int = 20,
     folds: int = 5,
     seed: int = 0,
-    score: str = "rsmse",
+    score: str | None = None,
     sets: Sequence[str] = (),
     on_trial: Callable[[int, Trial], None] | None = None,
 ) -> tuple[Trial, list[Trial]]:
@@ -188,7 +226,7 @@ def tune(
         budget: configurations; the first is the study's own.
         folds: of the cross-validation.
         seed: of the search.
-        score: "rsmse" or "nlpd", the smaller the better.
+        score: "rsmse" or "nlpd", for classification "error" or "nll", the smaller the better; the first when None.
         sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
         on_trial: called after every configuration with its number.
 
@@ -196,7 +234,8 @@ def tune(
         The best trial, and all of them.
 
     Raises:
-        StudyError: as `check` and `searched`, and when the method has nothing to tune, or every trial failed.
+        StudyError: as `check` and `searched`, and when the method has nothing to tune, the score is not for the data,
+            or every trial failed.
     """
     check(budget, folds, score)
     table, where = read_table(path)
@@ -207,6 +246,10 @@ def tune(
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
     dataset = load(base)
+    scores = SCORES["regression" if dataset.classes is None else "classification"]
+    wanted = score or scores[0]
+    if wanted not in scores:
+        raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
     trials: list[Trial] = []
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     for number, values in enumerate([{}, *others]):
@@ -219,12 +262,12 @@ def tune(
                 for mark, scores in scored.items()
             ]
         except PacBayesFLError as error:
-            found = [Trial(values, dict.fromkeys(SCORES, math.inf), str(error))]
+            found = [Trial(values, dict.fromkeys(scores, math.inf), str(error))]
         trials += found
         if on_trial is not None:
-            on_trial(number, min(found, key=lambda trial: _rank(trial, score)))
-    best = min(trials, key=lambda trial: _rank(trial, score))
-    if not math.isfinite(_rank(best, score)):
+            on_trial(number, min(found, key=lambda trial: _rank(trial, wanted)))
+    best = min(trials, key=lambda trial: _rank(trial, wanted))
+    if not math.isfinite(_rank(best, wanted)):
         why = trials[-1].failure or "no score is finite"
         raise StudyError(f"every configuration of {method} failed, the last one: {why}", cause=why)
     return best, trials

@@ -7,7 +7,7 @@ import torch
 from pacbayes_fl.cli_output import print_cells, print_predictions, print_table, progress
 from pacbayes_fl.results import ClientRow, Result, RoundRecord
 from pacbayes_fl.study_compare import Cell
-from pacbayes_fl.study_predict import Prediction
+from pacbayes_fl.study_predict import ClassPrediction, Prediction
 
 Captured = pytest.CaptureFixture[str]
 
@@ -50,3 +50,31 @@ def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) 
     with progress("work", 20, quiet=True) as told:
         told(RoundRecord(20, 2))
     assert capsys.readouterr() == ("", "")
+
+
+def test_labels_are_printed_with_probability_and_entropy(capsys: Captured) -> None:
+    one = ClassPrediction("c", torch.tensor([7, 2]), torch.tensor([0.5, 1.0]), torch.tensor([1.25, 0.0]))
+    print_predictions([one], as_json=False)
+    assert capsys.readouterr().out == "client,row,label,probability,entropy\nc,0,7,0.5,1.25\nc,1,2,1,0\n"
+    print_predictions([one], as_json=True)
+    expected = {"label": [7, 2], "probability": [0.5, 1.0], "entropy": [1.25, 0.0]}
+    assert json.loads(capsys.readouterr().out) == {"c": expected}
+
+
+def test_a_table_of_classifiers_says_what_other_rules_would_choose(capsys: Captured) -> None:
+    metrics = {"pm.accuracy": 0.5, "pm.mean_weights.accuracy": 0.6, "gm.ece": 0.125}
+    rows = tuple(ClientRow(k, f"c{k}", "existing", 3, metrics) for k in range(2))
+    chosen = {"pm": {"best_validation": {"round": 20, "accuracy": 0.75, "rule": "by validation rows"}}}
+    result = Result("s", "bpfed", 4, "classification", clients=rows, labels={"selections": chosen})
+    print_table(result)
+    _, names, row, rule = capsys.readouterr().out.splitlines()
+    assert names.split() == ["group", "clients", "pm.accuracy", "gm.ece"]
+    assert row.split()[2] == "0.500" and row.split()[6] == "0.125"
+    assert rule == "pm.best_validation: accuracy 0.7500 at round 20, mean weights (by validation rows)"
+
+
+def test_progress_shows_what_classifiers_record(capsys: Captured) -> None:
+    values = {"kl": 1.0, "loss": 0.25, "log_likelihood": -3.0, "pm.accuracy": 0.875, "validation.pm.accuracy": 0.5}
+    with progress("work", 1, quiet=False) as told:
+        told(RoundRecord(1, 2, (), values))
+    assert capsys.readouterr().err == "work: 1/1 pm.accuracy 0.875 log_likelihood -3 loss 0.25\n"

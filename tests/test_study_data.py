@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,20 @@ import torch
 import data_gen
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.study_data import ScaledGroup, load, match_columns, provenance, scale
+from pacbayes_fl.study_data import (
+    ScaledGroup,
+    check_saved,
+    load,
+    match_columns,
+    provenance,
+    read_arrays,
+    reopen,
+    scale,
+    to_saved,
+)
 from pacbayes_fl.study_file import Study
 from tests.tiny import on_csv, rows, tiny, write_csv
+from tests.tiny_images import tiny_images, write_root
 
 CPU = torch.device("cpu")
 
@@ -53,7 +65,8 @@ def test_the_data_follow_the_seed_only_when_asked() -> None:
         (["data.options.clients=0"], "[data] polynomial: clients must be a whole number of at least 1, is 0"),
         (
             ["data.source=polynomail"],
-            "[data] source must be one of polynomial, pv-ew, pv-s or a file, got 'polynomail'",
+            "[data] source must be one of polynomial, pv-ew, pv-s, mnist, fashion-mnist, cifar10, femnist or a file, "
+            "got 'polynomail'",
         ),
         (
             ["data.source=rows.csv", "data.options.samples=3"],
@@ -175,3 +188,66 @@ def test_provenance_tells_one_split_from_another(tmp_path: Path) -> None:
     table[0]["split"] = "test"
     assert provenance(load(on_csv(write_csv(path, table))))["split_sha256"] != before["split_sha256"]
     assert len(provenance(load(tiny()))["sha256"]) == len(before["split_sha256"]) == 64
+
+
+# labels and images ----------------------------------------------------------------------------------------------
+
+
+def test_images_follow_the_seed_and_are_positions(tmp_path: Path) -> None:
+    root = write_root(tmp_path)
+    one, other = load(tiny_images(root)), load(tiny_images(root, "seed=4"))
+    assert one.rows is not None and one.provenance["options"]["seed"] == 3
+    assert provenance(one) == provenance(load(tiny_images(root)))
+    assert provenance(one)["split_sha256"] != provenance(other)["split_sha256"]
+    assert provenance(one)["sha256"] == provenance(other)["sha256"]
+    fixed = [load(tiny_images(root, f"seed={seed}", "data.options.seed=8")) for seed in (1, 2)]
+    assert provenance(fixed[0]) == provenance(fixed[1])
+
+
+def test_what_a_run_keeps_of_its_data_is_checked(tmp_path: Path) -> None:
+    root = write_root(tmp_path)
+    dataset = load(tiny_images(root))
+    np.savez(tmp_path / "images.npz", **to_saved(dataset))  # type: ignore[arg-type]
+    check_saved(tmp_path / "images.npz", dataset)
+    with pytest.raises(DataError, match="client 'client_00': its rows are not those"):
+        check_saved(tmp_path / "images.npz", load(tiny_images(root, "seed=4")))
+    rows_ = load(tiny())
+    np.savez(tmp_path / "rows.npz", **to_saved(rows_))  # type: ignore[arg-type]
+    check_saved(tmp_path / "rows.npz", rows_)
+    with pytest.raises(DataError, match=r"rows\.npz is not of a run on images"):
+        check_saved(tmp_path / "rows.npz", dataset)
+    assert reopen(tiny(), tmp_path / "rows.npz").features == rows_.features
+    with pytest.raises(DataError, match="there is no file"):
+        read_arrays(tmp_path / "none.npz")
+
+
+def test_labels_stay_and_features_are_standardised(tmp_path: Path) -> None:
+    table = [row | {"y": i % 3} for i, row in enumerate(rows())]
+    study = Study.from_table(
+        {
+            "data": {"source": str(write_csv(tmp_path / "rows.csv", table)), "task": "classification"},
+            "method": {"name": "fedavg"},
+        }
+    )
+    dataset = load(study)
+    assert dataset.classes == 3
+    group = scale(dataset.groups["existing"], False, CPU, torch.float32)
+    assert torch.equal(group.train.y, dataset.groups["existing"].train.y) and group.train.y.dtype == torch.int64
+    assert group.train.x.dtype == torch.float32
+    x = dataset.groups["existing"].train.x[1, :9]
+    expected = ((x - x.mean(0)) / x.std(0, correction=0)).float()
+    torch.testing.assert_close(group.train.x[1, :9], expected)
+    assert (group.units.y_mean == 0).all() and (group.units.y_std == 1).all()
+    table.append(table[0] | {"split": "test"})
+    write_csv(tmp_path / "rows.csv", table)
+    with pytest.raises(DataError, match="client 'existing_0': test row 3 is also a training row"):
+        load(study)
+
+
+def test_a_validation_row_that_is_a_training_row_is_refused(tmp_path: Path) -> None:
+    dataset = load(tiny())
+    train = dataset.groups["existing"].train
+    group = tables.Group(train, dataset.groups["existing"].test, train)
+    np.savez(tmp_path / "a.npz", **tables.to_arrays(replace(dataset, groups={"existing": group})))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="client 'poly_00': validation row 0 is also a training row"):
+        load(on_csv(tmp_path / "a.npz"))

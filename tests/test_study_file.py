@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.study_file import BUNDLED, Study, assigned, listing, read_table
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.study_file import (
+    BUNDLED,
+    ModelPart,
+    NetworkPart,
+    Study,
+    assigned,
+    image_source,
+    listing,
+    read_table,
+)
 from tests.tiny import TABLE, tiny, write_study
 
 
@@ -151,7 +164,7 @@ def test_the_model_part_builds_the_prior() -> None:
 def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path: Path) -> None:
     sets = (
         "federation.cohort=3",
-        "model.mean_widths=zero",
+        "model.mean_widths=zero" if METHODS[name].model == "functions" else "model.widths=[]",
         'data.options.note="a \\"quoted\\" ü"',
         "report.levels=pacoh",
     )
@@ -164,7 +177,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 7, "model": 6, "method": 16, "federation": 10, "report": 2}
+    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 3}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
@@ -213,7 +226,9 @@ def test_a_study_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
 def test_listings_name_what_there_is() -> None:
     assert dict(listing("methods")) == {name: recipe.title for name, recipe in METHODS.items()}
     assert [name for name, _ in listing("studies")] == sorted(file.stem for file in BUNDLED.glob("*.toml"))
-    assert {"polynomial", "pv-ew", "pv-s", "FILE.csv"} <= {name for name, _ in listing("data")}
+    assert {"polynomial", "pv-ew", "pv-s", "mnist", "cifar10", "femnist", "FILE.csv"} <= {
+        name for name, _ in listing("data")
+    }
     for what in ("methods", "data", "studies", "bounds"):
         assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
     assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment
@@ -230,3 +245,77 @@ def test_relative_paths_count_from_the_studys_folder_and_those_of_sets_from_here
     assert Study.from_toml(file, ["data.source=rows.csv"]).data.source == str(tmp_path / "sub" / "rows.csv")
     for kept in ("polynomial", "$DATA/rows.csv", "/data/rows.csv"):
         assert Study.from_toml(file, [f"data.source={kept}"]).data.source == kept
+
+
+# networks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_another_kind_does_not_count_where_the_method_is_assigned() -> None:
+    functions = {"model": {"mean_widths": "zero"}, "seed": 5}
+    other = study(functions, "method.name=pfedbayes", "model.widths=[7]")
+    assert other.model == NetworkPart(widths=(7,)) and other.seed == 5
+    assert study(functions, "method.name=vanilla-gp").model == ModelPart(mean_widths="zero")
+    weights = {"model": {"kind": "mlp", "widths": [7]}, "method": {"name": "bpfed"}}
+    assert study(weights, "method.name=fedavg").model == NetworkPart(widths=(7,))
+    assert study(weights, "method.name=pac-pfl").model == ModelPart()
+    with pytest.raises(StudyError, match=r"s\.toml \[model\]: unknown key 'widths'"):
+        study({"model": {"widths": [7]}})
+    with pytest.raises(StudyError, match=r"s\.toml \[methods\.fedavg\.model\]: unknown key 'mean_widths'"):
+        study({"methods": {"fedavg": {"model": {"mean_widths": "zero"}}}})
+    with pytest.raises(StudyError, match=r"\[model\] widths must be at least 1, got 3, 0"):
+        study(weights, "model.widths=[3, 0]")
+    with pytest.raises(StudyError, match=r"\[model\] noise_std must be positive, got 0"):
+        study(weights, "model.noise_std=0.0")
+
+
+def test_a_preset_gives_the_rounds_unless_the_study_does() -> None:
+    assert study({"method": {"name": "pfedbayes"}}).plan.rounds == 160
+    assert study({"method": {"name": "pfedbayes", "preset": "paper"}}).plan.rounds == 800
+    assert study({"method": {"name": "pfedbayes"}, "federation": {"rounds": 7}}).plan.rounds == 7
+
+
+def test_networks_are_built_for_the_data() -> None:
+    flat = NetworkPart(widths=(4, 3)).build((2,), None)
+    assert isinstance(flat, BayesianMLP) and flat.sizes == (2, 4, 3, 1) and flat.likelihood == Gaussian()
+    assert NetworkPart(noise_std=0.2).build((2,), None).likelihood == Gaussian(0.2)
+    image = NetworkPart(dtype="float64").build((1, 28, 28), 62)
+    assert isinstance(image, BayesianMLP) and image.sizes == (784, 100, 62) and image.likelihood == Categorical(62)
+    assert (flat.dtype, image.dtype) == (torch.float32, torch.float64)
+    for kind, network in (("cnn", BayesianCNN), ("vgg", BayesianVGG)):
+        assert isinstance(NetworkPart(kind=kind).build((3, 32, 32), 10), network)  # type: ignore[arg-type]
+    with pytest.raises(StudyError, match=r"kind 'vgg' is for images.*rows of 5 features \(set model.kind to 'mlp'\)"):
+        NetworkPart(kind="vgg").build((5,), 3)
+    with pytest.raises(StudyError, match="likelihood 'categorical' is not for targets that are numbers"):
+        NetworkPart(likelihood="categorical").build((5,), None)
+    with pytest.raises(StudyError, match="likelihood 'gaussian' is not for targets that are labels of 3 classes"):
+        NetworkPart(likelihood="gaussian").build((5,), 3)
+
+
+@pytest.mark.parametrize("source", ["mnist", "fashion-mnist-inverted", "femnist-rotated"])
+def test_data_with_classes_refuse_methods_of_regression(source: str) -> None:
+    data = {"data": {"source": source}}
+    for name, recipe in METHODS.items():
+        if recipe.model == "weights":
+            assert study(data, f"method.name={name}").data.source == source
+        else:
+            with pytest.raises(StudyError, match=f"{name} is a method of regression.*--set method.name=pfedbayes"):
+                study(data, f"method.name={name}")
+    assert image_source(source) and not image_source("polynomial") and not image_source("mnist-blue")
+    with pytest.raises(StudyError, match="ridge is a method of regression"):
+        study({"data": {"source": "rows.csv", "task": "classification"}, "method": {"name": "ridge"}})
+
+
+def test_the_folder_of_images_counts_from_the_studys_folder(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    head = '[method]\nname = "fedavg"\n[data]\nsource = "mnist"\noptions = { root = '
+    for given, expected in (("images", str(tmp_path / "images")), ("$HOME/x", "$HOME/x"), ("none", "none")):
+        file.write_text(head + f'"{given}" }}\n', encoding="utf-8")
+        assert Study.from_toml(file).data.options["root"] == expected
+
+
+def test_clusters_are_a_number_or_to_be_chosen() -> None:
+    table = {"method": {"name": "cfedbayes"}}
+    assert study(table, "method.clusters=3").method.options.clusters == 3
+    assert study(table, "method.clusters=held-out").method.options.clusters == "held-out"
+    with pytest.raises(StudyError, match="clusters must be of type int or one of 'held-out', got 'many'"):
+        study(table, "method.clusters=many")

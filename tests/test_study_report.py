@@ -15,10 +15,10 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.study import prepare
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import Report, evaluate, labels, score, state_of, units_of
+from pacbayes_fl.study_report import Report, curve, evaluate, labels, network_labels, state_of, units_of
+from pacbayes_fl.study_setup import prepare
 from tests.laws.cases import Toy
 from tests.tiny import on_csv, rows, tiny, write_csv
 
@@ -163,7 +163,8 @@ def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(method: s
     built, groups = prepare(study, load(study))
     state = engine.run_rounds(built, groups["existing"].train, study.plan)
     values = [row.metrics["rsmse"] for row in evaluate(built, state, "existing", groups["existing"], study.plan).rows]
-    assert score(built, state, groups["existing"], study.plan) == pytest.approx(sum(values) / len(values), rel=1e-12)
+    expected = {"rsmse": pytest.approx(sum(values) / len(values), rel=1e-12)}
+    assert curve(built, state, groups["existing"], study.plan) == expected
 
 
 def test_labels_say_what_the_numbers_are() -> None:
@@ -175,6 +176,16 @@ def test_labels_say_what_the_numbers_are() -> None:
     assert labels("pfedgp", {}, columns, columns[0], "paper")["particles"] == 1
     assert "particles" not in labels("ridge", {}, columns, columns[0], "paper")
     assert {"model", "rows", "selection", "rsmse", "nlpd"} <= set(said)
+
+
+def test_labels_say_how_weights_were_learned() -> None:
+    words = {}
+    for name in ("pfedbayes", "fedavg", "ridge"):
+        study = tiny(f"method.name={name}")
+        words[name] = network_labels(prepare(study, load(study))[0])
+    assert (words["pfedbayes"]["draws"], words["fedavg"]["draws"]) == (20, 1)
+    assert words["pfedbayes"]["inference"] == "closed-form KL, written-out gradient"
+    assert "20 draws" in words["pfedbayes"]["average"] and words["ridge"] == {}
 
 
 def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:

@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import RidgeCV
 
 from pacbayes_fl import settings, tune
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
+from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import METHODS, Choice, LogUniform
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_setup import prepare
 from pacbayes_fl.tune import Trial, candidates, cross_validate, write
 from tests.tiny import TABLE, on_csv, rows, tiny, write_csv, write_study
+from tests.tiny_images import table, tiny_images, write_root
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 SPACE = {
@@ -190,7 +194,7 @@ def test_a_search_without_a_score_says_why(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
     path = write_study(tmp_path)
-    with pytest.raises(StudyError, match="score must be one of rsmse, nlpd, got 'crps'"):
+    with pytest.raises(StudyError, match="score must be one of rsmse, nlpd, error, nll, got 'crps'"):
         tune.tune(path, "pfedgp", score="crps")
     with pytest.raises(StudyError, match=r"ridge has nothing to tune \(drop it from --methods\)"):
         tune.tune(path, "ridge")
@@ -292,3 +296,37 @@ def test_the_written_study_gives_what_was_searched_with(tmp_path: Path) -> None:
         got = Study.from_toml(target, [f"method.name={name}"])
         assert (got.method.options.rate, got.method.options.init_std, got.model.kernel_widths) == (rate, 0.7, (5,))
     assert Study.from_toml(target).method == tiny().method
+
+
+# labels ---------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_cross_validated_as_by_hand(tmp_path: Path) -> None:
+    """Every training row is predicted once, by a federation without it; a client's scores are over all of its rows."""
+    study = tiny_images(write_root(tmp_path), "federation.rounds=2", "method.draws=2")
+    dataset = load(study)
+    train = dataset.groups["existing"].train
+    wrong, nll = torch.zeros(4), torch.zeros(4)
+    for rest, held in split.stratified_folds(train, 3):
+        method, groups = prepare(study, replace(dataset, groups={"existing": tables.Group(rest, held)}))
+        state = engine.run_rounds(method, groups["existing"].train, study.plan)
+        (_, posterior), *_ = engine.personalise(method, state, groups["existing"].train, study.plan)
+        probs = posterior.predict(held.x).probs
+        wrong += ((probs.argmax(-1) != held.y) & held.mask).sum(1)
+        nll -= torch.where(held.mask, probs.gather(-1, held.y.unsqueeze(-1)).squeeze(-1).log(), 0.0).sum(1)
+    expected = {"error": (wrong / 20).mean().item(), "nll": (nll / 20).mean().item()}
+    assert train.size.tolist() == [20.0] * 4
+    assert cross_validate(study, dataset, 3) == {2: pytest.approx(expected, rel=1e-5)}
+
+
+def test_scores_are_for_their_task(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"score 'nll' is not for these data \(one of rsmse, nlpd is\)"):
+        tune.tune(write_study(tmp_path), "pfedgp", 1, 2, score="nll")
+    root = write_root(tmp_path)
+    path = tmp_path / "images.toml"
+    path.write_text(settings.to_toml(table(root)), encoding="utf-8")
+    sets = ["method.steps=1", "method.finetune=1", "federation.rounds=1"]
+    best, trials = tune.tune(path, "fedavg-ft", 2, 2, sets=sets)
+    assert set(best.scores) == {"error", "nll"} and best is min(trials, key=lambda trial: trial.scores["error"])
+    other, trials = tune.tune(path, "fedavg-ft", 2, 2, score="nll", sets=sets)
+    assert other is min(trials, key=lambda trial: trial.scores["nll"])

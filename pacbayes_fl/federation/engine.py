@@ -132,7 +132,8 @@ def rounds(
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
         chosen = cohort.draw(plan.seed, t, batch.ids, plan.cohort).tolist()
-        message, clients = method.broadcast(state.server), state.clients
+        message = method.broadcast(state.server)
+        clients = tensors.tree_map(torch.clone, state.clients)  # once a round: what was yielded before stays as it is
         updates, flags = [], []
         members: list[str] = []
         for index, rows in everyone if everyone is not None else _calls(method, batch, sizes, chosen, plan):
@@ -141,7 +142,7 @@ def rounds(
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
             update = tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))
-            clients = tensors.scatter(clients, index, tensors.where(good, after, before))
+            _write(clients, index, tensors.where(good, after, before))
             updates.append(method.reduce(update))
             if len(updates) == _JOINED_AT:  # where updates add up, memory does not grow with the number of calls
                 updates = [method.reduce(tensors.cat(updates))]
@@ -167,6 +168,11 @@ def _calls(
         rows = batch.select(index).trim(max(1, max(sizes[k] for k in part)))
         calls.append((index.to(batch.x.device), rows))
     return calls
+
+
+def _write(clients: Any, index: Tensor, part: Any) -> None:
+    """Put the clients of a call into the state of all, in place."""
+    tensors.tree_map(lambda leaf, new: leaf.index_copy_(0, index, new), clients, part)
 
 
 def _read(flags: list[Tensor], server: Any, values: Any) -> list[float]:
@@ -243,11 +249,40 @@ def personalise(
     Yields:
         Positions [k] of the clients and their posterior.
     """
+    for index, call in _personal_calls(method, state, batch, plan):
+        yield index, method.personalise(*call)
+
+
+def global_models(
+    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
+) -> Iterator[tuple[Tensor, Posterior]]:
+    """Give what the server itself would predict for every client, a few at a time.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        batch: the clients' rows, in the order of `state.clients`.
+        plan: gives chunk, waste and seed.
+
+    Yields:
+        Positions [k] of the clients and the global model's posterior for them; nothing where there is no global model.
+    """
+    for index, call in _personal_calls(method, state, batch, plan):
+        found = method.global_model(*call)
+        if found is None:
+            return
+        yield index, found
+
+
+def _personal_calls(
+    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
+) -> Iterator[tuple[Tensor, tuple[Any, Any, ClientBatch, Noise]]]:
+    """Give positions and arguments of every call after the rounds: message, state, rows and noise of round 0."""
     sizes = [int(m) for m in batch.size.tolist()]
     message = method.broadcast(state.server)
     for index, rows in _calls(method, batch, sizes, list(range(batch.clients)), plan):
         noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
-        yield index, method.personalise(message, tensors.select(state.clients, index), rows, noise)
+        yield index, (message, tensors.select(state.clients, index), rows, noise)
 
 
 def join(

@@ -47,7 +47,7 @@ def reliability_diagram(result: Result, bins: int = 10, model: str = "pm") -> Fi
     shown = {group: clients for group, clients in rows.items() if clients}
     if not shown:
         raise NothingToDrawError(f"the result holds no class probabilities ({model}.probs) of test rows")
-    title = f"{result.method} on {result.study}, seed {result.seed}, {MODELS[model]}"
+    title = f"{result.method} on {result.study}\nseed {result.seed}, {MODELS[model]}"  # one panel is narrow
     with panels(2, len(shown), title, 3.5, 3.1) as (figure, axes):
         for (top, bottom), (group, clients) in zip(axes.T, shown.items(), strict=True):
             pooled = _binned(
@@ -61,7 +61,7 @@ def reliability_diagram(result: Result, bins: int = 10, model: str = "pm") -> Fi
             words = f"pooled rows: ECE {pooled.ece:.3f}, MCE {pooled.mce:.3f}\nmean over clients: {ece:.3f}, {mce:.3f}"
             bottom.set_title(words, fontsize=8)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(shown))
     return figure
 
 

@@ -1,15 +1,28 @@
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import tables
 
 PAPER = json.loads((tables.REFERENCE / "pac_pfl_table6.json").read_text(encoding="utf-8"))
+PAPERS = {name: json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION}
 
 
-def cell(metric: str, mean: float) -> dict[str, object]:
-    return {"method": "pac-pfl", "group": "new", "metric": metric, "mean": mean, "low": 0.1, "high": 0.9, "seeds": 5}
+def cell(metric: str, mean: float | None, method: str = "pac-pfl", group: str = "new") -> dict[str, object]:
+    return {"method": method, "group": group, "metric": metric, "mean": mean, "low": 0.1, "high": 0.9, "seeds": 5}
+
+
+def theirs(study: str, method: str) -> dict[str, Any]:
+    return tables.published_classifier(list(PAPERS.values()), study, method)
+
+
+def printed(study: str, cells: list[dict[str, object]], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    (folder / "compare.json").write_text(json.dumps({"study": study, "cells": cells}), encoding="utf-8")
+    tables.main([str(folder)])
+    return capsys.readouterr().out
 
 
 def test_the_papers_cells_are_found_by_study_method_and_group() -> None:
@@ -20,9 +33,114 @@ def test_the_papers_cells_are_found_by_study_method_and_group() -> None:
 
 
 def test_our_numbers_stand_beside_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = {"study": "polynomial", "cells": [cell("rsmse", 0.5), cell("ce", 0.25), cell("nlpd", 1.0)]}
-    (tmp_path / "compare.json").write_text(json.dumps(summary), encoding="utf-8")
-    tables.main([str(tmp_path)])
+    out = printed("polynomial", [cell("rsmse", 0.5), cell("ce", 0.25), cell("nlpd", 1.0)], tmp_path, capsys)
     row = "| pac-pfl | new | 0.500 [0.100, 0.900] | 0.65 | 0.250 [0.100, 0.900] | 0.16 | 1.000 | - |"
-    printed = capsys.readouterr().out
-    assert row in printed and "polynomial, 5 seeds" in printed
+    assert row in out and "polynomial, 5 seeds" in out
+
+
+@pytest.mark.parametrize(
+    ("study", "method", "expected"),
+    [
+        ("mnist-small", "pfedbayes", {"pm": [94.13, 0.27], "gm": [90.44, 0.45], "ece": 4.7}),
+        ("mnist-medium", "pfedbayes", {"pm": [97.09, 0.13], "gm": [92.33, 0.76]}),
+        ("fmnist-large", "pfedbayes", {"pm": [93.01, 0.10], "gm": [83.30, 0.28], "ece": 7.1}),  # PM: the ICML paper
+        ("cifar10-large", "sfedbayes", {"pm": [85.52, 0.07], "gm": [79.15, 1.56]}),  # lambda 0.99
+        ("cifar10-large-0.50", "sfedbayes", {"pm": [85.43, 0.11], "gm": [77.02, 1.76]}),
+        ("mnist-medium-sparse-0.75", "sfedbayes", {"pm": 95.85, "gm": 87.64}),
+        ("mnist-medium-sparse", "sfedbayes", {"pm": 97.34, "gm": 95.12}),
+        ("mnist-medium-sparse-0.60", "sfedbayes", {}),
+        ("cifar10-clusters-medium", "cfedbayes", {"pm": [70.29, 0.17], "gm": [50.82, 2.87]}),
+        ("mnist-fmnist-clusters-small", "cfedbayes", {"pm": [89.31, 0.09], "gm": [82.46, 1.12]}),
+        ("mnist-clusters-small", "cfedbayes", {"pm": None, "gm": None}),
+        ("mnist-small", "bpfed", {"accuracy": [92.96, 0.38], "ece": 4.4}),
+        ("mnist-small", "fedavg", {"gm": [87.38, 0.27]}),  # the journal paper's, not FedSI's
+        ("mnist-medium", "bpfed", {}),
+        ("mnist-small", "pfedgp", {}),
+        ("femnist-20", "pfedbayes", {}),
+        ("polynomial", "pac-pfl", {}),
+    ],
+)
+def test_what_the_papers_say_of_a_classifier(study: str, method: str, expected: dict[str, Any]) -> None:
+    assert theirs(study, method) == expected
+
+
+def test_gains_that_the_papers_state_in_their_text() -> None:
+    def gain(study: str, what: str) -> float:
+        return round(float(theirs(study, "sfedbayes")[what][0] - theirs(study, "pfedbayes")[what][0]), 2)
+
+    # journal paper, section 6.4: 4.11 % (CIFAR-10 medium, personalised) and 14.75 % (CIFAR-10 large, global)
+    assert (gain("cifar10-medium", "pm"), gain("cifar10-large", "gm")) == (4.11, 14.75)
+    # section 6.5: up to 17.31 % (CIFAR10 clusters, medium), over the best of the other methods
+    rows = PAPERS["journal_table3.json"]["rows"]
+    best = max(rows[name]["cifar10-clusters"]["medium"]["gm"][0] for name in ("fesem", "fedcfl", "ifca"))
+    assert round(theirs("cifar10-clusters-medium", "cfedbayes")["pm"][0] - best, 2) == 17.31
+    # ICML paper, section 5.3: ahead of the others by 1.25, 1.78 and 0.52 on MNIST, 0.42, 0.63 and 0.79 on Fashion-MNIST
+    icml = PAPERS["icml_table1.json"]["rows"]
+    for data, stated in (("mnist", (1.25, 1.78, 0.52)), ("fmnist", (0.42, 0.63, 0.79))):
+        for size, points in zip(("small", "medium", "large"), stated, strict=True):
+            others = [icml[name][data][size]["pm"][0] for name in icml if "pm" in icml[name][data][size]]
+            assert round(max(others) - sorted(others)[-2], 2) == points, (data, size)
+
+
+def numbers(tree: object) -> list[float]:
+    if isinstance(tree, dict):
+        return [number for value in tree.values() for number in numbers(value)]
+    return [tree[0]] if isinstance(tree, list) else [tree] if isinstance(tree, float) else []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in tables.REFERENCE.glob("*.json")))
+def test_a_reference_names_its_source(name: str) -> None:
+    reference = json.loads((tables.REFERENCE / name).read_text(encoding="utf-8"))
+    assert "Table" in reference["source"] and reference["what"]
+    known = numbers(reference.get("rows", {})) + [value for line in reference.get("lines", []) for value in line[4:]]
+    assert known and all(0 <= value <= 101.0 and math.isfinite(value) for value in known)
+
+
+def test_the_journal_papers_first_table_is_the_icml_papers() -> None:
+    journal, icml = (PAPERS[name]["rows"] for name in ("journal_table1.json", "icml_table1.json"))
+    assert journal.keys() - icml.keys() == {"fedpa"}
+    differ = set()
+    for method, rows in icml.items():
+        for data, sizes in rows.items():
+            for size, found in sizes.items():
+                assert found.keys() == journal[method][data][size].keys() and None not in found.values()
+                differ |= {
+                    (method, data, size)
+                    for what in found
+                    if journal[method][data][size][what] not in (None, found[what])
+                }
+    assert differ == {("pfedme", "cifar10", "medium")}  # +- 1.84 and +- 1.87
+
+
+def test_classifiers_stand_beside_the_papers_in_per_cent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [
+        cell(metric, mean, method, group)
+        for method, group in (
+            ("pfedbayes", "existing"),
+            ("pfedbayes", "new"),
+            ("bpfed", "existing"),
+            ("mine", "existing"),
+        )
+        for metric, mean in (
+            ("pm.accuracy", 0.5),
+            ("pm.mean_weights.accuracy", 0.25),
+            ("pm.ece", 0.125),
+            ("pm.nll", 1.5),
+        )
+    ]
+    cells += [cell("gm.accuracy", 0.75, "pfedbayes", "existing"), cell("pm.brier", None, "pfedbayes", "existing")]
+    out = printed("mnist-small", cells, tmp_path, capsys)
+    ours, ece = "50.00 [10.00, 90.00]", "12.50 [10.00, 90.00]"
+    gm = "75.00 [10.00, 90.00] | 90.44 ± 0.45"
+    assert f"| pfedbayes | existing | {ours} | 94.13 ± 0.27 | {gm} | {ece} | 4.7 | 1.500 | - |" in out
+    assert f"| pfedbayes | new | {ours} | - | - | - | {ece} | - | 1.500 | - |" in out
+    assert f"| bpfed | existing | {ours} | 92.96 ± 0.38* | - | - | {ece} | 4.4 | 1.500 | - |" in out
+    assert f"| mine | existing | {ours} | - | - | - | {ece} | - | 1.500 | - |" in out
+    assert "mnist-small, 5 seeds" in out and "`*`: FedSI" in out
+    widths = {line.count("|") for line in out.splitlines() if line.startswith("|")}
+    assert widths == {11}
+
+
+def test_a_cell_that_our_copy_has_lost_is_a_question_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed("mnist-clusters-small", [cell("pm.accuracy", 0.5, "cfedbayes", "existing")], tmp_path, capsys)
+    assert "| cfedbayes | existing | 50.00 [10.00, 90.00] | ? | - | ? | - | - | - | - |" in out and "`*`" not in out

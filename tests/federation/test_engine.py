@@ -206,7 +206,8 @@ def test_too_few_good_clients_change_nothing_and_the_run_can_go_on() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_when_all_fail_the_error_says_so(name: str) -> None:
     batch = federation(1)
-    method, hurt = from_recipe(METHODS[name], 1), poison(batch, *batch.names)
+    every_row = {"minibatch": batch.mask.shape[1]}
+    method, hurt = from_recipe(METHODS[name], 1, every_row), poison(batch, *batch.names)
     update, _ = method.client(
         method.broadcast(method.init_server(torch.Generator())),
         method.init_clients(method.broadcast(method.init_server(torch.Generator())), hurt),
@@ -336,3 +337,31 @@ def test_joining_changes_nothing_and_draws_by_seed() -> None:
     assert not torch.equal(bias(4), bias(5))
     assert not torch.equal(bias(4), bias(4, "generators"))
     assert bits(server) == kept
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_a_state_that_was_yielded_stays_as_it_was(chunk: int) -> None:
+    """Calls write into the next state in place; nobody's hold on an earlier one may change."""
+    batch = federation(3)
+    played, kept = [], []
+    for _, state in engine.rounds(Toy(3), batch, FederationPlan(rounds=4, chunk=chunk, cohort=3)):
+        played.append(state)
+        kept.append(bits(state))
+    assert [bits(state) for state in played] == kept and len(set(map(str, kept))) == 4
+    start = engine.start(Toy(3), batch, FederationPlan())
+    before = bits(start)
+    next(engine.rounds(Toy(3), batch, FederationPlan(rounds=2, chunk=chunk), start))
+    assert bits(start) == before
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_the_global_model_is_given_to_every_client(chunk: int) -> None:
+    batch, plan = federation(1), FederationPlan(rounds=2, chunk=chunk)
+    method: Any = from_recipe(METHODS["fedavg"], 1, {"steps": 2})
+    state = engine.run_rounds(method, batch, plan)
+    found = list(engine.global_models(method, state, batch, plan))
+    assert sorted(k for index, _ in found for k in index.tolist()) == list(range(batch.clients))
+    for index, posterior in found:
+        assert torch.equal(posterior.family.loc, state.server.theta.expand(len(index), -1))  # type: ignore[attr-defined]
+    assert len(found) > 1 if chunk == 1 else len(found) <= batch.clients
+    assert list(engine.global_models(Toy(1), engine.start(Toy(1), batch, plan), batch, plan)) == []

@@ -1,0 +1,58 @@
+"""From a study and its data to a method and clients that it can take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.study_data import ScaledGroup, scale
+from pacbayes_fl.study_file import ModelPart, Study, check_task
+
+
+def device_of(study: Study) -> torch.device:
+    """Choose the device that a study asks for.
+
+    Args:
+        study: its [federation] device is "auto", "cpu" or "cuda".
+
+    Returns:
+        The device.
+
+    Raises:
+        StudyError: when CUDA is asked for and there is none.
+    """
+    wanted = study.federation.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise StudyError(
+            "[federation] device is 'cuda', and there is no CUDA device", hint="device = 'auto' takes what there is"
+        )
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
+    """Build a study's method and bring its data into the method's units.
+
+    Args:
+        study: what to run.
+        dataset: its data.
+
+    Returns:
+        The method, and the clients by group.
+
+    Raises:
+        StudyError: when the method or the model is not for such data.
+    """
+    check_task(study.method.name, dataset.classes is not None)
+    device, dtype = device_of(study), None
+    with torch.device(device):  # a hyper-prior's centre is made once, where the particles will be
+        if isinstance(study.model, ModelPart):
+            model: Any = study.model.build(len(dataset.features))
+        else:
+            model = study.model.build(dataset.feature_shape or (len(dataset.features),), dataset.classes)
+            dtype = model.dtype
+        method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
+    return method, {name: scale(group, method.raw_units, device, dtype) for name, group in dataset.groups.items()}

@@ -1,0 +1,78 @@
+"""Studies of the papers' tables: each row is there, and is the split that the paper describes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from benchmarks import tables
+from pacbayes_fl import settings
+from pacbayes_fl.data.images import ImageOptions
+from pacbayes_fl.study_file import BUNDLED, NetworkPart, Study
+
+FOLDER = Path(tables.__file__).parent / "studies"
+PAPERS = [json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION]
+OURS = sorted(FOLDER.glob("*.toml"))
+DATA = ("mnist", "fmnist", "cifar10")
+# training and test images per class and client, journal paper, section 6.1
+COUNTS = MappingProxyType({"small": (50, 950), "medium": (200, 800), "large": (900, 300)})
+CIFAR10 = MappingProxyType({"small": (25, 475), "medium": (100, 400), "large": (450, 150)})
+SMALLEST = MappingProxyType({"mnist": 6_313, "fmnist": 7_000, "cifar10": 6_000})  # images of the rarest class
+CLUSTERS = (*(f"{data}-clusters" for data in DATA), "mnist-fmnist-clusters")
+ROWS = [f"{data}-{size}" for data in (*DATA, *CLUSTERS) for size in COUNTS]
+
+
+def options(study: Study) -> ImageOptions:
+    return settings.parse(ImageOptions, study.data.options, "[data]")
+
+
+def file_of(name: str) -> Path:
+    return next(folder / f"{name}.toml" for folder in (BUNDLED, FOLDER) if (folder / f"{name}.toml").is_file())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_a_table_is_a_study(name: str) -> None:
+    study = Study.from_toml(file_of(name))
+    cut, size = options(study), name.rpartition("-")[2]
+    cifar10, clusters = name.startswith("cifar10"), "clusters" in name
+    assert (cut.train, cut.test) == (CIFAR10 if cifar10 else COUNTS)[size]
+    assert cut.clients == (20 if cifar10 else 10) and (cut.labels_per_client, cut.groups) == (5, "two")
+    assert len(set(cut.domains)) == (2 if clusters else 0) and cut.partition == "labels" and not cut.official
+    assert study.method.name == ("cfedbayes" if clusters else "pfedbayes")
+    assert study.data.follow_seed and isinstance(study.model, NetworkPart)
+    assert (study.model.kind, study.model.widths) == ("vgg" if cifar10 else "mlp", (100,))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_data_set_has_enough_images(name: str) -> None:
+    cut = options(Study.from_toml(file_of(name)))
+    holders = cut.clients * cut.labels_per_client / 10
+    each = cut.train + cut.test + cut.validation
+    if name.startswith("mnist-fmnist"):  # five clients of each: up to three hold a label
+        assert 3 * each <= SMALLEST["mnist"]
+        return
+    base = SMALLEST[name.split("-")[0]]
+    assert holders * each <= base
+    assert cut.validation >= 5 or holders * (each + 1) > base  # validation rows where any are left
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: file.stem)
+def test_a_study_says_what_it_is(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    study = Study.from_toml(file)
+    assert text.startswith("# ") and "journal paper" in text and study.name == file.stem
+    assert not (BUNDLED / file.name).exists()
+    assert Study.from_toml(BUNDLED / "mnist-small.toml").federation == study.federation
+    found = tables.published_classifier(PAPERS, study.name, study.method.name)
+    assert {"pm", "gm"} <= found.keys()
+
+
+def test_the_sparse_study_takes_an_initial_lambda() -> None:
+    sets = ["method.inclusion=0.5", "name=mnist-medium-sparse-0.50"]
+    study = Study.from_toml(FOLDER / "mnist-medium-sparse.toml", sets)
+    assert study.method.options.inclusion == 0.5
+    assert study.data == Study.from_toml("mnist-medium").data
+    assert tables.published_classifier(PAPERS, study.name, "sfedbayes") == {"pm": 93.86, "gm": 82.75}

@@ -1,0 +1,106 @@
+"""The number of clusters: chosen by held-out training rows, remembered by the run folder, and told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl import results, study, study_clusters
+from pacbayes_fl.data import split, tables
+from pacbayes_fl.errors import DataError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.study_clusters import choose, open_question, recall
+from pacbayes_fl.study_compare import compare
+from pacbayes_fl.study_data import load
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_setup import prepare
+from tests.tiny import tiny
+from tests.tiny_images import tiny_images, write_root
+
+OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.cluster_rounds=2")
+CHEAP = ("method.steps=2", "method.draws=2", "method.minibatch=8", "federation.rounds=2")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_root(tmp_path_factory.mktemp("images"))
+
+
+def asked(root: Path, *sets: str) -> Study:
+    return tiny_images(root, *OPEN, *CHEAP, *sets)
+
+
+def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: Path) -> None:
+    assert open_question(asked(root))
+    assert not open_question(asked(root, "method.clusters=2")) and not open_question(tiny())
+    assert recall(tiny(), tmp_path) == (tiny(), {}) and recall(asked(root), tmp_path) == (asked(root), {})
+
+
+def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> None:
+    """By hand: one fold of every client's training rows, a federation without it, and the personal models' average."""
+    one = asked(root)
+    dataset = load(one)
+    chosen, notes = choose(one, dataset)
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    scores = {}
+    for clusters in (1, 2):
+        fixed = asked(root, f"method.clusters={clusters}")
+        method, groups = prepare(fixed, replace(dataset, groups={"existing": tables.Group(rest, held)}))
+        group = groups["existing"]
+        state = engine.run_rounds(method, group.train, fixed.plan)
+        (_, posterior), *_ = engine.personalise(method, state, group.train, fixed.plan)
+        log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
+        scores[str(clusters)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
+    said = notes["clusters"]
+    assert said["scores"] == pytest.approx(scores, rel=1e-5)
+    assert str(said["chosen"]) == max(scores, key=lambda clusters: scores[clusters])
+    assert chosen == asked(root, f"method.clusters={said['chosen']}")
+
+
+def test_test_and_validation_rows_are_not_looked_at(root: Path) -> None:
+    one = asked(root)
+    dataset = load(one)
+    existing = dataset.groups["existing"]
+    poisoned = replace(existing.test, x=existing.test.x * torch.nan)
+    other = replace(dataset, groups={"existing": tables.Group(existing.train, poisoned)})
+    assert choose(one, other) == choose(one, dataset)
+
+
+def test_regression_is_scored_by_its_density() -> None:
+    sets = (*OPEN, "method.steps=2", "method.draws=2", "federation.rounds=2")
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    one = Study.from_table(table | {"method": {"name": "cfedbayes"}}, "tiny", sets)
+    chosen, notes = choose(one, load(one))
+    assert set(notes["clusters"]["scores"]) == {"1", "2"} and chosen.method.options.clusters in (1, 2)
+
+
+def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    first = study.run(asked(root), folder)
+    number = first.labels["clusters"]["chosen"]
+    assert Study.from_toml(folder / "study.toml") == asked(root, f"method.clusters={number}")
+    assert set(first.labels["clusters"]["scores"]) == {"1", "2"}
+    assert all(row.metrics["cluster"] in range(number) for row in first.clients if row.group == "existing")
+
+    def again(*_: object) -> None:
+        raise AssertionError("chosen again")
+
+    monkeypatch.setattr(study_clusters, "choose", again)
+    more = study.run(asked(root, "federation.rounds=3"), folder, resume=True)
+    assert more.labels["clusters"] == first.labels["clusters"] and len(more.rounds) == 3
+    assert results.load(folder) == more
+    (folder / study_clusters._FILE).write_text(json.dumps({"clusters": {}}))
+    with pytest.raises(DataError, match=r"clusters\.json cannot be read"):
+        study.run(asked(root, "federation.rounds=4"), folder, resume=True)
+
+
+def test_a_comparison_reads_a_finished_run_whose_clusters_were_chosen(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacbayes_fl.plots.save_joint", lambda *_: [])
+    first = compare([asked(root)], 1, tmp_path)
+    assert compare([asked(root)], 1, tmp_path) == first

@@ -1,0 +1,313 @@
+"""Runs on images end to end: folder, resume, every command, and images that a user brings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pacbayes_fl import cli, results, settings, study, study_images
+from pacbayes_fl.data import images
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.study_compare import METRICS
+from pacbayes_fl.study_data import reopen
+from pacbayes_fl.study_predict import ClassPrediction, join, predict
+from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
+
+Out = Callable[..., tuple[int, str, str]]
+SHAPE = (1, SIDE, SIDE)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_root(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Return a finished run's folder, only to be read, and its result."""
+    folder = tmp_path_factory.mktemp("done") / "run"
+    return folder, study.run(tiny_images(root), folder)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path) -> Out:
+    """Run a command in an empty folder that holds tiny-images.toml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-images.toml").write_text(settings.to_toml(table(root)), encoding="utf-8")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def write_npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def pixels(result: Any, group: str, k: int, part: str = "test") -> tuple[np.ndarray, np.ndarray]:
+    """Return the images of a client as pixels again, and its labels."""
+    batch = getattr(result.groups[group].raw, part)
+    x, y = batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]
+    return ((x + 1) * 127.5).round().to(torch.uint8).numpy(), y.numpy()
+
+
+# the run folder -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_keeps_positions_instead_of_pixels(done: tuple[Path, Result], root: Path) -> None:
+    folder, result = done
+    with np.load(folder / "data.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == {
+            *("client_name", "client_new", "client_domain", "position", "owner", "part"),
+            "image_sha256",
+        }
+        assert len(arrays["position"]) == 6 * 5 * 11  # clients, labels, rows of a label
+        assert arrays["image_sha256"].tolist() == [f"mnist {images.read('mnist', str(root)).sha256}"]
+    about = json.loads((folder / "environment.json").read_text())
+    assert len(about["data"]["split_sha256"]) == 64 and about["data"]["options"]["seed"] == 3
+    assert results.load(folder) == result and result.task == "classification"
+    assert set(result.predictions) == {
+        f"{group}.{name}" for group in ("existing", "new") for name in ("y_test", "mask_test", "pm.probs", "gm.probs")
+    }
+    assert result.labels["classes"] == 10 and set(result.labels["selections"]) == {"pm", "gm"}
+
+
+def test_rounds_are_watched_where_the_study_says(done: tuple[Path, Result]) -> None:
+    _, result = done
+    assert [r.round for r in result.rounds if "pm.accuracy" in r.values] == [2, 4, 6]
+    assert [r.round for r in result.rounds if r.histograms] == [1, ROUNDS]
+    assert list(result.rounds[0].histograms) == [f"entropy.client_{k:02d}" for k in range(4)]
+    means = result.column("existing", "pm.mean_weights.accuracy")
+    assert result.rounds[-1].values["pm.accuracy"] == pytest.approx(np.mean(means))
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_stopped_run_goes_on_bit_by_bit(done: tuple[Path, Result], root: Path, tmp_path: Path, at: int) -> None:
+    def stop(record: RoundRecord) -> None:
+        if record.round == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny_images(root), tmp_path / "run", on_round=stop)
+    study.run(tiny_images(root), tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", done[0])
+
+
+def test_an_opened_run_predicts_as_it_was_reported(done: tuple[Path, Result], root: Path, tmp_path: Path) -> None:
+    folder, result = done
+    opened = study.open_run(folder)
+    x, _ = pixels(opened, "existing", 2)
+    got = predict(opened, "client_02", write_npz(tmp_path / "ask.npz", x=x))
+    assert isinstance(got, ClassPrediction)
+    probs = result.predictions["existing.pm.probs"][2]
+    assert torch.equal(got.label, probs.argmax(-1))
+    torch.testing.assert_close(got.probability, probs.max(-1).values, rtol=1e-4, atol=1e-5)
+    entropy = -(probs * probs.log()).sum(-1)
+    torch.testing.assert_close(got.entropy, entropy, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_whose_images_have_changed_or_gone_says_so(root: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(root, tmp_path / "root")
+    study.run(tiny_images(own, "federation.rounds=1"), tmp_path / "run")
+    kept = tmp_path / "run" / "data.npz"
+    assert reopen(tiny_images(own), kept).rows is not None
+    with pytest.raises(DataError, match="client 'client_00': its rows are not those that the run was started with"):
+        reopen(tiny_images(own, "seed=4"), kept)
+    with pytest.raises(DataError, match="client 'client_05': its rows are not those"):
+        reopen(tiny_images(own, "data.options.new_clients=1"), kept)
+    write_root(own, seed=9)
+    for use in (lambda: study.open_run(tmp_path / "run"), lambda: resume(own, tmp_path / "run")):
+        with pytest.raises(DataError, match="the files of mnist are not those that the run was started with"):
+            use()
+    shutil.rmtree(own)
+    with pytest.raises(DataError, match="mnist is not there"):
+        study.open_run(tmp_path / "run")
+
+
+def resume(root: Path, folder: Path) -> Result:
+    return study.run(tiny_images(root, "federation.rounds=2"), folder, resume=True)
+
+
+# commands -------------------------------------------------------------------------------------------------------
+
+
+def test_run_show_plot_and_resume(call: Out, tmp_path: Path) -> None:
+    code, out, err = call("run", "tiny-images.toml", "--out", "run", "--rounds", 2)
+    assert code == 0
+    assert "preset recommended; differs from paper in: " in err and "federation.rounds=2 (paper 800)" in err
+    head, names, existing, new, *chosen = out.splitlines()
+    assert head.startswith("tiny-images, pfedbayes, seed 3") and chosen[-1] == "run folder: run"
+    assert names.split() == [
+        *("group", "clients", "pm.accuracy", "pm.ece", "pm.nll", "pm.brier"),
+        *("gm.accuracy", "gm.ece"),
+    ]
+    assert existing.split()[:2] == ["existing", "4"] and new.split()[:2] == ["new", "2"]
+    assert [line.split(":")[0] for line in chosen[:-1]] == [
+        f"{model}.{rule}" for model in ("pm", "gm") for rule in ("best_validation", "best_of_last_100_test_rounds")
+    ]
+    assert "pm.accuracy" in err and "log_likelihood" in err
+    assert call("run", "tiny-images.toml", "--out", "run")[0] == 1  # a run is there already
+    code, more, _ = call("run", "tiny-images.toml", "--out", "run", "--rounds", 3, "--resume", "--quiet")
+    assert code == 0 and more != out
+    assert call("show", "run")[:2] == (0, more.replace("run folder: run\n", ""))
+    summary = json.loads(call("show", "run", "--json")[1])
+    assert summary["task"] == "classification"
+    assert 0 <= summary["groups"]["existing"]["pm"]["accuracy"]["mean"] <= 1
+    code, out, _ = call("plot", "run")
+    written = {Path(line).name for line in out.split()}
+    assert code == 0 and {"learning.png", "reliability.png", "uncertainty.png", "clients.png"} <= written
+
+
+def test_compare_has_the_metrics_of_the_task(call: Out, tmp_path: Path) -> None:
+    arguments = ["tiny-images.toml", "--methods", "fedavg,pfedbayes,local", "--rounds", "2", "--set", "method.steps=2"]
+    code, out, _ = call("compare", *arguments, "--out", "all", "--quiet")
+    assert code == 0
+    _, names, *rows, _ = out.splitlines()
+    assert names.split() == ["method", "group", *METRICS["classification"]]
+    assert [row.split()[:2] for row in rows] == [
+        [name, group] for name in ("fedavg", "pfedbayes", "local") for group in ("existing", "new")
+    ]
+    assert rows[-1].split()[-2:] == ["-", "-"]  # no global model where nobody learns together
+    with (tmp_path / "all" / "compare.csv").open(newline="") as file:
+        assert {"pm.mean_weights.nll", "gm.mce"} <= {line["metric"] for line in csv.DictReader(file)}
+    assert call("compare", *arguments, "--out", "all", "--quiet")[1] == out  # read, not run
+
+
+def test_a_regression_method_is_refused_before_anything_runs(call: Out, tmp_path: Path) -> None:
+    for arguments in (("run", "tiny-images.toml", "--set", "method.name=pac-pfl"),):
+        code, out, err = call(*arguments)
+        assert (code, out) == (1, "")
+        assert err.startswith(
+            "pacbayes-fl: pac-pfl is a method of regression, and the data have classes (choose one of"
+        )
+    code, _, err = call("compare", "tiny-images.toml", "--methods", "pfedbayes,ridge", "--out", "all")
+    assert code == 1 and "ridge is a method of regression" in err and not (tmp_path / "all").exists()
+
+
+def test_tune_takes_the_error(call: Out, tmp_path: Path) -> None:
+    fixed = ["--set", "method.finetune=1", "--set", "federation.rounds=2", "--set", "method.steps=2"]
+    code, out, _ = call("tune", "tiny-images.toml", "--methods", "fedavg-ft", "--budget", 2, "--folds", 2, *fixed)
+    assert code == 0 and "fedavg-ft: error 0." in out and " nll " in out
+    assert "rate" in (tmp_path / "tiny-images-tuned.toml").read_text()
+    code, _, err = call("tune", "tiny-images.toml", "--methods", "fedavg", "--score", "rsmse", "--budget", 1)
+    assert code == 1 and "score 'rsmse' is not for these data (one of error, nll is)" in err
+
+
+def test_join_and_predict_print_labels_with_probability_and_entropy(
+    call: Out, done: tuple[Path, Result], tmp_path: Path
+) -> None:
+    folder, result = done
+    opened = study.open_run(folder)
+    train, test = pixels(opened, "new", 1, "train"), pixels(opened, "new", 1)
+    x, ask = np.concatenate((train[0], test[0])), np.full(len(test[1]), -1)
+    names = np.full(len(x), "client_05")
+    path = write_npz(tmp_path / "new.npz", x=x, y=np.concatenate((train[1], ask)), client=names)
+    code, out, _ = call("join", folder, "--data", path)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and set(rows[0]) == {"client", "row", "label", "probability", "entropy"}
+    probs = result.predictions["new.pm.probs"][1]
+    assert [int(row["label"]) for row in rows] == probs.argmax(-1).tolist()
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probs.max(-1).values.tolist(), rel=1e-4)
+    code, out, _ = call("predict", folder, "--client", "client_00", "--data", path, "--json")
+    assert code == 1  # the file names another client
+    alone = write_npz(tmp_path / "alone.npz", x=x[:3])
+    code, out, _ = call("predict", folder, "--client", "client_00", "--data", alone, "--json")
+    found = json.loads(out)["client_00"]
+    assert code == 0 and set(found) == {"label", "probability", "entropy"} and len(found["label"]) == 3
+    assert all(0 <= value <= np.log(10) for value in found["entropy"])
+
+
+def test_who_joins_without_a_label_gets_the_priors_prediction(done: tuple[Path, Result], tmp_path: Path) -> None:
+    opened = study.open_run(done[0])
+    x, _ = pixels(opened, "new", 0)
+    with pytest.warns(UserWarning, match="fresh has no rows with a target"):
+        got = join(opened, write_npz(tmp_path / "fresh.npz", x=x, client=np.full(len(x), "fresh")))["fresh"]
+    assert len(got.label) == len(x)
+
+
+# images of a user's own -----------------------------------------------------------------------------------------
+
+
+def test_images_are_read_by_client(tmp_path: Path) -> None:
+    x = np.arange(4 * SIDE**2, dtype=np.uint8).reshape(4, *SHAPE)
+    path = write_npz(tmp_path / "a.npz", x=x, y=np.array([3, -1, 0, 1]), client=np.array(["b", "a", "b", "a"]))
+    table = study_images.read(path, SHAPE)
+    assert list(table.clients) == ["b", "a"] and table.features == ("image",)
+    got, y = table.clients["a"]
+    torch.testing.assert_close(got, torch.from_numpy(x[[1, 3]].astype(np.float32)) / 127.5 - 1)
+    assert y.isnan().tolist() == [True, False] and y[1] == 1
+    floats = write_npz(tmp_path / "b.npz", x=x.astype(np.float64) / 7)
+    got, y = study_images.read(floats, SHAPE, "me").clients["me"]
+    torch.testing.assert_close(got, torch.from_numpy(x.astype(np.float32) / 7))
+    assert y.isnan().all()
+    numbers = write_npz(tmp_path / "c.npz", x=x, client=np.array([7, 7, 8, 7]))
+    assert {name: len(rows[1]) for name, rows in study_images.read(numbers, SHAPE).clients.items()} == {"7": 3, "8": 1}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"y": np.zeros(2)}, "has no array 'x'"),
+        ({"x": np.zeros((2, *SHAPE))}, r"has no array 'client' \(it needs x \[R, channels, H, W\]"),
+        ({"x": np.zeros((2, SIDE, SIDE)), "client": np.zeros(2)}, r"must be \[R, 1, 6, 6\], \[R\] and \[R\], got \[2,"),
+        ({"x": np.zeros((2, *SHAPE)), "y": np.zeros(3), "client": np.zeros(2)}, r"got .*\[3\] and \[2\]"),
+        ({"x": np.zeros((0, *SHAPE)), "client": np.zeros(0)}, r"\[R\], got \[0, 1, 6, 6\]"),
+        ({"x": np.full((2, *SHAPE), "a"), "client": np.zeros(2)}, "x and y must hold numbers, got <U1"),
+    ],
+)
+def test_images_that_cannot_be_used_are_refused(tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        study_images.read(write_npz(tmp_path / "a.npz", **arrays), SHAPE)
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_text("nothing")
+    with pytest.raises(DataError, match=r"a\.npz cannot be read as \.npz"):
+        study_images.read(tmp_path / "a.npz", SHAPE)
+    with pytest.raises(DataError, match="there is no file"):
+        study_images.read(tmp_path / "b.npz", SHAPE)
+
+
+def test_labels_that_the_run_does_not_know_are_refused(done: tuple[Path, Result], tmp_path: Path) -> None:
+    opened = study.open_run(done[0])
+    x, _ = pixels(opened, "new", 0)
+    path = write_npz(tmp_path / "a.npz", x=x[:2], y=np.array([1, 10]), client=np.full(2, "me"))
+    with pytest.raises(DataError, match="client 'me': label 10 outside"):
+        join(opened, path)
+
+
+# published data -------------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_study_runs_on_mnist(data_root: Path) -> None:
+    sets = ["federation.rounds=2", "data.options.test=40", "method.draws=3", "federation.device=cpu"]
+    result = study.run(study.Study.from_toml("mnist-small", [*sets, "report.evaluate_every=1"]))
+    curve = [record.values["pm.accuracy"] for record in result.rounds]
+    assert curve[1] > 0.5 > 0.1 and curve[1] > curve[0] - 0.05  # of five digits each
+    assert {f"{model}.{name}" for model in ("pm", "gm") for name in ("accuracy", "ece")} <= set(result.metrics)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+def test_convolutional_networks_run_as_a_study(data_root: Path, kind: str) -> None:
+    rows = [f"data.options.{name}={count}" for name, count in (("clients", 2), ("train", 2), ("test", 2))]
+    cheap = ["method.steps=1", "method.draws=2", "federation.rounds=1", "federation.device=cpu"]
+    result = study.run(study.Study.from_toml("fmnist-small", [f"model.kind={kind}", *rows, *cheap]))
+    assert result.predictions["existing.pm.probs"].shape == (2, 10, 10)
+    with pytest.raises(StudyError, match="kind 'cnn' is for images, the data have rows of 1 features"):
+        study.run(study.Study.from_toml("polynomial", ["method.name=pfedbayes", "model.kind=cnn"]))
