@@ -1,4 +1,6 @@
-"""How fast the hot path of PAC-PFL is, beside GPyTorch: `python -m benchmarks.speed [--only CASE] [--json FILE]`.
+"""How fast the hot paths are: `python -m benchmarks.speed [--only CASE] [--json FILE]`.
+
+PAC-PFL stands beside GPyTorch; pFedBayes beside itself one client at a time, and beside its Pyro definition.
 
 One thread, and ours and theirs in turn in one process, so that what else the machine does falls on both; what is
 reported is the median of paired ratios. The allocator keeps large blocks on both sides: otherwise every large temporary
@@ -11,10 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +24,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from benchmarks import peers
+from benchmarks import peers, speed_variational
+from benchmarks.measure import SEED, Bench, Row, table
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
@@ -38,66 +39,13 @@ from pacbayes_fl.posteriors.gaussian_process import condition
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior
 from pacbayes_fl.results import RoundRecord
 
-FEATURES, PARTICLES, SEED = 15, 4, 0
+FEATURES, PARTICLES = 15, 4
 SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": "8589934592",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: both sides in `unit`, their ratio (theirs / ours) pair by pair, and what it should be."""
-
-    case: str
-    unit: str
-    ours: float
-    theirs: float
-    ratio: float
-    low: float
-    high: float
-    goal: str
-
-
-@dataclass(frozen=True)
-class Bench:
-    """How to measure: numbers of `dtype` on `device`, in `repeats` pairs of at least `least` seconds a side."""
-
-    dtype: torch.dtype
-    device: torch.device
-    repeats: int
-    least: float = 0.02
-
-    def run(self, call: Callable[[], object], times: int = 1) -> float:
-        """Measure seconds per call."""
-        begun = time.perf_counter()
-        for _ in range(times):
-            call()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / times
-
-    def pair(self, case: str, ours: Callable[[], object], theirs: Callable[[], object], goal: str) -> Row:
-        """Measure both in turn, warm; a ratio above 1 says that ours is the faster."""
-        sides = [(call, max(1, int(self.least / min(self.run(call), self.run(call))))) for call in (ours, theirs)]
-        pairs = [[self.run(*side) for side in sides] for _ in range(self.repeats)]
-        ratios = [second / first for first, second in pairs]
-        ours_ms, theirs_ms = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-        middle = statistics.median(ratios)
-        return Row(f"{case}, {self.name}", "ms", ours_ms, theirs_ms, middle, min(ratios), max(ratios), goal)
-
-    @property
-    def name(self) -> str:
-        """The dtype as it is written in tables."""
-        return str(self.dtype).removeprefix("torch.")
-
-    def same(self, what: str, ours: Tensor, theirs: Tensor) -> None:
-        """Refuse to time sides that do not compute the same."""
-        error = float((ours - theirs).norm() / theirs.norm())
-        if not error <= (1e-8 if self.dtype == torch.float64 else 2e-3):
-            raise SystemExit(f"{what}: the two sides differ by {error:.1e} (relative norm)")
 
 
 @dataclass(frozen=True)
@@ -198,18 +146,9 @@ def ragged(bench: Bench, clients: int = 96, smallest: int = 47, largest: int = 4
 
 def scaling(bench: Bench, few: int = 100, many: int = 10_000, rows: int = 20) -> Iterator[Row]:
     """Whole rounds of the engine with few clients and with many: time per client, and memory beyond the data."""
-    sides = {clients: _rounds(bench, clients, rows) for clients in (few, many)}
-
-    def share(clients: int) -> float:
-        """Milliseconds of a round per client, over more rounds where they are short."""
-        repeats = max(1, many // clients // 20)
-        return 1e3 * statistics.fmean(next(sides[clients])[0].values["seconds"] for _ in range(repeats)) / clients
-
-    pairs = [(share(many), share(few)) for _ in range(bench.repeats)]
-    ratios = sorted(theirs / ours for ours, theirs in pairs)
-    ours, theirs, middle = (statistics.median(column) for column in (*zip(*pairs, strict=True), ratios))
     case = f"{many} clients / {few}, {bench.name}"
-    yield Row(f"a client's share of a round, {case}", "ms", ours, theirs, middle, ratios[0], ratios[-1], ">= 0.87")
+    sides = [(clients, _rounds(bench, clients, rows)) for clients in (many, few)]
+    yield bench.shares(f"a client's share of a round, {case}", *sides)
     ours, theirs = (_peak_elsewhere(bench, clients, rows) for clients in (many, few))
     ratio = theirs / ours if ours else float("nan")  # where a round fits into what was free
     yield Row(f"memory that a round takes, {case}", "MiB", ours, theirs, ratio, ratio, ratio, ">= 0.87")
@@ -302,17 +241,14 @@ def no_synchronisation(bench: Bench) -> None:
     print("Method.client and Method.server: no host synchronisation")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Lay rows out as text."""
-    lines = [f"{'case':<76} {'ours':>9} {'theirs':>9}      {'ratio':>5} {'min':>6} {'max':>6}  goal"]
-    for row in rows:
-        numbers = f"{row.ours:9.3f} {row.theirs:9.3f} {row.unit:<3} {row.ratio:6.2f} {row.low:6.2f} {row.high:6.2f}"
-        lines.append(f"{row.case:<76} {numbers}  {row.goal}")
-    return "\n".join(lines)
-
-
 CASES: Mapping[str, Callable[[Bench], Iterator[Row]]] = MappingProxyType(
-    {"gradient": gradient, "ragged": ragged, "scaling": scaling, "prediction": prediction}
+    {
+        "gradient": gradient,
+        "ragged": ragged,
+        "scaling": scaling,
+        "prediction": prediction,
+        **speed_variational.CASES,
+    }
 )
 
 

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 REFERENCE = Path(__file__).parent / "reference"
 METRICS = ("rsmse", "ce")
+CLASSIFICATION = (
+    "journal_table1.json",
+    "journal_table2.json",
+    "journal_table3.json",
+    "journal_table5.json",
+    "icml_table1.json",
+    "fedsi_table1.json",
+    "bpfed_table2.json",
+)
+"""Files of `reference/` on classifiers; the first that has a number is taken."""
+USUAL_INCLUSION = "0.99"
+"""Initial lambda of sFedBayes whose rows stand beside a study that does not end in another one."""
+
+Cells = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 
 def published(reference: Mapping[str, Any], study: str, method: str, group: str) -> tuple[float, float] | None:
@@ -29,8 +44,35 @@ def published(reference: Mapping[str, Any], study: str, method: str, group: str)
     return None if found is None else (found[0], found[1])
 
 
+def published_classifier(references: Sequence[Mapping[str, Any]], study: str, method: str) -> dict[str, Any]:
+    """Look up what papers say of a classifier on one split of a data set.
+
+    Args:
+        references: files of `reference/`; an earlier one counts first.
+        study: name of our study: DATA-SIZE, such as "mnist-small" or "cifar10-clusters-large"; where it ends in a
+            number, such as "mnist-medium-sparse-0.50", that is sFedBayes's initial lambda.
+        method: its name.
+
+    Returns:
+        "pm" and "gm", mean and spread in per cent; "ece" in per cent; "accuracy" of a model that the paper does not
+        name, where no paper has "pm" or "gm". None is a number that our copy of the paper has lost.
+    """
+    name = re.fullmatch(r"(.+)-(small|medium(?:-sparse)?|large)(?:-(0\.\d\d))?", study)
+    found: dict[str, Any] = {}
+    if name is None:
+        return found
+    data, size, inclusion = name.groups()
+    for reference in references:
+        cell = reference["rows"].get(method, {}).get(data, {}).get(size, {})
+        cell = cell.get(inclusion or USUAL_INCLUSION, {}) if "by" in reference else cell
+        for what in ("pm", "gm", "accuracy", "ece"):
+            if what in cell and found.get(what) is None:
+                found[what] = cell[what]
+    return {what: value for what, value in found.items() if what != "accuracy" or not {"pm", "gm"} & found.keys()}
+
+
 def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    """Write one study's table.
+    """Write the table of one study of regression.
 
     Args:
         summary: `compare.json`.
@@ -39,9 +81,9 @@ def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     Returns:
         Markdown: a row per method and group, our mean with its 95 % interval, and the paper's.
     """
-    cells = {(cell["method"], cell["group"], cell["metric"]): cell for cell in summary["cells"]}
+    cells = _cells(summary)
     lines = [
-        f"### {summary['study']}, {max(cell['seeds'] for cell in cells.values())} seeds",
+        _heading(summary),
         "",
         "| method | clients | RSMSE [95 %] | paper | CE [95 %] | paper | NLPD | CRPS |",
         "|---|---|---|---|---|---|---|---|",
@@ -50,14 +92,80 @@ def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
         theirs = published(reference, summary["study"], method, group)
         row = [method, group]
         for position, metric in enumerate(METRICS):
-            cell = cells.get((method, group, metric))
-            row.append("-" if cell is None else f"{cell['mean']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]")
+            row.append(_ours(cells, (method, group, metric)))
             row.append("-" if theirs is None else f"{theirs[position]:.2f}")
-        for metric in ("nlpd", "crps"):
-            cell = cells.get((method, group, metric))
-            row.append("-" if cell is None else f"{cell['mean']:.3f}")
+        row += [_ours(cells, (method, group, metric), interval=False) for metric in ("nlpd", "crps")]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
+
+
+def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping[str, Any]]) -> str:
+    """Write the table of one study of classification: accuracies and ECE in per cent.
+
+    Args:
+        summary: `compare.json`.
+        references: files of `reference/`; an earlier one counts first.
+
+    Returns:
+        Markdown: a row per method and group, our mean with its 95 % interval, and the papers' for existing clients.
+    """
+    cells, starred = _cells(summary), False
+    lines = [
+        _heading(summary),
+        "",
+        "| method | clients | PM accuracy % [95 %] | paper PM | GM accuracy % [95 %] | paper GM | PM ECE % [95 %] "
+        "| paper ECE | PM NLL | PM Brier |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, group in dict.fromkeys((method, group) for method, group, _ in cells):
+        theirs = published_classifier(references, summary["study"], method) if group == "existing" else {}
+        starred |= "accuracy" in theirs
+        row = [method, group]
+        for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
+            row += [_ours(cells, (method, group, metric), 100.0, 2), _theirs(theirs, what)]
+        row += [_ours(cells, (method, group, metric), interval=False) for metric in ("pm.nll", "pm.brier")]
+        lines.append(f"| {' | '.join(row)} |")
+    lines += [
+        "",
+        "Ours is of the last round; the papers take the round with the highest accuracy of the last 100 or of all.",
+    ]
+    lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred
+    return "\n".join(lines) + "\n"
+
+
+def _cells(summary: Mapping[str, Any]) -> Cells:
+    return {(cell["method"], cell["group"], cell["metric"]): cell for cell in summary["cells"]}
+
+
+def _heading(summary: Mapping[str, Any]) -> str:
+    return f"### {summary['study']}, {max(cell['seeds'] for cell in summary['cells'])} seeds"
+
+
+def _ours(cells: Cells, key: tuple[str, str, str], factor: float = 1.0, digits: int = 3, interval: bool = True) -> str:
+    """Write a cell; "-" where there is none, or one that was not finite."""
+    cell = cells.get(key)
+    if cell is None or cell["mean"] is None:
+        return "-"
+    names = ("mean", "low", "high") if interval else ("mean",)
+    mean, *ends = (f"{factor * cell[name]:.{digits}f}" for name in names)
+    return f"{mean} [{', '.join(ends)}]" if interval else mean
+
+
+def _theirs(found: Mapping[str, Any], what: str) -> str:
+    """Write a paper's number; "-" where it has none, "?" where our copy has lost it."""
+    mark = ""
+    if what == "pm" and "accuracy" in found:
+        what, mark = "accuracy", "*"
+    if what not in found:
+        return "-"
+    value = found[what]
+    if isinstance(value, list):
+        return f"{value[0]:.2f} ± {value[1]:.2f}{mark}"
+    return "?" if value is None else f"{value:.1f}" if what == "ece" else f"{value:.2f}"
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,11 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="+", type=Path)
-    parser.add_argument("--reference", type=Path, default=REFERENCE / "pac_pfl_table6.json")
+    parser.add_argument(
+        "--reference", type=Path, default=REFERENCE / "pac_pfl_table6.json", help="of regression (default: PAC-PFL's)"
+    )
     options = parser.parse_args(arguments)
-    reference = json.loads(options.reference.read_text(encoding="utf-8"))
+    regression, classification = _read(options.reference), [_read(REFERENCE / name) for name in CLASSIFICATION]
     for folder in options.folder:
-        print(markdown(json.loads((folder / "compare.json").read_text(encoding="utf-8")), reference))
+        summary = _read(folder / "compare.json")
+        classifies = any(cell["metric"].startswith("pm.") for cell in summary["cells"])
+        print(classifier_markdown(summary, classification) if classifies else markdown(summary, regression))
 
 
 if __name__ == "__main__":

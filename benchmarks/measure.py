@@ -1,0 +1,111 @@
+"""How two ways to compute the same are measured: in turn, in one process, after their numbers were compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.results import RoundRecord
+
+SEED = 0
+Rounds = Iterator[tuple[RoundRecord, FederationState]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: both sides in `unit`, their ratio (theirs / ours) pair by pair, and what it should be."""
+
+    case: str
+    unit: str
+    ours: float
+    theirs: float
+    ratio: float
+    low: float
+    high: float
+    goal: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: numbers of `dtype` on `device`, in `repeats` pairs of at least `least` seconds a side."""
+
+    dtype: torch.dtype
+    device: torch.device
+    repeats: int
+    least: float = 0.02
+
+    def run(self, call: Callable[[], object], times: int = 1) -> float:
+        """Measure seconds per call."""
+        begun = time.perf_counter()
+        for _ in range(times):
+            call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / times
+
+    def pair(self, case: str, ours: Callable[[], object], theirs: Callable[[], object], goal: str) -> Row:
+        """Measure both in turn, warm; a ratio above 1 says that ours is the faster."""
+        sides = [(call, max(1, int(self.least / min(self.run(call), self.run(call))))) for call in (ours, theirs)]
+        pairs = [[self.run(*side) for side in sides] for _ in range(self.repeats)]
+        ratios = [second / first for first, second in pairs]
+        ours_ms, theirs_ms = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+        middle = statistics.median(ratios)
+        return Row(f"{case}, {self.name}", "ms", ours_ms, theirs_ms, middle, min(ratios), max(ratios), goal)
+
+    @property
+    def name(self) -> str:
+        """The dtype as it is written in tables."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def same(self, what: str, ours: Tensor, theirs: Tensor, within: float | None = None) -> None:
+        """Refuse to time sides that do not compute the same.
+
+        Args:
+            what: what is compared, for the message.
+            ours: numbers [*].
+            theirs: what they should be [*].
+            within: largest difference allowed, as relative norm; that of the dtype when None.
+
+        Raises:
+            SystemExit: when they differ by more.
+        """
+        error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+        usual = 1e-8 if self.dtype == torch.float64 else 2e-3
+        if not error <= (usual if within is None else within):
+            raise SystemExit(f"{what}: the two sides differ by {error:.1e} (relative norm)")
+
+    def shares(self, case: str, ours: tuple[int, Rounds], theirs: tuple[int, Rounds]) -> Row:
+        """Measure a client's share of a round of the engine, with many clients and with few.
+
+        Args:
+            case: how the row is called.
+            ours: number of clients, the larger, and their rounds, of which one has passed.
+            theirs: the same with fewer clients.
+
+        Returns:
+            Milliseconds per client; a ratio below 1 says that a client among many costs more.
+        """
+
+        def share(clients: int, rounds: Rounds) -> float:
+            repeats = max(1, ours[0] // clients // 20)  # more rounds where they are short
+            return 1e3 * statistics.fmean(next(rounds)[0].values["seconds"] for _ in range(repeats)) / clients
+
+        pairs = [(share(*ours), share(*theirs)) for _ in range(self.repeats)]
+        ratios = sorted(few / many for many, few in pairs)
+        many, few, middle = (statistics.median(column) for column in (*zip(*pairs, strict=True), ratios))
+        return Row(case, "ms", many, few, middle, ratios[0], ratios[-1], ">= 0.87")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Lay rows out as text."""
+    lines = [f"{'case':<86} {'ours':>9} {'theirs':>9}      {'ratio':>5} {'min':>6} {'max':>6}  goal"]
+    for row in rows:
+        numbers = f"{row.ours:9.3f} {row.theirs:9.3f} {row.unit:<3} {row.ratio:6.2f} {row.low:6.2f} {row.high:6.2f}"
+        lines.append(f"{row.case:<86} {numbers}  {row.goal}")
+    return "\n".join(lines)
