@@ -246,6 +246,61 @@ def test_the_largest_key_works_and_numpy_integers_do(engine: Engine) -> None:
     assert torch.equal(foreign.uniform(like(1, 3)), Noise(9, 1, (3,), engine=engine).uniform(like(1, 3)))
 
 
+# draws for weights ----------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_for_weights_have_their_distribution(engine: Engine, dtype: torch.dtype) -> None:
+    noise = Noise(11, 2, range(40), engine=engine)
+    normal, uniform = (
+        noise.weights(like(40, 25, 50, dtype=dtype)),
+        noise.weights(like(40, 1250, dtype=dtype), "uniform"),
+    )
+    assert normal.shape == (40, 25, 50) and normal.dtype == uniform.dtype == dtype
+    assert ((uniform > 0) & (uniform < 1)).all() and torch.logit(uniform).isfinite().all()
+    assert stats.kstest(normal.double().flatten().numpy(), stats.norm.cdf).pvalue > 1e-3
+    assert stats.kstest(uniform.double().flatten().numpy(), stats.uniform.cdf).pvalue > 1e-3
+    error = 4 / np.sqrt(40 * 1250)
+    assert abs(float(normal.mean())) < error and abs(float(normal.var()) - 1) < error * np.sqrt(2)
+    flat = normal.double().flatten(1)
+    for left, right in ((flat[:, 1:], flat[:, :-1]), (flat[1:], flat[:-1]), (uniform.double() - 0.5, flat)):
+        assert abs(float((left * right).mean())) < error
+
+
+@both
+def test_draws_for_weights_belong_to_their_client(engine: Engine) -> None:
+    together = Noise(3, 9, IDS, engine=engine)
+    alone = [Noise(3, 9, (i,), engine=engine) for i in IDS]
+    for kind in ("normal", "uniform", "normal"):
+        batch = together.weights(like(len(IDS), 4, 3), kind)  # type: ignore[arg-type]
+        for k, noise in enumerate(alone):
+            assert torch.equal(batch[k], noise.weights(like(1, 4, 3), kind)[0])  # type: ignore[arg-type]
+    assert len(torch.cat([together.weights(like(len(IDS), 7)) for _ in range(2)]).unique()) == 2 * 7 * len(IDS)
+
+
+def test_uniforms_for_weights_never_reach_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (0.0, 1.0):
+        monkeypatch.setattr(Tensor, "uniform_", lambda self, value=value, **options: self.fill_(value))
+        drawn = Noise(0, 0, (1,), engine="generators").weights(like(1, 3, dtype=torch.float32), "uniform")
+        assert ((drawn > 0) & (drawn < 1)).all()
+
+
+@both
+def test_a_copy_draws_what_comes_next_and_a_fork_something_else(engine: Engine) -> None:
+    noise = Noise(3, 9, IDS, engine=engine)
+    noise.normal(like(5, 2))
+    twin, fork = noise.copy(), noise.fork()
+    drawn = [stream.weights(like(5, 4)) for stream in (noise, twin, fork, noise, twin, fork)]
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[3], drawn[4])
+    assert (twin.seed, twin.round, twin.ids, twin.engine) == (3, 9, IDS, engine)
+    others = torch.cat([drawn[0], drawn[3], drawn[2], drawn[5]]).flatten()
+    assert len(others.unique()) == len(others)
+    alone = Noise(3, 9, IDS[1:2], engine=engine)
+    alone.normal(like(1, 2))
+    assert torch.equal(alone.fork().weights(like(1, 4))[0], drawn[2][1])  # also by client
+
+
 @pytest.mark.gpu
 def test_philox_gives_a_gpu_the_same_numbers() -> None:
     host, device = Noise(3, 9, IDS), Noise(3, 9, IDS, "cuda")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.optim import Adam, adam, adam_init, clip_per_client, sgd
+from pacbayes_fl.optim import Adam, adam, adam_, adam_init, clip_per_client, sgd
 
 
 class Weights(NamedTuple):
@@ -66,6 +66,54 @@ def test_clients_that_were_drawn_unequally_often_equal_torch_one_by_one(betas: t
                 reference.step()
         for parameter, leaf in zip(own, batch, strict=True):
             torch.testing.assert_close(leaf[k], parameter.data, rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("reset", "path"),
+    [
+        (False, (-0.00099999999, -0.00199999998, -0.0027259826092, -0.0032782471214)),
+        (True, (-0.00099999999, -0.00199999998, -0.00100000008, -1.8e-10)),
+    ],
+    ids=["kept", "reset"],
+)
+def test_steps_in_place_take_the_published_path(reset: bool, path: tuple[float, ...]) -> None:
+    x = torch.zeros(1, dtype=torch.float64)
+    state = adam_init(x, 1)
+    for step, (slope, expected) in enumerate(zip((1.0, 1.0, -0.1, -0.1), path, strict=True)):
+        if reset and step == 2:
+            state = adam_init(x, 1)
+        state = adam_(x, torch.tensor([slope], dtype=torch.float64), state, 1e-3)
+        assert x.item() == pytest.approx(expected, abs=1e-12)
+    assert state.steps.tolist() == [2 if reset else 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"betas": (0.5, 0.9), "epsilon": 1e-3}], ids=str)
+def test_steps_in_place_are_those_that_are_not(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    start = weights(3, 0, dtype)
+    here, state = tensors.tree_map(torch.clone, start), adam_init(start, 3)
+    state = state._replace(steps=torch.tensor([0, 7, 300]))  # clients that were drawn unequally often
+    there, other = start, tensors.tree_map(torch.clone, state)
+    for seed in range(1, 6):
+        gradient = weights(3, seed, dtype)
+        before = [leaf.clone() for leaf in gradient]
+        moments = state.first.w
+        state = adam_(here, gradient, state, 0.03, **options)
+        there, other = adam(there, gradient, other, 0.03, **options)
+        assert state.first.w is moments  # in place
+        assert all(torch.equal(a, b) for a, b in zip(gradient, before, strict=True))
+    slack = 1e-13 if dtype == torch.float64 else 1e-5
+    for mine, theirs in zip((*here, *state.first, *state.second), (*there, *other.first, *other.second), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=slack, atol=slack)
+    assert state.steps.tolist() == other.steps.tolist() == [5, 12, 305]
+
+
+def test_steps_in_place_stand_still_without_a_slope() -> None:
+    start = weights(2, 0)
+    here, state = tensors.tree_map(torch.clone, start), adam_init(start, 2)
+    for _ in range(3):
+        state = adam_(here, tensors.tree_map(torch.zeros_like, start), state, 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(here, start, strict=True))
 
 
 def test_a_server_counts_once_for_all_its_leaves() -> None:

@@ -160,6 +160,13 @@ def test_weighted_mean_is_the_loop(dtype: torch.dtype) -> None:
         torch.testing.assert_close(mean[name].double(), loop, rtol=torch.finfo(dtype).eps * 4, atol=0)
 
 
+def test_a_weighted_mean_of_nobody_is_zero_and_not_a_nan() -> None:
+    tree = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    assert not tensors.weighted_mean(tree, torch.zeros(2, dtype=torch.float64))["w"].any()
+    tiny = tensors.weighted_mean(tree, torch.tensor([1e-300, 3e-300], dtype=torch.float64))
+    torch.testing.assert_close(tiny["w"], torch.tensor([2.5, 3.5]))
+
+
 def test_weighted_mean_refuses_integers() -> None:
     with pytest.raises(ShapeError, match=r"torch\.int64"):
         tensors.weighted_mean({"steps": torch.tensor([4, 8])}, torch.ones(2, dtype=torch.float64))

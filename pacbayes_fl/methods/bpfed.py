@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple, final
 
@@ -13,15 +13,11 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import svi
-from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import pfedbayes
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.pfedbayes import PriorTracking, Update, averaged, per_client, start_clients, track_prior
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.methods.pfedbayes import Update, averaged, per_client, start_clients, track_prior
+from pacbayes_fl.methods.variational import Variational
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
-from pacbayes_fl.posteriors.family import Draw
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from pacbayes_fl.server import average
@@ -49,40 +45,25 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class BPFed(Method[Server, Server, Client, Update]):
-    """BPFed (Algorithm 1, eqs. 7-11).
+class BPFed(Variational[Server, Client, Update]):
+    """BPFed (Algorithm 1, eqs. 7-11); fields as in `methods.variational.Variational`, and some more.
+
+    The steps on the prior are those of eq. 11.
 
     Args:
-        model: the likelihood.
-        local: steps on q; the paper's KL divergence has weight 1.
-        tracking: steps on the prior (eq. 11).
         personal_sites: number of last sites that are personal; 2 are the last layer's weight and bias.
         upload: the shared part of the "posterior" q, or of the "tracked" prior as the public code does.
-        weighting: of clients in the average.
-        init_std: spread of the initial means.
-        init_rho: initial rho of every weight.
-        draws: S, of predictions.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
     """
 
-    model: WeightModel
-    local: LocalInference = field(default_factory=LocalInference)
-    tracking: PriorTracking = field(default_factory=PriorTracking)
     personal_sites: int = 2
     upload: Literal["posterior", "tracked"] = "posterior"
-    weighting: average.Weighting = "uniform"
-    init_std: float = 0.1
-    init_rho: float = -2.5
-    draws: int = 20
-    join_passes: int = 10
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
         if not 0 < self.personal_sites < len(self.model.shapes):
             sites = len(self.model.shapes)
             raise StudyError(f"personal_sites must be between 1 and {sites - 1}, got {self.personal_sites}")
-        if not (self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
-            raise StudyError("init_std, draws and join_passes must be positive")
 
     @property
     def shared(self) -> int:
@@ -99,15 +80,11 @@ class BPFed(Method[Server, Server, Client, Update]):
         start = start_clients(tensors.expand(message.w, batch.clients), batch.clients)
         return Client(self._personal(start.q), start.adam_q, start.adam_w)
 
-    def broadcast(self, server: Server) -> Server:
-        """Send zeta, and eta^0 for clients that never took part."""
-        return server
-
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit both factors against the last personal posterior and the global shared part (Algorithm 1)."""
         prior = self._joined(message.w, state.personal)
         before = pfedbayes.Client(prior, state.adam_q, state.adam_w)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, before, prior, batch, noise, self._draw)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, before, prior, batch, noise, self.draw)
         sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
         weight = average.client_weight(batch.size, self.weighting)
         update = Update(sent, weight, torch.ones_like(weight), fit.double(), new.q.kl(w))
@@ -122,12 +99,9 @@ class BPFed(Method[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
         q = self._joined(message.w, state.personal)
-        fresh = state.adam_q.steps == 0
-        if bool(fresh.any()):
-            own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
-            fitted = svi.fit(self.model, self.local, q, batch, noise.fork(), self.join_passes, self._draw, own)
-            q = tensors.where(fresh, fitted, q)
-        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+        own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
+        q = self.with_newcomers(q, state.adam_q.steps == 0, q, batch, noise.fork(), own)
+        return self.posterior(q, batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
@@ -137,10 +111,6 @@ class BPFed(Method[Server, Server, Client, Update]):
         """Mean scaled log likelihood of the clients, and KL divergence of their posteriors from the tracked priors."""
         return per_client(update)
 
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
-
     def _personal(self, q: MeanField) -> MeanField:
         return tensors.tree_map(lambda leaf: leaf[:, self.shared :].clone(), q)
 
@@ -149,6 +119,3 @@ class BPFed(Method[Server, Server, Client, Update]):
         return tensors.tree_map(
             lambda shared, own: torch.cat((shared[: self.shared].expand(clients, -1), own), 1), w, personal
         )
-
-    def _draw(self, q: MeanField, noise: Noise) -> Draw:
-        return svi.draw_of(q, noise, self.local.noise_std)

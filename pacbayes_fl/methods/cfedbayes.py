@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -12,15 +12,11 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import svi
-from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import pfedbayes
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.pfedbayes import PriorTracking, never_trained, start_clients, track_prior
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.methods.pfedbayes import never_trained, start_clients, track_prior
+from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
-from pacbayes_fl.posteriors.family import Draw
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from pacbayes_fl.server import average, clusters
@@ -66,45 +62,29 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class CFedBayes(Method[Server, Server, Client, Update]):
-    """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57).
+class CFedBayes(Variational[Server, Client, Update]):
+    """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57); fields as in `methods.variational.Variational`, and some more.
 
     Args:
-        model: the likelihood.
-        local: steps on q.
-        tracking: steps on w.
         clusters: J.
         assign_draws: Monte Carlo draws of the expected log likelihood (eq. 45), over all training rows.
         beta: extrapolation of the server.
-        weighting: of clients in their cluster's average.
         start: how clusters come to differ, which equal ones never would. "uploads": in the first round all clients
             start from one v^0, and the server groups what they send by k-means; "random": every cluster has a v^0 of
             its own, and clients choose from the first round on (eq. 45), which often ends in a poor local optimum.
-        init_std: spread of the initial means.
-        init_rho: initial rho of every weight.
-        draws: S, of predictions.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
     """
 
-    model: WeightModel
-    local: LocalInference = field(default_factory=LocalInference)
-    tracking: PriorTracking = field(default_factory=PriorTracking)
     clusters: int = 2
     assign_draws: int = 5
-    start: Literal["uploads", "random"] = "uploads"
     beta: float = 1.0
-    weighting: average.Weighting = "uniform"
-    init_std: float = 0.1
-    init_rho: float = -2.5
-    draws: int = 20
-    join_passes: int = 10
+    start: Literal["uploads", "random"] = "uploads"
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        check_beta(self.beta)
         if self.clusters < 1 or self.assign_draws < 1:
             raise StudyError("clusters and assign_draws must be at least 1")
-        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
-            raise StudyError("beta, init_std, draws and join_passes must be positive")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0, for every cluster its own or one for all."""
@@ -121,10 +101,6 @@ class CFedBayes(Method[Server, Server, Client, Update]):
         start = start_clients(tensors.expand(first, batch.clients), batch.clients)
         return Client(*start, torch.full_like(start.adam_q.steps, -1))
 
-    def broadcast(self, server: Server) -> Server:
-        """Send all clusters."""
-        return server
-
     def assign(self, message: Server, batch: ClientBatch, noise: Noise) -> Tensor:
         """Choose the cluster under which a client's training rows are likeliest.
 
@@ -139,7 +115,7 @@ class CFedBayes(Method[Server, Server, Client, Update]):
             [K], int64.
         """
         one = tensors.tree_map(lambda leaf: leaf[0], message.w)
-        draws = [self._draw(tensors.expand(one, batch.clients), noise) for _ in range(self.assign_draws)]
+        draws = [self.draw(tensors.expand(one, batch.clients), noise) for _ in range(self.assign_draws)]
         scores = []
         with torch.no_grad():
             for k in range(self.clusters):
@@ -154,7 +130,7 @@ class CFedBayes(Method[Server, Server, Client, Update]):
         start = tensors.select(message.w, cluster)
         before = pfedbayes.Client(*state[:3])
         before = before._replace(q=tensors.where(never_trained(before), start, before.q))
-        new, w, fit = track_prior(self.model, self.local, self.tracking, before, start, batch, noise, self._draw)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, before, start, batch, noise, self.draw)
         weight = average.client_weight(batch.size, self.weighting)
         moved = (cluster != state.cluster).to(weight)
         update = Update(w, cluster, weight, torch.ones_like(weight), fit.double(), new.q.kl(w), moved)
@@ -171,18 +147,14 @@ class CFedBayes(Method[Server, Server, Client, Update]):
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
-        fresh, q = never_trained(pfedbayes.Client(*state[:3])), state.q
-        if bool(fresh.any()):
-            apart = noise.fork()
-            w = tensors.select(message.w, self.assign(message, batch, apart))
-            fitted = svi.fit(self.model, self.local, w, batch, apart, self.join_passes, self._draw)
-            q = tensors.where(fresh, fitted, q)
-        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+        fresh, apart = never_trained(pfedbayes.Client(*state[:3])), noise.fork()
+        w = tensors.select(message.w, self.assign(message, batch, apart)) if bool(fresh.any()) else state.q
+        return self.posterior(self.with_newcomers(state.q, fresh, w, batch, apart), batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution of the client's cluster."""
         w = tensors.select(message.w, self.assign(message, batch, noise))
-        return WeightPosterior(self.model, w, self.draws, noise, batch, self.local.noise_std)
+        return self.posterior(w, batch, noise)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Every client's last cluster; -1 for one that never trained."""
@@ -194,10 +166,3 @@ class CFedBayes(Method[Server, Server, Client, Update]):
         means = {name: getattr(update, name).sum() / clients for name in ("log_likelihood", "kl")}
         sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
         return means | {"moved": update.moved.sum(), "occupied": (sizes > 0).sum()}
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
-
-    def _draw(self, q: MeanField, noise: Noise) -> Draw:
-        return svi.draw_of(q, noise, self.local.noise_std)

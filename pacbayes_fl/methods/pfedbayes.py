@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import elbo, svi
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.variational import PriorTracking, Variational, check_beta
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam, adam_, adam_init
@@ -54,21 +53,6 @@ class Update(NamedTuple):
     clients: Tensor
     log_likelihood: Tensor
     kl: Tensor
-
-
-@dataclass(frozen=True)
-class PriorTracking:
-    """How a client lets its copy of the global distribution follow its posterior.
-
-    Args:
-        rate: learning rate of Adam on w, eta_2.
-        keep_moments: keep both optimisers' moments between rounds (public codes), or begin anew.
-        restart: begin every round at q = w (as sFedBayes's Algorithm 2 has it), or go on from the last q.
-    """
-
-    rate: float = 1e-3
-    keep_moments: bool = True
-    restart: bool = False
 
 
 def track_prior(
@@ -153,35 +137,19 @@ def per_client(update: Update) -> Mapping[str, Tensor]:
 
 @final
 @dataclass(frozen=True)
-class PFedBayes(Method[Server, Server, Client, Update]):
-    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31).
+class PFedBayes(Variational[Server, Client, Update]):
+    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.Variational`, and one more.
 
     Args:
-        model: the likelihood.
-        local: steps on q.
-        tracking: steps on w.
         beta: extrapolation of the server.
-        weighting: of clients in the average.
-        init_std: spread of the initial means.
-        init_rho: initial rho of every weight.
-        draws: S, of predictions.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
     """
 
-    model: WeightModel
-    local: LocalInference = field(default_factory=LocalInference)
-    tracking: PriorTracking = field(default_factory=PriorTracking)
     beta: float = 1.0
-    weighting: average.Weighting = "uniform"
-    init_std: float = 0.1
-    init_rho: float = -2.5
-    draws: int = 20
-    join_passes: int = 10
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
-        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
-            raise StudyError("beta, init_std, draws and join_passes must be positive")
+        super().__post_init__()
+        check_beta(self.beta)
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0 = (mu^0, rho^0)."""
@@ -191,14 +159,10 @@ class PFedBayes(Method[Server, Server, Client, Update]):
         """Begin at the global distribution."""
         return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
 
-    def broadcast(self, server: Server) -> Server:
-        """Send w."""
-        return server
-
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
         w = tensors.expand(message.w, batch.clients)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self._draw)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
         weight = average.client_weight(batch.size, self.weighting)
         return Update(w, weight, torch.ones_like(weight), fit.double(), new.q.kl(w)), new
 
@@ -209,17 +173,13 @@ class PFedBayes(Method[Server, Server, Client, Update]):
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained fits it against w first."""
-        fresh, q = never_trained(state), state.q
-        if bool(fresh.any()):
-            w = tensors.expand(message.w, batch.clients)
-            fitted = svi.fit(self.model, self.local, w, batch, noise.fork(), self.join_passes, self._draw)
-            q = tensors.where(fresh, fitted, q)
-        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+        w = tensors.expand(message.w, batch.clients)
+        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        return self.posterior(q, batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution w itself, for every client."""
-        w = tensors.expand(message.w, batch.clients)
-        return WeightPosterior(self.model, w, self.draws, noise, batch, self.local.noise_std)
+        return self.posterior(tensors.expand(message.w, batch.clients), batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
@@ -228,10 +188,3 @@ class PFedBayes(Method[Server, Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood and KL divergence of the clients."""
         return per_client(update)
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
-
-    def _draw(self, q: MeanField, noise: Noise) -> Draw:
-        return svi.draw_of(q, noise, self.local.noise_std)

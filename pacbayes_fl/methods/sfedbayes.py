@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
@@ -12,11 +12,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import svi
-from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.pfedbayes import Client, PriorTracking, never_trained, start_clients, track_prior
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.methods.pfedbayes import Client, never_trained, start_clients, track_prior
+from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import initial_mean_field
 from pacbayes_fl.posteriors.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
@@ -84,41 +81,25 @@ def sparse_bytes(kept: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
 
 @final
 @dataclass(frozen=True)
-class SFedBayes(Method[Server, Server, Client, Update]):
-    """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43).
+class SFedBayes(Variational[Server, Client, Update]):
+    """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43); fields as in `methods.variational.Variational`, and some more.
 
     Args:
-        model: the likelihood.
-        local: steps on q.
-        tracking: steps on w; Algorithm 2 restarts q at w in every round.
         beta: extrapolation of the server.
-        weighting: of clients in the average.
         inclusion: initial lambda of every weight.
         threshold: weights whose lambda is below it are not sent, and not used in predictions.
         temperature: tau of the gates' relaxed gradient (eq. 41).
-        init_std: spread of the initial means.
-        init_rho: initial rho of every weight.
-        draws: S, of predictions.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
     """
 
-    model: WeightModel
-    local: LocalInference = field(default_factory=LocalInference)
-    tracking: PriorTracking = field(default_factory=PriorTracking)
     beta: float = 1.0
-    weighting: average.Weighting = "uniform"
     inclusion: float = 0.99
     threshold: float = 0.1
     temperature: float = TEMPERATURE
-    init_std: float = 0.1
-    init_rho: float = -2.5
-    draws: int = 20
-    join_passes: int = 10
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
-        if not (self.beta > 0 and self.init_std > 0 and self.draws > 0 and self.join_passes > 0):
-            raise StudyError("beta, init_std, draws and join_passes must be positive")
+        super().__post_init__()
+        check_beta(self.beta)
         if not (0 < self.inclusion < 1 and 0 <= self.threshold < 1 and self.temperature > 0):
             raise StudyError("inclusion must be in (0, 1), threshold in [0, 1), temperature positive")
         if self.local.noise_std != 1.0:
@@ -134,14 +115,10 @@ class SFedBayes(Method[Server, Server, Client, Update]):
         """Begin at the global distribution."""
         return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
 
-    def broadcast(self, server: Server) -> Server:
-        """Send w."""
-        return server
-
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
         start = tensors.expand(message.w, batch.clients)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, state, start, batch, noise, self._draw)
+        new, w, fit = track_prior(self.model, self.local, self.tracking, state, start, batch, noise, self.draw)
         weight, kl = average.client_weight(batch.size, self.weighting), new.q.kl(w)
         inclusion = w.inclusion
         keep = inclusion >= self.threshold
@@ -158,17 +135,13 @@ class SFedBayes(Method[Server, Server, Client, Update]):
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
-        fresh, q = never_trained(state), state.q
-        if bool(fresh.any()):
-            w = tensors.expand(message.w, batch.clients)
-            fitted = svi.fit(self.model, self.local, w, batch, noise.fork(), self.join_passes, self._draw)
-            q = tensors.where(fresh, fitted, q)
-        return WeightPosterior(self.model, q.pruned(self.threshold), self.draws, noise, batch)
+        w = tensors.expand(message.w, batch.clients)
+        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        return self.posterior(q.pruned(self.threshold), batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution w itself, without the weights under the threshold."""
-        w = tensors.expand(message.w, batch.clients).pruned(self.threshold)
-        return WeightPosterior(self.model, w, self.draws, noise, batch)
+        return self.posterior(tensors.expand(message.w, batch.clients).pruned(self.threshold), batch, noise)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Share of each client's weights that its predictions use."""
@@ -187,9 +160,6 @@ class SFedBayes(Method[Server, Server, Client, Update]):
         dense, sparse = sparse_bytes(means["kept"], self.model.dim, update.w.loc.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
 
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
-
-    def _draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
+    def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
+        """Take the random numbers of one draw, with the gates' temperature."""
         return q.draw(noise)._replace(temperature=self.temperature)

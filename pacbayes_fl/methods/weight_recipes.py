@@ -14,9 +14,10 @@ from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.methods.bpfed import BPFed
 from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.methods.pfedbayes import PFedBayes, PriorTracking
+from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.methods.sfedbayes import SFedBayes
+from pacbayes_fl.methods.variational import PriorTracking
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.posteriors.spike_slab import TEMPERATURE
 from pacbayes_fl.server.average import Weighting

@@ -143,7 +143,7 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
     fit, hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
     close(fit - ZETA * q.kl(w), value)
     close(hot, gradient)
-    _, opened = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, w.opened())
+    _, opened = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, (q.opened(), w.opened()))
     close(opened, hot, 0.0)
     assert not pyro.get_param_store().keys()
 

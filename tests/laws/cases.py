@@ -154,6 +154,7 @@ class Case:
     build: Any
     noise: Engine = "philox"
     labelled: bool = False
+    dimensions: tuple[int, ...] = tuple(SIZES)
 
     def __str__(self) -> str:
         name = f"{self.name}-labels" if self.labelled else self.name
@@ -181,16 +182,16 @@ def _cases() -> Iterator[Case]:
     other = {"restart": True, "keep_moments": False, "weighting": "rows", "train_draws": 2, "divergence": "reverse"}
     other |= {"upload": "tracked", "optimiser": "sgd", "noise_std": 0.5, "data_scale": "mean", "clusters": 3}
     for name in ("pfedbayes", "cfedbayes", "bpfed", "fedavg-ft", "local"):
-        yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other))
+        yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other), dimensions=(1,))
     sparse = {"inclusion": 0.31, "threshold": 0.3, "temperature": 0.7, "restart": True, "beta": 2.0}
-    yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse))
+    yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse), dimensions=(3,))
     yield from (Case("toy", Toy), Case("toy", Toy, "generators"))
 
 
 def _labelled_cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
         if recipe.model == "weights":
-            yield Case(name, partial(from_recipe, recipe, model=classifier), "generators", labelled=True)
+            yield Case(name, partial(from_recipe, recipe, model=classifier), "generators", True, (3,))
 
 
 ALL = tuple(_cases())
@@ -200,7 +201,6 @@ LABELLED = tuple(_labelled_cases())
 """Methods that predict labels."""
 
 FEDERATED = tuple(case for case in ALL if case.build(1).federated)
-DIMENSIONS = tuple(SIZES)
 
 
 def numbers(predictive: Predictive) -> dict[str, Tensor]:

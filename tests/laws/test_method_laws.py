@@ -20,7 +20,6 @@ from pacbayes_fl.federation import engine, wire
 from tests.laws.cases import (
     ALL,
     CLASSES,
-    DIMENSIONS,
     FEDERATED,
     LABELLED,
     Case,
@@ -34,9 +33,13 @@ from tests.laws.cases import (
 
 SEED_OF_STRANGERS = 5
 
-every_federated = pytest.mark.parametrize("case", FEDERATED + LABELLED, ids=str)
-every_method = pytest.mark.parametrize("case", ALL + LABELLED, ids=str)
-both_dimensions = pytest.mark.parametrize("d", DIMENSIONS)
+
+def pairs(cases: tuple[Case, ...]) -> pytest.MarkDecorator:
+    every = [pytest.param(case, d, id=f"{case}-{d}") for case in cases for d in case.dimensions]
+    return pytest.mark.parametrize(("case", "d"), every)
+
+
+every_federated, every_method = pairs(FEDERATED + LABELLED), pairs(ALL + LABELLED)
 
 
 def widen(batch: ClientBatch, columns: int = 3) -> ClientBatch:
@@ -70,7 +73,6 @@ def play(s: Scene, part: Part) -> tuple[Any, Any]:
 
 
 @every_federated
-@both_dimensions
 @arranged
 def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
     s = scene(case, d)
@@ -89,7 +91,6 @@ def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int, a
 
 
 @every_method
-@both_dimensions
 @arranged
 def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
     s = scene(case, d)
@@ -109,7 +110,6 @@ def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d
 
 
 @every_federated
-@both_dimensions
 @arranged
 def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_other(
     case: Case, d: int, arrangement: Any
@@ -132,7 +132,6 @@ def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_oth
 
 
 @every_federated
-@both_dimensions
 def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
     s = scene(case, d)
     plan = replace(s.plan, rounds=3)
@@ -151,7 +150,6 @@ def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
 
 
 @every_method
-@both_dimensions
 def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None:
     s = scene(case, d)
     again = engine.run_rounds(s.method, s.batch, s.plan)
@@ -160,7 +158,6 @@ def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None
 
 
 @every_method
-@both_dimensions
 def test_inputs_are_left_as_they_are(case: Case, d: int) -> None:
     s = scene(case, d)
     inputs = {
@@ -201,7 +198,6 @@ def world() -> dict[str, Any]:
 
 
 @every_method
-@both_dimensions
 def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
     before = world()
     s = scene.__wrapped__(case, d)
@@ -212,7 +208,6 @@ def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
 
 
 @every_method
-@both_dimensions
 def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
     s = scene(case, d)
     start = engine.start(s.method, s.batch, s.plan)
@@ -226,7 +221,6 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
 
 
 @every_method
-@both_dimensions
 def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
     s = scene(case, d)
     update, after = play(s, (list(range(s.batch.clients)), unchanged))
@@ -236,7 +230,6 @@ def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
 
 
 @every_method
-@both_dimensions
 def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
     s, new = scene(case, d), case.strangers(d)
     got = numbers(engine.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x))
@@ -249,7 +242,6 @@ def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
 
 
 @every_method
-@both_dimensions
 @arranged
 def test_the_global_model_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
     s = scene(case, d)
@@ -270,7 +262,6 @@ def test_the_global_model_does_not_depend_on_how_clients_are_called(case: Case, 
 
 
 @every_method
-@both_dimensions
 def test_what_tables_show_of_clients_is_a_number_each(case: Case, d: int) -> None:
     s = scene(case, d)
     shown = s.method.describe(s.clients)
@@ -281,7 +272,6 @@ def test_what_tables_show_of_clients_is_a_number_each(case: Case, d: int) -> Non
 
 
 @every_federated
-@both_dimensions
 @pytest.mark.parametrize("cut", [{"chunk": 1}, {"chunk": 2**40}, {"waste": 1.0}, {"waste": 10.0}], ids=str)
 def test_how_the_engine_cuts_clients_into_calls_changes_nothing(case: Case, d: int, cut: dict[str, Any]) -> None:
     s = scene(case, d)

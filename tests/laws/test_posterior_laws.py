@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
-from tests.laws.cases import ALL, CLASSES, DIMENSIONS, LABELLED, assert_close, scene
+from tests.laws.cases import ALL, CLASSES, LABELLED, assert_close, scene
 
 LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.5, 0.8, 0.975, 1 - 1e-6], dtype=torch.float64)
 ROWS = 5
@@ -46,7 +46,7 @@ def prior_predictive(case: Any, d: int) -> Any:
 
 CASES: dict[str, Any] = {"hard-mixture": hard_mixture}
 for _case in ALL:
-    for _d in DIMENSIONS:
+    for _d in _case.dimensions:
         CASES[f"{_case}-{_d}"] = lambda c=_case, d=_d: method_predictive(c, d)
     CASES[f"{_case}-strangers"] = lambda c=_case: prior_predictive(c, 1)
 
@@ -151,7 +151,7 @@ def test_units_change_everything_alike(name: str) -> None:
 
 CLASS_CASES: dict[str, Any] = {}
 for _case in LABELLED:
-    for _d in DIMENSIONS:
+    for _d in _case.dimensions:
         CLASS_CASES[f"{_case}-{_d}"] = lambda c=_case, d=_d: method_predictive(c, d)
     CLASS_CASES[f"{_case}-strangers"] = lambda c=_case: prior_predictive(c, 1)
 

@@ -195,9 +195,9 @@ def test_planted_groups_are_found_from_what_the_first_round_sends(task: str) -> 
     assert [found(task, "uploads", seed) for seed in range(5)] == [1.0] * 5
 
 
-def test_a_random_start_finds_them_where_it_does_not_collapse() -> None:
-    scores = [found("regression", "random", seed) for seed in (7, 8, 9)]
-    assert scores == [1.0, 0.0, 1.0]  # in seed 8 all clients choose one cluster, and the other never learns
+def test_a_random_start_finds_them_mostly() -> None:
+    """Where it does not, all clients choose one cluster and the other never learns."""
+    assert sum(found("regression", "random", seed) == 1.0 for seed in range(4)) >= 3
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,39 @@
-"""Recipes: presets that cannot be changed, and always the two that every method has."""
+"""A recipe and the presets in it."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.recipe import Recipe, presets
+from pacbayes_fl.methods.recipe import Product, Recipe, presets
+
+PRODUCT = Product("model", "client", "server", "uploads", "keeps")
 
 
-def test_presets_are_read_only_all_the_way_down() -> None:
-    values = {"rate": 0.5}
-    found = presets(paper={"method": values}, mine={})
-    assert set(found) == {"recommended", "paper", "mine"} and found["recommended"] == {}
-    values["rate"] = 1.0
-    assert found["paper"]["method"]["rate"] == 0.5
-    for table in (found, found["paper"], found["paper"]["method"]):
+def made(**options: Any) -> Recipe:
+    return Recipe("Title", True, True, dict, lambda options, model, features: options, PRODUCT, **options)
+
+
+def test_presets_are_read_only_through_and_through_and_copy_what_they_are_given() -> None:
+    values = {"rate": 1.0}
+    table = presets(paper={"method": values}, mine={"federation": {"rounds": 3}})
+    values["rate"] = 2.0
+    assert table["paper"]["method"]["rate"] == 1.0
+    assert dict(table["recommended"]) == {} and set(table) == {"recommended", "paper", "mine"}
+    frozen: Any
+    for frozen in (table, table["paper"], table["paper"]["method"]):
         with pytest.raises(TypeError):
-            table["rate"] = {}  # type: ignore[index]
+            frozen["mine"] = {}
 
 
-def test_a_recipe_is_on_functions_unless_it_says_otherwise() -> None:
-    plain = METHODS["ridge"]
-    fields = {name: getattr(plain, name) for name in ("title", "federated", "rounds", "options", "build", "product")}
-    made = Recipe(**fields)
-    assert (made.model, dict(made.search), set(made.presets)) == ("functions", {}, {"recommended", "paper"})
-    assert {recipe.model for recipe in METHODS.values()} == {"functions", "weights"}
+def test_a_recipe_says_little_unless_told() -> None:
+    recipe = made()
+    assert (recipe.model, dict(recipe.search)) == ("functions", {})
+    assert set(recipe.presets) == {"recommended", "paper"} and not any(recipe.presets.values())
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.title = "mine"  # type: ignore[misc]
+        recipe.title = "mine"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        recipe.search["x"] = None  # type: ignore[index]
+    assert made().presets is not made().presets

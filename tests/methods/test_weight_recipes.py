@@ -1,64 +1,137 @@
-"""Methods on networks as the table builds them: every option arrives, at the method or at its local steps."""
+"""Recipes on networks: every option reaches the method, and presets say what papers and public codes do."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods.baselines.fedavg import FedAvg
+from pacbayes_fl.methods.baselines.local import LocalOnly
+from pacbayes_fl.methods.bpfed import BPFed
+from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.methods.pfedbayes import PFedBayes
+from pacbayes_fl.methods.sfedbayes import SFedBayes
 from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES
 from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.likelihoods import Categorical
+
+MODEL = BayesianMLP((2, 4, 3), Categorical(3))
+PLACES = {"train_draws": "local.draws", "prior_rate": "tracking.rate"}
+LOCAL = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence", "optimiser")
+TRACKING = ("keep_moments", "restart")
+FOR_THE_STUDY = {"max_clusters", "cluster_rounds"}  # which chooses the number of clusters
+KINDS = {
+    "pfedbayes": PFedBayes,
+    "sfedbayes": SFedBayes,
+    "cfedbayes": CFedBayes,
+    "bpfed": BPFed,
+    "fedavg": FedAvg,
+    "fedavg-ft": FedAvg,
+    "local": LocalOnly,
+}
 
 
 def build(name: str, **options: Any) -> Any:
     recipe = WEIGHT_RECIPES[name]
-    return recipe.build(recipe.options(**options), BayesianMLP((2, 3, 1), Gaussian()), ("wind", "lag_1"))
+    return recipe.build(recipe.options(**options), MODEL, ())
 
 
-def test_options_of_networks_reach_the_method_and_its_local_steps() -> None:
-    local = {"steps": 3, "inner": 2, "minibatch": 7, "rate": 0.5, "zeta": 0.25, "data_scale": "sum", "noise_std": 0.5}
-    method = build("pfedbayes", **local, train_draws=4, prior_rate=0.125, keep_moments=False, beta=0.5, draws=9)
-    assert {name: getattr(method.local, name) for name in local} == local and method.local.draws == 4
-    assert (method.tracking.rate, method.tracking.keep_moments, method.beta, method.draws) == (0.125, False, 0.5, 9)
-    clustered = build("cfedbayes", clusters=3, assign_draws=2)
-    assert (clustered.clusters, clustered.assign_draws) == (3, 2)
-    alone = build("local", steps=3, rate=0.5, optimiser="sgd")
-    assert (alone.local.steps, alone.local.rate, alone.local.optimiser) == (3, 0.5, "sgd")
-    assert build("fedavg-ft", finetune=6).finetune == 6 and build("fedavg").finetune == 0
+def another(options: type, name: str, usual: Any) -> Any:
+    """Return a valid value of an option that is not the usual one."""
+    if isinstance(usual, str):
+        return next(word for word in get_args(get_type_hints(options)[name]) if word != usual)
+    if isinstance(usual, bool):
+        return not usual
+    if name == "personal_sites":
+        return 3
+    return 1 + 2 * usual if isinstance(usual, int) else 0.875 * usual if usual else 0.125
 
 
-def test_a_number_of_clusters_that_is_still_to_be_chosen_builds_nothing() -> None:
-    with pytest.raises(StudyError, match=r"clusters is still 'held-out' \(a run of a study chooses"):
+def place(name: str) -> str:
+    prefix = "local." if name in LOCAL else "tracking." if name in TRACKING else ""
+    return PLACES.get(name, prefix + name)
+
+
+def value(method: Any, path: str) -> Any:
+    for part in path.split("."):
+        method = getattr(method, part)
+    return method
+
+
+def test_these_methods_work_on_networks() -> None:
+    assert set(KINDS) <= set(WEIGHT_RECIPES)
+    assert all(recipe.model == "weights" and recipe.federated for recipe in WEIGHT_RECIPES.values())
+    with pytest.raises(TypeError):
+        WEIGHT_RECIPES["mine"] = WEIGHT_RECIPES["local"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_option_reaches_the_method(name: str) -> None:
+    recipe = WEIGHT_RECIPES[name]
+    options = [field.name for field in dataclasses.fields(recipe.options)]
+    skipped = FOR_THE_STUDY | ({"noise_std"} if name == "sfedbayes" else set())  # gates are drawn in full
+    assert type(build(name)) is KINDS[name] and build(name).model is MODEL
+    for option in set(options) - skipped:
+        default = getattr(recipe.options(), option)
+        given = another(recipe.options, option, default)
+        assert value(build(name), place(option)) == default, option
+        assert value(build(name, **{option: given}), place(option)) == given != default, option
+
+
+def test_a_number_of_clusters_that_was_not_chosen_builds_no_method() -> None:
+    with pytest.raises(StudyError, match="clusters is still 'held-out'"):
         build("cfedbayes", clusters="held-out")
-    with pytest.raises(StudyError, match="max_clusters and cluster_rounds must be at least 1"):
-        build("cfedbayes", max_clusters=0)
+    for name in FOR_THE_STUDY:
+        with pytest.raises(StudyError, match="max_clusters and cluster_rounds must be at least 1"):
+            build("cfedbayes", **{name: 0})
 
 
-WORDS = {"data_scale": "sum", "divergence": "reverse", "upload": "tracked", "optimiser": "sgd", "start": "random"}
+def test_fedavg_is_fine_tuned_by_its_other_name_alone() -> None:
+    assert build("fedavg").finetune == 0 and build("fedavg-ft").finetune > 0
+    assert "finetune" not in {field.name for field in dataclasses.fields(WEIGHT_RECIPES["fedavg"].options)}
+    assert build("fedavg", optimiser="sgd", rate=0.1).local == LocalDescent(
+        build("fedavg").local.steps, build("fedavg").local.minibatch, 0.1, "sgd"
+    )
 
 
-@pytest.mark.parametrize("name", WEIGHT_RECIPES)
-def test_an_option_that_is_changed_changes_the_method(name: str) -> None:
-    """None is read and forgotten."""
-    plain = fields(build(name))
-    for option, value in vars(WEIGHT_RECIPES[name].options()).items():
-        if option in ("max_clusters", "cluster_rounds"):  # of the study that chooses the number of clusters
-            continue
-        if (name, option) == ("sfedbayes", "noise_std"):
-            with pytest.raises(StudyError, match="noise_std must be 1 for gates"):
-                build(name, noise_std=0.5)
-            continue
-        other: Any = WORDS.get(option)
-        if option == "weighting":
-            other = "rows" if value == "uniform" else "uniform"
-        elif isinstance(value, bool):
-            other = not value
-        elif not isinstance(value, str):
-            other = value + 1 if isinstance(value, int) else value / 2
-        assert fields(build(name, **{option: other})) != plain, option
+def preset(name: str, which: str) -> Any:
+    return build(name, **WEIGHT_RECIPES[name].presets[which].get("method", {}))
 
 
-def fields(method: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(method).items() if name != "model"}  # a model is not compared
+@pytest.mark.parametrize("name", KINDS)
+def test_every_preset_builds(name: str) -> None:
+    for which, parts in WEIGHT_RECIPES[name].presets.items():
+        assert type(preset(name, which)) is KINDS[name]
+        assert set(parts) <= {"method", "model", "federation"}
+
+
+def test_presets_are_what_papers_print() -> None:
+    for name in ("pfedbayes", "sfedbayes", "cfedbayes"):
+        paper = preset(name, "paper")
+        assert (paper.local.zeta, paper.local.rate, paper.tracking.rate, paper.init_rho) == (10.0, 1e-3, 1e-3, -2.5)
+        assert (paper.local.data_scale, paper.local.noise_std, paper.weighting) == ("rows", 1.0, "uniform")
+    assert preset("sfedbayes", "paper").tracking.restart  # Algorithm 2, and Algorithm 1 does not say so
+    assert preset("bpfed", "paper").local.zeta == 1.0 and preset("bpfed", "paper").upload == "posterior"
+    assert preset("fedavg", "paper").local.optimiser == "sgd"
+
+
+def test_presets_are_what_public_codes_do() -> None:
+    """Zeta divided by their number of epochs, a summed or mean loss, eps of 0.001, weights by rows."""
+    code = preset("pfedbayes", "authors-code")
+    assert (code.local.zeta, code.local.data_scale, code.local.noise_std) == (10.0 / 20, "sum", 1e-3)
+    assert (code.local.steps, code.local.inner, code.local.minibatch, code.weighting) == (20, 5, 100, "rows")
+    code = preset("bpfed", "authors-code")
+    assert code.local.zeta == pytest.approx(1e-3 / 20) and code.local.data_scale == "mean"
+    assert (code.local.divergence, code.upload) == ("reverse", "tracked")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_searched_is_an_option_or_of_another_part(name: str) -> None:
+    recipe = WEIGHT_RECIPES[name]
+    options = {field.name for field in dataclasses.fields(recipe.options)}
+    assert "federation.rounds" in recipe.search
+    assert all(key.split(".", 1)[1] in options for key in recipe.search if key.startswith("method."))

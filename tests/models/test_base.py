@@ -299,7 +299,7 @@ def test_sites_without_uncertainty_are_marked_and_drawn_outside_of_any_divergenc
     assert Straight().stochastic_columns().all() and not Straight().centre().any()
     weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
     with pyro.plate("clients", 2, dim=-1):
-        drawn = model.sample(Given(weights))
+        drawn = model.draw_weights(Given(weights))
     assert all(torch.equal(drawn[name], weights[name]) for name in weights)
 
 

@@ -1,11 +1,12 @@
-"""A linear prediction with Gaussian residuals."""
+"""A linear prediction with Gaussian residuals, and weights without uncertainty."""
 
 from __future__ import annotations
 
 import torch
 from torch.distributions import Normal
 
-from pacbayes_fl.posteriors.point import LinearPoint
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import LinearPoint, PointMass
 
 
 def test_every_row_is_a_normal_around_the_line_of_its_client() -> None:
@@ -27,3 +28,11 @@ def test_every_row_is_a_normal_around_the_line_of_its_client() -> None:
             ):
                 torch.testing.assert_close(mine[k, n], expected, rtol=1e-12, atol=1e-14)
     assert float(predictive.weights.sum()) == 3.0
+
+
+def test_a_point_mass_draws_nothing_and_is_its_own_mean() -> None:
+    theta, noise = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), Noise(0, 0, (1, 2, 3))
+    point = PointMass(theta)
+    assert point.weights(point.draw(noise)) is theta and point.mean() is theta  # type: ignore[func-returns-value]
+    untouched = Noise(0, 0, (1, 2, 3))
+    assert torch.equal(noise.normal(theta), untouched.normal(theta))

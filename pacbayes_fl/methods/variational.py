@@ -1,0 +1,134 @@
+"""What the variational methods share: hyper-parameters, draws, and how clients join that never trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import svi
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.family import Draw
+from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.server import average
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+Update = TypeVar("Update")
+
+
+@dataclass(frozen=True)
+class PriorTracking:
+    """How a client lets its copy of the global distribution follow its posterior.
+
+    Args:
+        rate: learning rate of Adam on w, eta_2.
+        keep_moments: keep both optimisers' moments between rounds (public codes), or begin anew.
+        restart: begin every round at q = w (as sFedBayes's Algorithm 2 has it), or go on from the last q.
+    """
+
+    rate: float = 1e-3
+    keep_moments: bool = True
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is none."""
+        if not self.rate > 0:
+            raise StudyError(f"the rate of the steps on w must be positive, got {self.rate!r}")
+
+
+@dataclass(frozen=True)
+class Variational(Method[Server, Server, Client, Update], Generic[Server, Client, Update]):
+    """A method whose clients fit distributions over weights; its message is the server's whole state.
+
+    Args:
+        model: the likelihood.
+        local: steps on q.
+        tracking: steps on w.
+        weighting: of clients in the server's average.
+        init_std: spread of the initial means.
+        init_rho: initial rho of every weight.
+        draws: S, of predictions.
+        join_passes: passes of `local.steps` minibatches for a client that never trained.
+    """
+
+    model: WeightModel
+    local: LocalInference = field(default_factory=LocalInference)
+    tracking: PriorTracking = field(default_factory=PriorTracking)
+    weighting: average.Weighting = "uniform"
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        for name in ("init_std", "draws", "join_passes"):
+            if not getattr(self, name) > 0:
+                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+
+    def broadcast(self, server: Server) -> Server:
+        """Send everything."""
+        return server
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def draw(self, q: Any, noise: Noise) -> Draw:
+        """Take the random numbers of one draw from the clients' streams."""
+        return svi.draw_of(q, noise, self.local.noise_std)
+
+    def posterior(self, q: Any, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Make a distribution over weights predict, with S draws.
+
+        Args:
+            q: leaves [K, D].
+            batch: the clients' training rows, whose statistics a network may need.
+            noise: their streams.
+
+        Returns:
+            The posterior.
+        """
+        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+
+    def with_newcomers(
+        self, q: Any, fresh: Tensor, w: Any, batch: ClientBatch, noise: Noise, free: Tensor | None = None
+    ) -> Any:
+        """Fit the posteriors of clients that never trained; those of the others stay.
+
+        Args:
+            q: leaves [K, D].
+            fresh: bool [K], True for a client that never trained.
+            w: where its fit begins and what it is drawn to, leaves [K, D].
+            batch: the clients' rows.
+            noise: a fork of their streams, so that newcomers move nobody else's draws.
+            free: bool [D], True for weights that may move; all when None.
+
+        Returns:
+            Leaves [K, D].
+        """
+        if not bool(fresh.any()):
+            return q
+        fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
+        return tensors.where(fresh, fitted, q)
+
+
+def check_beta(beta: float) -> None:
+    """Refuse a step of the server that goes nowhere.
+
+    Args:
+        beta: of `server.average.extrapolate`.
+
+    Raises:
+        StudyError: when it is not positive.
+    """
+    if not beta > 0:
+        raise StudyError(f"beta must be positive, got {beta:g}")
