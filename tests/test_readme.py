@@ -19,6 +19,11 @@ def test_the_example_of_a_prior_is_short() -> None:
     assert len([line for line in own.splitlines() if line.strip()]) <= 22
 
 
+def test_the_example_of_a_pyro_program_is_short() -> None:
+    own = next(block for block in BLOCKS if "WeightModel)" in block)
+    assert len([line for line in own.splitlines() if line.strip()]) <= 25
+
+
 def test_the_readme_names_every_method_and_command() -> None:
     from pacbayes_fl.cli import parser
     from pacbayes_fl.methods import METHODS
@@ -33,8 +38,10 @@ def test_the_readme_names_every_method_and_command() -> None:
 def test_the_five_hops_exist() -> None:
     from pacbayes_fl import cli, study
     from pacbayes_fl.federation import engine
-    from pacbayes_fl.inference import evidence
+    from pacbayes_fl.inference import elbo, evidence
     from pacbayes_fl.methods.pac_pfl import PacPFL
+    from pacbayes_fl.methods.pfedbayes import PFedBayes
 
     assert callable(cli.main) and callable(study.run) and callable(engine.rounds)
     assert callable(PacPFL.client) and callable(evidence.particle_scores)
+    assert callable(PFedBayes.client) and callable(elbo.loss_gradient)

@@ -125,7 +125,7 @@ def personal_steps(
             value, gradient = elbo.loss_gradient(model, q, w, rows, draws, local.zeta, scale, (mine, theirs))
         else:  # KL(q || q) has slope 0
             value, gradient = elbo.loss_gradient(model, q, q, rows, draws, local.zeta, scale, (mine, mine))
-            backwards = theirs.kl_gradient_of_prior(mine)
+            backwards = elbo.only_stochastic(model, theirs.kl_gradient_of_prior(mine))
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)
