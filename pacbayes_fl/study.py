@@ -259,7 +259,7 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     study, dataset = trained.study, trained.dataset
     differences = {"differs_from_paper": {key: list(pair) for key, pair in study.differences().items()}}
     if dataset.classes is not None:
-        words = study_classes.labels(trained.method, trained.state, rows, trained.rounds)
+        words = study_classes.labels(trained.method, rows, trained.rounds)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
     options = study.table()["method"]
     words = study_report.labels(

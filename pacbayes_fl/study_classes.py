@@ -182,27 +182,21 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     return out
 
 
-def labels(
-    method: AnyMethod, state: FederationState, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord]
-) -> dict[str, Any]:
+def labels(method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """Say in words what the numbers of a run are.
 
     Args:
         method: of the run.
-        state: after the last round.
         rows: of all groups.
         rounds: of the run.
 
     Returns:
         `labels.json`.
     """
-    keeps = "personal models as the clients' last local steps left them"
-    if not tensors.leaves(state.clients):
-        keeps = "clients keep nothing: a personal model is the global one, fine-tuned where the method does that"
     out: dict[str, Any] = {
         "model": "pm: each client's own model; gm: the global model, as it is for that client",
         "rows": "test rows of every client",
-        "evaluation_point": f"after the last round's aggregation; {keeps}",
+        "evaluation_point": f"after the last round's aggregation; {method.personal_model}",
         "selection": "last round",
         "selections": selections(rounds),
         "rounds": "accuracies in rounds.jsonl are of existing clients at their mean weights, to be watched; entropies "

@@ -180,14 +180,14 @@ def test_selections_by_hand() -> None:
 
 def test_labels_say_which_model_which_draws_and_which_rule(root: Path) -> None:
     study = tiny_images(root, "federation.rounds=1")
-    method, state, _ = trained(study)
+    method, _, _ = trained(study)
     rows = [ClientRow(k, f"c{k}", "existing", 3, {"kept": kept}) for k, kept in enumerate((0.25, 0.5))]
-    said = labels(method, state, rows, [])
+    said = labels(method, rows, [])
     assert (said["draws"], said["inference"]) == (4, "closed-form KL, written-out gradient")
     assert said["kept"] == 0.375 and said["selection"] == "last round" and "10 bins" in said["ece"]
     assert "last local steps left them" in said["evaluation_point"]
     study = tiny_images(root, "method.name=fedavg", "federation.rounds=1")
-    method, state, _ = trained(study)
-    said = labels(method, state, [], [])
+    method, _, _ = trained(study)
+    said = labels(method, [], [])
     assert said["draws"] == 1 and "kept" not in said
-    assert "a personal model is the global one" in said["evaluation_point"]
+    assert "personal models are the global one" in said["evaluation_point"]

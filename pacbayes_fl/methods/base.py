@@ -36,6 +36,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     raw_units: ClassVar[bool] = False
     """True for a method that needs the data's own units instead of standardised ones."""
 
+    personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
+    """What `personalise` gives a client that took part, in words for people."""
+
     @abstractmethod
     def init_server(self, generator: torch.Generator) -> Server:
         """State of the server before the first round, drawn from a CPU generator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class BPFed(Variational[Server, Client, Update]):
         personal_sites: number of last sites that are personal; 2 are the last layer's weight and bias.
         upload: the shared part of the "posterior" q, or of the "tracked" prior as the public code does.
     """
+
+    personal_model: ClassVar[str] = "personal models of the aggregated shared part and each client's own last part"
 
     personal_sites: int = 2
     upload: Literal["posterior", "tracked"] = "posterior"

@@ -50,8 +50,8 @@ class Update(NamedTuple):
         clients: number of clients behind a row [K].
         log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
         kl: KL(q || w) after the last step [K], in nats.
-        kept: share of the weights that were sent [K].
-        inclusion: mean lambda of q [K].
+        sent: share of the weights that were sent [K].
+        kept: share of its weights that a client can expect to be in [K]; see `SFedBayes.describe`.
     """
 
     w: Sent
@@ -59,24 +59,24 @@ class Update(NamedTuple):
     clients: Tensor
     log_likelihood: Tensor
     kl: Tensor
+    sent: Tensor
     kept: Tensor
-    inclusion: Tensor
 
 
-def sparse_bytes(kept: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
+def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
     """Count the bytes of an upload, dense and with the dropped weights left out.
 
     Args:
-        kept: share of weights sent [*].
+        sent: share of weights sent [*].
         dim: D.
         width: bytes of a number.
 
     Returns:
-        Three numbers a weight [*]; and three numbers a kept weight plus one bit a weight to say which, where that is
+        Three numbers a weight [*]; and three numbers a weight sent plus one bit a weight to say which, where that is
         less [*].
     """
-    dense = torch.full_like(kept, 3 * width * dim)
-    return dense, torch.minimum(kept * dense + (dim + 7) // 8, dense)
+    dense = torch.full_like(sent, 3 * width * dim)
+    return dense, torch.minimum(sent * dense + (dim + 7) // 8, dense)
 
 
 @final
@@ -123,7 +123,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         inclusion = w.inclusion
         keep = inclusion >= self.threshold
         sent = Sent(w.loc * keep, torch.where(keep, w.rho, start.rho), inclusion * keep)
-        shares = keep.to(kl).mean(1), new.q.inclusion.to(kl).mean(1)
+        shares = keep.to(kl).mean(1), self.describe(new)["kept"]
         return Update(sent, weight, torch.ones_like(weight), fit.double(), kl, *shares), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
@@ -144,8 +144,8 @@ class SFedBayes(Variational[Server, Client, Update]):
         return self.posterior(tensors.expand(message.w, batch.clients).pruned(self.threshold), batch, noise)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
-        """Share of each client's weights that its predictions use."""
-        return {"kept": (state.q.inclusion >= self.threshold).double().mean(1)}
+        """Share of its weights that a client can expect to be in: the mean of lambda, 0 under the threshold."""
+        return {"kept": state.q.pruned(self.threshold).inclusion.double().mean(1)}
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
@@ -153,11 +153,11 @@ class SFedBayes(Variational[Server, Client, Update]):
         return rest._replace(w=average.mean(update.w, update.weight))
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Fit of the clients, shares of weights that were sent and included, and bytes per client of an upload."""
+        """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
         clients = update.clients.sum().clamp_min(1.0)
-        names = ("log_likelihood", "kl", "kept", "inclusion")
+        names = ("log_likelihood", "kl", "sent", "kept")
         means = {name: getattr(update, name).sum() / clients for name in names}
-        dense, sparse = sparse_bytes(means["kept"], self.model.dim, update.w.loc.element_size())
+        dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.loc.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
 
     def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:

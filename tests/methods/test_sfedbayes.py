@@ -70,8 +70,10 @@ def test_two_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) 
                 torch.where(gone, 0.0, torch.sigmoid(logit)),
             ]
             close([leaf[k] for leaf in update.w], sent)
-            assert update.kept[k].item() == pytest.approx(1 - gone.double().mean().item(), rel=1e-12)
-            assert update.inclusion[k].item() == pytest.approx(torch.sigmoid(one.q[2]).mean().item(), rel=1e-9)
+            assert update.sent[k].item() == pytest.approx(1 - gone.double().mean().item(), rel=1e-12)
+            inside = torch.sigmoid(one.q[2])
+            inside = torch.where(inside >= algorithm.threshold, inside, 0.0)
+            assert update.kept[k].item() == pytest.approx(inside.mean().item(), rel=1e-9)
             means = [mean + weight[k] / weight.sum() * leaf for mean, leaf in zip(means, sent, strict=True)]
         old = [v[0], v[1], torch.sigmoid(v[2])]
         new = [(1 - algorithm.beta) * a + algorithm.beta * b for a, b in zip(old, means, strict=True)]
@@ -143,11 +145,11 @@ def test_a_record_says_shares_and_bytes() -> None:
     algorithm, batch = method(), clients(*SIZES)
     update, _ = algorithm.client(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 1, batch.ids))
     share = (update.w.inclusion > 0).double().mean(1)
-    torch.testing.assert_close(update.kept, share, rtol=1e-14, atol=0)
+    torch.testing.assert_close(update.sent, share, rtol=1e-14, atol=0)
     for form in (update, algorithm.reduce(update)):
         report = algorithm.report(server(), form)
-        assert report["kept"].item() == pytest.approx(share.mean().item(), rel=1e-12)
-        assert report["inclusion"].item() == pytest.approx(update.inclusion.mean().item(), rel=1e-12)
+        assert report["sent"].item() == pytest.approx(share.mean().item(), rel=1e-12)
+        assert report["kept"].item() == pytest.approx(update.kept.mean().item(), rel=1e-12)
         assert report["bytes_dense"].item() == 3 * 8 * D
         assert report["bytes_sparse"].item() == pytest.approx(share.mean().item() * 24 * D + 3, rel=1e-12)
 
@@ -177,7 +179,8 @@ def test_predictions_use_no_weight_under_the_threshold(name: str) -> None:
     assert not posterior.family.mean()[gone].any()
     if name == "personalise":
         shown = algorithm.describe(kept)["kept"]
-        torch.testing.assert_close(shown, 1 - gone.double().mean(1), rtol=1e-14, atol=0)
+        inside = torch.where(gone, 0.0, kept.q.inclusion).mean(1)
+        torch.testing.assert_close(shown, inside, rtol=1e-14, atol=0)
 
 
 def test_a_client_without_rows_keeps_the_prior() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         finetune: passes of `local.steps` minibatches on the client's rows at personalisation; 0 is FedAvg.
         init_std: spread of the initial weights.
     """
+
+    personal_model: ClassVar[str] = "personal models are the global one, fine-tuned where `finetune` says so"
 
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)
