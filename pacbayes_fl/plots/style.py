@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-CYCLE: Final = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+BLACK, YELLOW = "#000000", "#F0E442"
+CYCLE: Final = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, YELLOW)
 """Colours of Okabe and Ito (2008), told apart with every common kind of colour blindness."""
 INK, FAINT = "#333333", "#9A9A9A"
 GROUP_COLOURS: Final[Mapping[str, str]] = MappingProxyType({"existing": BLUE, "new": GREEN})
