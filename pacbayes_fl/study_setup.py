@@ -10,7 +10,8 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.study_data import ScaledGroup, scale
-from pacbayes_fl.study_file import ModelPart, Study, check_task
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_model import ModelPart, check_task
 
 
 def device_of(study: Study) -> torch.device:

@@ -7,25 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.study_file import (
     BUNDLED,
-    ModelPart,
-    NetworkPart,
     Study,
     assigned,
     image_source,
     listing,
     read_table,
 )
+from pacbayes_fl.study_model import ModelPart, NetworkPart
 from tests.tiny import TABLE, tiny, write_study
 
 
@@ -272,23 +267,6 @@ def test_a_preset_gives_the_rounds_unless_the_study_does() -> None:
     assert study({"method": {"name": "pfedbayes"}}).plan.rounds == 160
     assert study({"method": {"name": "pfedbayes", "preset": "paper"}}).plan.rounds == 800
     assert study({"method": {"name": "pfedbayes"}, "federation": {"rounds": 7}}).plan.rounds == 7
-
-
-def test_networks_are_built_for_the_data() -> None:
-    flat = NetworkPart(widths=(4, 3)).build((2,), None)
-    assert isinstance(flat, BayesianMLP) and flat.sizes == (2, 4, 3, 1) and flat.likelihood == Gaussian()
-    assert NetworkPart(noise_std=0.2).build((2,), None).likelihood == Gaussian(0.2)
-    image = NetworkPart(dtype="float64").build((1, 28, 28), 62)
-    assert isinstance(image, BayesianMLP) and image.sizes == (784, 100, 62) and image.likelihood == Categorical(62)
-    assert (flat.dtype, image.dtype) == (torch.float32, torch.float64)
-    for kind, network in (("cnn", BayesianCNN), ("vgg", BayesianVGG)):
-        assert isinstance(NetworkPart(kind=kind).build((3, 32, 32), 10), network)  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match=r"kind 'vgg' is for images.*rows of 5 features \(set model.kind to 'mlp'\)"):
-        NetworkPart(kind="vgg").build((5,), 3)
-    with pytest.raises(StudyError, match="likelihood 'categorical' is not for targets that are numbers"):
-        NetworkPart(likelihood="categorical").build((5,), None)
-    with pytest.raises(StudyError, match="likelihood 'gaussian' is not for targets that are labels of 3 classes"):
-        NetworkPart(likelihood="gaussian").build((5,), 3)
 
 
 @pytest.mark.parametrize("source", ["mnist", "fashion-mnist-inverted", "femnist-rotated"])

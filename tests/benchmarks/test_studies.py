@@ -11,7 +11,8 @@ import pytest
 from benchmarks import tables
 from pacbayes_fl import settings
 from pacbayes_fl.data.images import ImageOptions
-from pacbayes_fl.study_file import BUNDLED, NetworkPart, Study
+from pacbayes_fl.study_file import BUNDLED, Study
+from pacbayes_fl.study_model import NetworkPart
 
 FOLDER = Path(tables.__file__).parent / "studies"
 PAPERS = [json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION]
