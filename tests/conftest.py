@@ -8,6 +8,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch and numpy load; worker processes inherit it
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# A shell starts its background jobs with Ctrl-C ignored, and Python then leaves it so: here it is sent on purpose.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples every time, and no time limit per example: a busy machine is no fault.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
