@@ -14,7 +14,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import pfedbayes
-from pacbayes_fl.methods.pfedbayes import Update, averaged, per_client, start_clients, track_prior
+from pacbayes_fl.methods.pfedbayes import Update, per_client, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
@@ -107,7 +107,8 @@ class BPFed(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        return averaged(update)
+        reduced: Update = average.reduced(update, "w")
+        return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood of the clients, and KL divergence of their posteriors from the tracked priors."""

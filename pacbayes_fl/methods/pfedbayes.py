@@ -123,12 +123,6 @@ def never_trained(state: Client) -> Tensor:
     return state.adam_q.steps == 0
 
 
-def averaged(update: Update) -> Update:
-    """Reduce the updates of a chunk: w becomes its weighted mean, the rest sums, leaves [1, *]."""
-    rest = tensors.total(update._replace(w=update.weight))
-    return rest._replace(w=average.mean(update.w, update.weight))
-
-
 def per_client(update: Update) -> Mapping[str, Tensor]:
     """Average the numbers of a round over clients, for its record."""
     clients = update.clients.sum().clamp_min(1.0)
@@ -183,7 +177,8 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        return averaged(update)
+        reduced: Update = average.reduced(update, "w")
+        return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood and KL divergence of the clients."""

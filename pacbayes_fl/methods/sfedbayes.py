@@ -149,8 +149,8 @@ class SFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        rest = tensors.total(update._replace(w=update.weight))  # type: ignore[arg-type]
-        return rest._replace(w=average.mean(update.w, update.weight))
+        reduced: Update = average.reduced(update, "w")
+        return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,3 +54,17 @@ def mean(tree: Tree, weight: Tensor) -> Tree:
         Leaves [1, *].
     """
     return tensors.expand(tensors.weighted_mean(tree, weight), 1)
+
+
+def reduced(update: Any, averaged: str) -> Any:
+    """Reduce the updates of a chunk of clients to one row: what the server averages to its mean, the rest to sums.
+
+    Args:
+        update: a NamedTuple with leaves [K, *], one of them `weight` [K].
+        averaged: name of the field that the server averages with these weights.
+
+    Returns:
+        The same NamedTuple with leaves [1, *].
+    """
+    sums = tensors.total(update._replace(**{averaged: update.weight}))
+    return sums._replace(**{averaged: mean(getattr(update, averaged), update.weight)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -66,3 +68,17 @@ def test_averages_of_averages_are_the_average_of_all() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
     empty = average.mean(UPLOADS, 0 * weight)  # a chunk of clients without rows
     assert not any(leaf.any() for leaf in empty)
+
+
+class Sent(NamedTuple):
+    theta: Tensor
+    weight: Tensor
+    loss: Tensor
+
+
+def test_a_chunk_is_reduced_to_the_mean_of_what_is_averaged_and_the_sums_of_the_rest() -> None:
+    theta = torch.tensor([[1.0, 2.0], [5.0, -2.0], [9.0, 9.0]], dtype=torch.float64)
+    update = Sent(theta, torch.tensor([1.0, 3.0, 0.0]).double(), torch.tensor([0.5, 0.25, 4.0]).double())
+    got = average.reduced(update, "theta")
+    assert isinstance(got, Sent)
+    assert (got.theta.tolist(), got.weight.tolist(), got.loss.tolist()) == ([[4.0, -1.0]], [4.0], [4.75])

@@ -113,8 +113,8 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        rest = tensors.total(update._replace(theta=update.weight))
-        return rest._replace(theta=average.mean(update.theta, update.weight))
+        reduced: Update = average.reduced(update, "theta")
+        return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
