@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacbayes_fl import results, study_classes, study_clusters, study_report, tensors
+from pacbayes_fl import results, study_choice, study_classes, study_report, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
@@ -42,7 +42,7 @@ class Trained:
         groups: clients by group.
         dataset: rows in their own units.
         rounds: the record of every round.
-        notes: what else labels should say, such as how the number of clusters was chosen.
+        notes: what else labels should say, such as how an option was chosen that the study leaves open.
     """
 
     study: Study
@@ -72,7 +72,8 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         study: what to run.
         out: run folder; nothing is written when None.
         resume: go on from the folder's last intact checkpoint.
-        on_round: called after every round with its record.
+        on_round: called after every round with its record, and before the first with one of round 0 for each candidate
+            of an option that the study leaves open.
 
     Returns:
         The result, also in the folder.
@@ -99,7 +100,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         study: what to run.
         folder: run folder, locked by the caller; nothing is written when None.
         resume: go on from the folder's last intact checkpoint.
-        on_round: called after every round with its record.
+        on_round: as `run`.
 
     Returns:
         The federation after its last round.
@@ -112,7 +113,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     if folder is not None and (folder / "study.toml").exists():
         if not resume:
             raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
-        study, notes = study_clusters.recall(study, folder)
+        study, notes = study_choice.recall(study, folder)
         saved = checkpoint.load(folder)
         toml = folder / "study.toml"
         before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
@@ -125,8 +126,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
         check_saved(folder / "data.npz", dataset)
-    if study_clusters.open_question(study):
-        study, notes = study_clusters.choose(study, dataset)
+    if study.held_out is not None:
+        study, notes = study_choice.choose(study, dataset, on_round)
     method, groups = prepare(study, dataset)
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
@@ -180,7 +181,7 @@ def _watched(
 def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Mapping[str, Any]) -> None:
     (folder / "metrics.json").unlink(missing_ok=True)  # of fewer rounds: it would say that the run is finished
     if notes:
-        study_clusters.remember(folder, notes)  # first: who resumes this study must find the choice
+        study_choice.remember(folder, notes)  # first: who resumes this study must find the choice
     results.write_atomic(folder / "study.toml", study.to_toml().encode())
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
     results.write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())

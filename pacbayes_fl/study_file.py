@@ -13,7 +13,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import images
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.engine import FederationPlan
-from pacbayes_fl.methods import METHODS, Recipe
+from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
 
@@ -133,6 +133,12 @@ class Study:
     def recipe(self) -> Recipe:
         """What the library knows of the study's method."""
         return METHODS[self.method.name]
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The option that is still to be chosen by held-out training rows; None where nothing is."""
+        asked = self.recipe.held_out
+        return asked if asked is not None and getattr(self.method.options, asked.option) == "held-out" else None
 
     @property
     def plan(self) -> FederationPlan:

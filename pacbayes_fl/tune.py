@@ -186,6 +186,8 @@ def check(budget: int, folds: int, score: str | None) -> None:
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
     """Say what a search would vary: the method's search space without the keys that assignments fix.
 
+    What the study leaves open to be chosen by held-out rows is searched like all else.
+
     Args:
         path: the study.
         method: name of `METHODS`.
@@ -198,9 +200,16 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
         StudyError: when the study, the method or an assignment is not valid.
     """
     table, where = read_table(path)
-    space = Study.from_table(table, where, [*sets, f"method.name={method}"]).recipe.search
+    base = Study.from_table(table, where, [*sets, f"method.name={method}"])
+    space = {key: Choice(values) for key, values in _open(base).items()} | {**base.recipe.search}
     given = assigned(table, sets)[1]
     return {key: one for key, one in space.items() if not _holds(given, key)}
+
+
+def _open(study: Study) -> dict[str, tuple[Any, ...]]:
+    """Give the candidates of what the study leaves open, by dotted key."""
+    asked = study.held_out
+    return {} if asked is None else {f"method.{asked.option}": asked.candidates(study.method.options)}
 
 
 def _holds(table: Mapping[str, Any], key: str) -> bool:
@@ -223,7 +232,7 @@ def tune(
     Args:
         path: the study.
         method: name of `METHODS`.
-        budget: configurations; the first is the study's own.
+        budget: configurations; the first is the study's own, with the first candidate of what that leaves open.
         folds: of the cross-validation.
         seed: of the search.
         score: "rsmse" or "nlpd", for classification "error" or "nll", the smaller the better; the first when None.
@@ -252,11 +261,12 @@ def tune(
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
     trials: list[Trial] = []
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
-    for number, values in enumerate([{}, *others]):
+    first = {key: values[0] for key, values in _open(base).items()}
+    for number, values in enumerate([first, *(first | other for other in others)]):
         chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
         study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
         try:
-            scored = cross_validate(study, dataset, folds, sorted({*marks, study.plan.rounds} if not values else marks))
+            scored = cross_validate(study, dataset, folds, marks if number else sorted({*marks, study.plan.rounds}))
             found = [
                 Trial(values | ({_ROUNDS: mark} if base.recipe.rounds else {}), scores)
                 for mark, scores in scored.items()

@@ -225,6 +225,32 @@ def test_what_an_assignment_fixes_is_not_searched(tmp_path: Path, monkeypatch: p
     assert best.values["federation.rounds"] == 7 and all("method.rate" not in trial.values for trial in trials)
 
 
+def test_what_a_study_leaves_open_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_study(tmp_path, {name: value for name, value in TABLE.items() if name not in ("model", "method")})
+    sets = ["method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=3", "federation.rounds=2"]
+    seen: list[Study] = []
+
+    def scored(one: Study, *_: Any) -> dict[int, dict[str, float]]:
+        seen.append(one)
+        return {2: {"rsmse": 1.0, "nlpd": 1.0}}
+
+    monkeypatch.setattr(tune, "cross_validate", scored)
+    tune.tune(path, "cfedbayes", 4, sets=sets)
+    assert [one.method.options.clusters for one in seen] == [1] * 4  # fixed by the assignment: the first candidate
+    recipe = METHODS["cfedbayes"]
+    open_one = replace(
+        recipe, search={}, presets={**recipe.presets, "recommended": {"method": {"clusters": "held-out"}}}
+    )
+    monkeypatch.setattr("pacbayes_fl.study_file.METHODS", {**METHODS, "cfedbayes": open_one})
+    del sets[1]
+    assert tune.searched(path, "cfedbayes", sets) == {"method.clusters": Choice((1, 2, 3))}
+    seen.clear()
+    best, trials = tune.tune(path, "cfedbayes", 9, sets=sets)
+    numbers = [one.method.options.clusters for one in seen]
+    assert numbers[0] == 1 and set(numbers) == {1, 2, 3} and best.values["method.clusters"] == 1
+    assert [trial.values["method.clusters"] for trial in trials] == numbers
+
+
 def test_one_run_is_enough_where_only_rounds_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer()
     monkeypatch.setattr(tune, "cross_validate", scorer)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pacbayes_fl.methods.function_recipes import FUNCTION_RECIPES
-from pacbayes_fl.methods.recipe import AnyMethod, Choice, LogUniform, Product, Recipe, Search
+from pacbayes_fl.methods.recipe import AnyMethod, Choice, HeldOut, LogUniform, Product, Recipe, Search
 from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES
 
-__all__ = ["METHODS", "AnyMethod", "Choice", "LogUniform", "Product", "Recipe", "Search"]
+__all__ = ["METHODS", "AnyMethod", "Choice", "HeldOut", "LogUniform", "Product", "Recipe", "Search"]
 
-METHODS: Mapping[str, Recipe] = MappingProxyType({**FUNCTION_RECIPES, **WEIGHT_RECIPES})
+METHODS: Mapping[str, Recipe] = MappingProxyType(
+    {**FUNCTION_RECIPES, **WEIGHT_RECIPES}
+)
 """Methods by name."""

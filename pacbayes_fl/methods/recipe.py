@@ -29,6 +29,21 @@ class Choice(NamedTuple):
 Search = Mapping[str, LogUniform | Choice]
 
 
+class HeldOut(NamedTuple):
+    """An option that a study may leave open by the value "held-out".
+
+    The study chooses among the candidates by the log likelihood of training rows that federations of
+    `options.trial_rounds` rounds were not given.
+
+    Args:
+        option: name of the field of the options.
+        candidates: of the options: the values to choose among, in the order of preference among equals.
+    """
+
+    option: str
+    candidates: Callable[[Any], tuple[Any, ...]]
+
+
 def presets(**tables: Mapping[str, Mapping[str, Any]]) -> Presets:
     """Make presets read-only through and through; "recommended" and "paper" are the defaults where not given."""
     found: dict[str, Mapping[str, Mapping[str, Any]]] = {"recommended": {}, "paper": {}, **tables}
@@ -64,6 +79,7 @@ class Recipe:
         product: what it is made of.
         presets: values by preset and part ("method", "model", "federation"); "recommended" holds the defaults.
         search: what `tune` varies, by dotted key.
+        held_out: what a study may leave open; the options then have `trial_rounds`.
     """
 
     title: str
@@ -75,3 +91,4 @@ class Recipe:
     presets: Presets = field(default_factory=lambda: presets())
     model: Literal["functions", "weights"] = "functions"
     search: Search = field(default_factory=lambda: MappingProxyType({}))
+    held_out: HeldOut | None = None

@@ -15,7 +15,7 @@ from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.methods.bpfed import BPFed
 from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.methods.pfedbayes import PFedBayes
-from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
+from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.methods.sfedbayes import SFedBayes
 from pacbayes_fl.methods.variational import PriorTracking
 from pacbayes_fl.models.base import WeightModel
@@ -85,20 +85,20 @@ class CFedBayesOptions(VariationalOptions):
     """Table [method] of cFedBayes; fields as in `methods.cfedbayes.CFedBayes`.
 
     `clusters = "held-out"` lets a study choose J in 1..`max_clusters` by the log likelihood of training rows that
-    federations of `cluster_rounds` rounds were not given.
+    federations of `trial_rounds` rounds were not given.
     """
 
     beta: float = 1.0
     clusters: int | Literal["held-out"] = 2
     max_clusters: int = 4
-    cluster_rounds: int = 40
+    trial_rounds: int = 40
     assign_draws: int = 5
     start: Literal["uploads", "random"] = "uploads"
 
     def __post_init__(self) -> None:
         """Refuse a search among no clusters, or in no time."""
-        if self.max_clusters < 1 or self.cluster_rounds < 1:
-            raise StudyError("max_clusters and cluster_rounds must be at least 1")
+        if self.max_clusters < 1 or self.trial_rounds < 1:
+            raise StudyError("max_clusters and trial_rounds must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(recommended={"federation": _ROUNDS}, paper={"method": _PAPER, "federation": _PAPER_ROUNDS}),
             search=_searching(**_VARIATIONAL, clusters=Choice((1, 2, 3, 4))),
+            held_out=HeldOut("clusters", lambda options: tuple(range(1, options.max_clusters + 1))),
         ),
         "bpfed": Recipe(
             "BPFed: shared and personal uncertain layers, priors that go on from round to round",

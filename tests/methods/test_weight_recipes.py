@@ -23,7 +23,7 @@ MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 PLACES = {"train_draws": "local.draws", "prior_rate": "tracking.rate"}
 LOCAL = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence", "optimiser")
 TRACKING = ("keep_moments", "restart")
-FOR_THE_STUDY = {"max_clusters", "cluster_rounds"}  # which chooses the number of clusters
+FOR_THE_STUDY = {"max_clusters", "trial_rounds"}  # which chooses the number of clusters
 KINDS = {
     "pfedbayes": PFedBayes,
     "sfedbayes": SFedBayes,
@@ -86,7 +86,7 @@ def test_a_number_of_clusters_that_was_not_chosen_builds_no_method() -> None:
     with pytest.raises(StudyError, match="clusters is still 'held-out'"):
         build("cfedbayes", clusters="held-out")
     for name in FOR_THE_STUDY:
-        with pytest.raises(StudyError, match="max_clusters and cluster_rounds must be at least 1"):
+        with pytest.raises(StudyError, match="max_clusters and trial_rounds must be at least 1"):
             build("cfedbayes", **{name: 0})
 
 

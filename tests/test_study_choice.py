@@ -1,19 +1,22 @@
-"""The number of clusters: chosen by held-out training rows, remembered by the run folder, and told."""
+"""What a study leaves open: chosen by held-out training rows, remembered by the run folder, and told."""
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pacbayes_fl import results, study, study_clusters
+from pacbayes_fl import results, study, study_choice
 from pacbayes_fl.data import split, tables
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.study_clusters import choose, open_question, recall
+from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.study_choice import choose, recall
 from pacbayes_fl.study_compare import compare
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
@@ -21,7 +24,7 @@ from pacbayes_fl.study_setup import prepare
 from tests.tiny import tiny
 from tests.tiny_images import tiny_images, write_root
 
-OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.cluster_rounds=2")
+OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.trial_rounds=2")
 CHEAP = ("method.steps=2", "method.draws=2", "method.minibatch=8", "federation.rounds=2")
 
 
@@ -35,8 +38,11 @@ def asked(root: Path, *sets: str) -> Study:
 
 
 def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: Path) -> None:
-    assert open_question(asked(root))
-    assert not open_question(asked(root, "method.clusters=2")) and not open_question(tiny())
+    asks = asked(root).held_out
+    assert asks is not None and asks.candidates(asked(root, "method.max_clusters=3").method.options) == (1, 2, 3)
+    assert asked(root, "method.clusters=2").held_out is None and tiny().held_out is None
+    with pytest.raises(StudyError, match="pac-pfl leaves nothing to be chosen"):
+        choose(tiny(), load(tiny()))
     assert recall(tiny(), tmp_path) == (tiny(), {}) and recall(asked(root), tmp_path) == (asked(root), {})
 
 
@@ -89,13 +95,14 @@ def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pyt
     def again(*_: object) -> None:
         raise AssertionError("chosen again")
 
-    monkeypatch.setattr(study_clusters, "choose", again)
+    monkeypatch.setattr(study_choice, "choose", again)
     more = study.run(asked(root, "federation.rounds=3"), folder, resume=True)
     assert more.labels["clusters"] == first.labels["clusters"] and len(more.rounds) == 3
     assert results.load(folder) == more
-    (folder / study_clusters._FILE).write_text(json.dumps({"clusters": {}}))
-    with pytest.raises(DataError, match=r"clusters\.json cannot be read"):
-        study.run(asked(root, "federation.rounds=4"), folder, resume=True)
+    for text in ("{", '{"clusters": {}}', '{"clusters": {"chosen": "two"}}', '{"clusters": {"chosen": [2]}}'):
+        (folder / study_choice.FILE).write_text(text)
+        with pytest.raises(DataError, match=r"choice\.json cannot be read"):
+            study.run(asked(root, "federation.rounds=4"), folder, resume=True)
 
 
 def test_a_comparison_reads_a_finished_run_whose_clusters_were_chosen(
@@ -104,3 +111,41 @@ def test_a_comparison_reads_a_finished_run_whose_clusters_were_chosen(
     monkeypatch.setattr("pacbayes_fl.plots.save_joint", lambda *_: [])
     first = compare([asked(root)], 1, tmp_path)
     assert compare([asked(root)], 1, tmp_path) == first
+
+
+def test_every_candidate_is_told_before_the_first_round(root: Path) -> None:
+    seen: list[RoundRecord] = []
+    result = study.run(asked(root), on_round=seen.append)
+    scores = result.labels["clusters"]["scores"]
+    assert [(r.round, r.clients, dict(r.values)) for r in seen[:2]] == [
+        (0, 4, {f"clusters={clusters}": scores[clusters]}) for clusters in ("1", "2")
+    ]
+    assert [record.round for record in seen[2:]] == [1, 2] == [record.round for record in result.rounds]
+
+
+@pytest.mark.parametrize(
+    ("option", "values"), [("rate", (1e-9, 0.02)), ("start", ("random", "uploads")), ("assign_draws", (1, 2))]
+)
+def test_numbers_and_words_can_be_chosen_too(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, values: tuple[Any, ...]
+) -> None:
+    one = asked(root, "method.clusters=2")
+    asks = HeldOut(option, lambda options: values)
+    monkeypatch.setattr(Study, "held_out", property(lambda s: asks if s.method.options.steps == 2 else None))
+    chosen, notes = choose(one, load(one))
+    best = notes[option]["chosen"]
+    assert getattr(chosen.method.options, option) == best in values
+    assert list(notes[option]["scores"]) == [str(value) for value in values]
+    study_choice.remember(tmp_path, notes)
+    assert recall(one, tmp_path) == (chosen, notes)
+
+
+def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = asked(root, "method.max_clusters=4")
+    losses = {1: math.nan, 2: 0.5, 3: 0.25, 4: 0.25}
+    monkeypatch.setattr(study_choice, "held_out_scores", lambda s, _: {"nll": losses[s.method.options.clusters]})
+    chosen, notes = choose(one, load(one))
+    assert chosen.method.options.clusters == notes["clusters"]["chosen"] == 3
+    assert notes["clusters"]["scores"] == {"1": None, "2": -0.5, "3": -0.25, "4": -0.25}
