@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -19,10 +20,15 @@ CLASSIFICATION = (
     "icml_table1.json",
     "fedsi_table1.json",
     "bpfed_table2.json",
+    "fedsi_table2.json",
+    "pac_pfl_table3.json",
 )
 """Files of `reference/` on classifiers; the first that has a number is taken."""
 USUAL_INCLUSION = "0.99"
 """Initial lambda of sFedBayes whose rows stand beside a study that does not end in another one."""
+
+DIGITS: Mapping[str, int] = MappingProxyType({"ece": 1, "mce": 1, "brier": 3})
+"""Decimals of the papers' numbers of calibration."""
 
 Cells = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
@@ -50,22 +56,25 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
     Args:
         references: files of `reference/`; an earlier one counts first.
         study: name of our study: DATA-SIZE, such as "mnist-small" or "cifar10-clusters-large"; where it ends in a
-            number, such as "mnist-medium-sparse-0.50", that is sFedBayes's initial lambda.
+            number, such as "mnist-medium-sparse-0.50", that is sFedBayes's initial lambda. With "fedsi-" in front,
+            for a network that the other papers do not have, only that paper's files count.
         method: its name.
 
     Returns:
-        "pm" and "gm", mean and spread in per cent; "ece" in per cent; "accuracy" of a model that the paper does not
-        name, where no paper has "pm" or "gm". None is a number that our copy of the paper has lost.
+        "pm" and "gm", mean and spread in per cent; "ece" and "mce" in per cent, "brier"; "accuracy" of a model that the
+        paper does not name, where no paper has "pm" or "gm". None is a number that our copy of the paper has lost.
     """
-    name = re.fullmatch(r"(.+)-(small|medium(?:-sparse)?|large)(?:-(0\.\d\d))?", study)
+    name = re.fullmatch(r"(fedsi-)?(.+)-(small|medium(?:-sparse)?|large|20|all)(?:-(0\.\d\d))?", study)
     found: dict[str, Any] = {}
     if name is None:
         return found
-    data, size, inclusion = name.groups()
+    own, data, size, inclusion = name.groups()
     for reference in references:
+        if own and not reference["source"].startswith("FedSI "):
+            continue
         cell = reference["rows"].get(method, {}).get(data, {}).get(size, {})
         cell = cell.get(inclusion or USUAL_INCLUSION, {}) if "by" in reference else cell
-        for what in ("pm", "gm", "accuracy", "ece"):
+        for what in ("pm", "gm", "accuracy", *DIGITS):
             if what in cell and found.get(what) is None:
                 found[what] = cell[what]
     return {what: value for what, value in found.items() if what != "accuracy" or not {"pm", "gm"} & found.keys()}
@@ -100,7 +109,7 @@ def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
 
 
 def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping[str, Any]]) -> str:
-    """Write the table of one study of classification: accuracies and ECE in per cent.
+    """Write the table of one study of classification: accuracies, ECE and MCE in per cent.
 
     Args:
         summary: `compare.json`.
@@ -114,8 +123,8 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         _heading(summary),
         "",
         "| method | clients | PM accuracy % [95 %] | paper PM | GM accuracy % [95 %] | paper GM | PM ECE % [95 %] "
-        "| paper ECE | PM NLL | PM Brier |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| paper ECE | PM MCE % | paper MCE | PM Brier | paper Brier | PM NLL |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, group in dict.fromkeys((method, group) for method, group, _ in cells):
         theirs = published_classifier(references, summary["study"], method) if group == "existing" else {}
@@ -123,7 +132,9 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         row = [method, group]
         for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
             row += [_ours(cells, (method, group, metric), 100.0, 2), _theirs(theirs, what)]
-        row += [_ours(cells, (method, group, metric), interval=False) for metric in ("pm.nll", "pm.brier")]
+        row += [_ours(cells, (method, group, "pm.mce"), 100.0, 2, interval=False), _theirs(theirs, "mce")]
+        row += [_ours(cells, (method, group, "pm.brier"), interval=False), _theirs(theirs, "brier")]
+        row.append(_ours(cells, (method, group, "pm.nll"), interval=False))
         lines.append(f"| {' | '.join(row)} |")
     lines += [
         "",
@@ -161,7 +172,7 @@ def _theirs(found: Mapping[str, Any], what: str) -> str:
     value = found[what]
     if isinstance(value, list):
         return f"{value[0]:.2f} ± {value[1]:.2f}{mark}"
-    return "?" if value is None else f"{value:.1f}" if what == "ece" else f"{value:.2f}"
+    return "?" if value is None else f"{value:.{DIGITS.get(what, 2)}f}"
 
 
 def _read(file: Path) -> Any:

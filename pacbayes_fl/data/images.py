@@ -285,6 +285,8 @@ class ImageOptions:
         minimum: rows that each client has at least ("dirichlet", "natural").
         test_share: share of each client's rows ("dirichlet", "natural", in the merged pool).
         validation_share: share of each client's rows ("dirichlet", "natural").
+        limit: training rows that each client keeps at most, drawn from those that are left without its test and
+            validation rows; all when None ("dirichlet", "natural").
         digits_only: only the ten digits ("natural").
         pool: "merged": rows of the official training and test parts alike, as public code takes them; "official":
             training and validation rows of the first, test rows of the second. By default "official" for "natural",
@@ -308,6 +310,7 @@ class ImageOptions:
     minimum: int = 10
     test_share: float = 0.2
     validation_share: float = 0.0
+    limit: int | None = None
     digits_only: bool = False
     pool: Literal["merged", "official"] | None = None
     domains: tuple[str, ...] = ()
@@ -327,6 +330,12 @@ class ImageOptions:
             raise StudyError(
                 f"test_share must be in (0, 1) and validation_share in [0, 1), "
                 f"got {self.test_share:g} and {self.validation_share:g}"
+            )
+        if self.limit is not None and (self.limit < 1 or self.partition == "labels"):
+            raise StudyError(
+                f"limit must be at least 1 and is for dirichlet and natural partitions, got {self.limit} for "
+                f"{self.partition!r}",
+                hint="with labels, train is the number of training rows per class",
             )
         if self.digits_only and self.partition != "natural":
             raise StudyError("digits_only is for the natural partition", hint="labels are chosen by labels_per_client")
@@ -411,7 +420,10 @@ def _clients(images: Mapping[str, Images], domains: tuple[str, ...], chosen: Ima
         if not members:
             continue
         # Its own generator: a base is cut alike whatever other bases there are.
-        names, parts = _cut(one, members, chosen, np.random.default_rng([chosen.seed, *base.encode()]))
+        key = [chosen.seed, *base.encode()]
+        names, parts = _cut(one, members, chosen, np.random.default_rng(key))
+        if chosen.limit is not None:  # and another: clients and test rows are the same with and without a limit
+            parts = partition.limited(parts, chosen.limit, np.random.default_rng([*key, *b"limit"]))
         partition.check_disjoint(parts, names)
         for u, name, mine in zip(members, names, parts, strict=True):
             made[u] = _Client(name, domain[u], u >= chosen.clients, mine)

@@ -247,6 +247,25 @@ def natural(
     return parts
 
 
+def limited(parts: Sequence[Parts], limit: int, generator: np.random.Generator) -> tuple[Parts, ...]:
+    """Leave every client at most so many training rows, drawn at random; a smaller limit keeps some of a larger one's.
+
+    Args:
+        parts: of the K clients.
+        limit: training rows that a client keeps at most, at least 1.
+        generator: draws the rows.
+
+    Returns:
+        The parts of the K clients, with all of their validation and test rows.
+
+    Raises:
+        DataError: when the limit is less than 1.
+    """
+    if limit < 1:
+        raise DataError(f"limit must be at least 1, got {limit}")
+    return tuple(mine._replace(train=generator.permutation(mine.train)[:limit]) for mine in parts)
+
+
 def _split(rows: Array, test_share: float, validation_share: float, generator: np.random.Generator) -> Parts:
     """Split one client's rows at random, with at least one row to be scored on."""
     if not 0 < test_share < 1:

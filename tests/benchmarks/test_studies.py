@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import torch
 
 from benchmarks import tables
 from pacbayes_fl import settings
+from pacbayes_fl.data import images
 from pacbayes_fl.data.images import ImageOptions
 from pacbayes_fl.study_file import BUNDLED, Study
 from pacbayes_fl.study_model import NetworkPart
@@ -17,6 +20,7 @@ from pacbayes_fl.study_model import NetworkPart
 FOLDER = Path(tables.__file__).parent / "studies"
 PAPERS = [json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION]
 OURS = sorted(FOLDER.glob("*.toml"))
+JOURNAL = [file for file in OURS if not file.stem.startswith(("fedsi", "femnist"))]
 DATA = ("mnist", "fmnist", "cifar10")
 # training and test images per class and client, journal paper, section 6.1
 COUNTS = MappingProxyType({"small": (50, 950), "medium": (200, 800), "large": (900, 300)})
@@ -60,7 +64,7 @@ def test_the_data_set_has_enough_images(name: str) -> None:
     assert cut.validation >= 5 or holders * (each + 1) > base  # validation rows where any are left
 
 
-@pytest.mark.parametrize("file", OURS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", JOURNAL, ids=lambda file: file.stem)
 def test_a_study_says_what_it_is(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     study = Study.from_toml(file)
@@ -78,3 +82,52 @@ def test_the_sparse_study_takes_an_initial_lambda() -> None:
     assert study.method.options.inclusion == 0.5
     assert study.data == Study.from_toml("mnist-medium").data
     assert tables.published_classifier(PAPERS, study.name, "sfedbayes") == {"pm": 93.86, "gm": 82.75}
+
+
+@pytest.mark.parametrize(("data", "size"), [(data, size) for data in DATA for size in ("small", "large")])
+def test_a_row_of_fedsis_tables_is_a_study(data: str, size: str) -> None:
+    """Section IV.A and IV.C: 10 or 20 clients of 5 labels, 10 of them a round, one hidden layer or the small CNN."""
+    own = data == "cifar10"
+    name = f"{'fedsi-' if own else ''}{data}-{size}"
+    study = Study.from_toml(file_of(name), [] if own else ["method.name=fedsi"])
+    cut = options(study)
+    assert (cut.train, cut.test) == (CIFAR10 if own else COUNTS)[size] and cut.partition == "labels"
+    assert (cut.clients, cut.labels_per_client) == (20 if own else 10, 5)
+    assert (study.federation.cohort or cut.clients) == 10
+    assert isinstance(study.model, NetworkPart) and study.model.kind == ("cnn" if own else "mlp")
+    assert len(study.model.widths) == 1 or own
+    assert study.method.options.fraction == (0.07 if own else 0.05)
+    found = tables.published_classifier(PAPERS, study.name, "fedsi")
+    assert found["accuracy"] and ("ece" in found) == (size == "small")
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_novel_clients_never_train_and_all_clients_are_as_many(data: str) -> None:
+    study, usual = (
+        Study.from_toml(file_of(f"{name}{data}-{part}")) for name, part in (("fedsi-", "new"), ("", "small"))
+    )
+    cut, whole = options(study), options(usual)
+    assert cut.clients + cut.new_clients == whole.clients and cut.new_clients >= 2
+    assert (cut.train, cut.test, cut.validation, cut.groups) == (whole.train, whole.test, whole.validation, "two")
+    assert study.method.name == "fedsi" and "Figure 5" in file_of(study.name).read_text(encoding="utf-8")
+    assert study.method.options.fraction == (0.07 if data == "cifar10" else 0.05)
+
+
+@pytest.mark.parametrize("file", [file for file in OURS if file not in JOURNAL], ids=lambda file: file.stem)
+def test_a_study_of_another_paper_says_which(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# ") and ("FedSI" in text or "PAC-PFL Table 3" in text)
+    assert f'name = "{file.stem}"' in text and not (BUNDLED / file.name).exists()
+
+
+def test_writers_have_twenty_digits_or_all_of_them(data_root: Path) -> None:
+    few, every = (Study.from_toml(file_of(f"femnist-{size}")) for size in ("20", "all"))
+    cut = options(few)
+    assert (cut.clients, cut.limit, cut.digits_only, options(every).limit) == (40, 20, True, None)
+    assert replace(cut, limit=None) == options(every)
+    made = [images.federation("femnist", {**study.data.options, "root": str(data_root)}) for study in (few, every)]
+    small, large = (dataset.groups["existing"] for dataset in made)
+    assert small.train.size.tolist() == [20] * 40 and made[0].classes == 10
+    assert 80 < float(large.train.size.mean()) < 110 and float(small.test.size.sum()) == 474
+    assert small.validation is not None and small.validation.size.min() >= 5
+    assert small.train.names == large.train.names and torch.equal(small.test.x, large.test.x)

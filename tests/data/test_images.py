@@ -315,6 +315,35 @@ def test_domains_of_two_data_sets_are_cut_each_by_itself(root: Path) -> None:
     assert sorted(counts.tolist()) == [2, 2, 3]
 
 
+def parts_of(dataset: tables.Dataset, part: int) -> list[list[int]]:
+    """Return the positions of a part's rows, client by client; 0: training, 1: test, 2: validation."""
+    told = tables.to_positions(dataset)
+    owners = range(len(told["client_name"]))
+    return [told["position"][(told["owner"] == k) & (told["part"] == part)].tolist() for k in owners]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("femnist", {"partition": "natural", "clients": 4, "new_clients": 2}),
+        ("femnist", {"partition": "natural", "clients": 6, "pool": "merged", "seed": 3}),
+        ("mnist", {"partition": "dirichlet", "clients": 5, "alpha": 1.0, "minimum": 40}),
+    ],
+)
+def test_a_limit_takes_training_rows_away_and_nothing_else(root: Path, source: str, options: dict[str, Any]) -> None:
+    options = {"validation_share": 0.2} | options
+    every, few, fewer = (make(root, source, **options, **limit) for limit in ({}, {"limit": 20}, {"limit": 7}))
+    assert [len(rows) for rows in parts_of(few, 0)] == [20] * len(parts_of(few, 0))
+    for whole, some, least in zip(*(parts_of(one, 0) for one in (every, few, fewer)), strict=True):
+        assert set(least) < set(some) < set(whole) and len(least) == 7 and some != sorted(some)
+    for part in (1, 2):
+        assert parts_of(few, part) == parts_of(every, part) and all(parts_of(few, part))
+    assert tables.to_positions(few)["client_name"].tolist() == tables.to_positions(every)["client_name"].tolist()
+    assert parts_of(make(root, source, **options, limit=20), 0) == parts_of(few, 0)
+    assert parts_of(make(root, source, **options, limit=5000), 1) == parts_of(every, 1)
+    assert few.provenance["options"]["limit"] == 20
+
+
 def test_a_cut_that_uses_a_row_twice_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.arange(9)
     twice = (Parts(rows[:3], rows[:0], rows[3:5]), Parts(rows[5:7], rows[7:8], rows[2:3]))
@@ -333,6 +362,8 @@ def test_a_cut_that_uses_a_row_twice_is_refused(root: Path, monkeypatch: pytest.
         ("mnist", {"validation": -1}, "validation must not be negative, got -1"),
         ("mnist", {"alpha": 0.0}, "alpha must be positive, got 0"),
         ("mnist", {"test_share": 1.0}, r"test_share must be in \(0, 1\)"),
+        ("mnist", {"limit": 20}, "limit must be at least 1 and is for dirichlet and natural .* got 20 for 'labels'"),
+        ("femnist", {"partition": "natural", "limit": 0}, "limit must be at least 1 .* got 0 for 'natural'"),
         ("mnist", {"digits_only": True}, "digits_only is for the natural partition"),
         ("mnist", {"partition": "natural"}, "only femnist has writers for the natural partition, got mnist"),
         ("mnist", {"domains": ["fashion-mnist"]}, "source 'mnist' must be one of the domains fashion-mnist"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -217,6 +218,20 @@ def test_the_official_split_of_writers_is_kept() -> None:
         assert len(mine.validation) == round(0.5 * len(learned))
     with pytest.raises(DataError, match="only 3 owners have at least 5 rows and both training and test rows"):
         partition.natural(y, owner, 4, rng(), test_share=0.2, minimum=5, official_test=official_test)
+
+
+def test_every_training_row_is_as_likely_to_be_kept() -> None:
+    whole = Parts(np.arange(10, 20), np.array([1]), np.array([2, 3]))
+    counts = np.zeros(20)
+    for seed in range(400):
+        (mine,) = partition.limited([whole], 4, rng(seed))
+        assert len(set(mine.train.tolist())) == 4 and mine[1:] == whole[1:]
+        counts[mine.train] += 1
+    assert counts[:10].sum() == 0 and (abs(counts[10:] / 400 - 0.4) < 4 * math.sqrt(0.4 * 0.6 / 400)).all()
+    (same_rows,) = partition.limited([whole], 99, rng())
+    assert sorted(same_rows.train.tolist()) == whole.train.tolist()
+    with pytest.raises(DataError, match="limit must be at least 1, got 0"):
+        partition.limited([whole], 0, rng())
 
 
 def test_a_row_used_twice_is_named() -> None:
