@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("compare", _compare, "several methods on one study: a table with 95 %% intervals")
     study_options(sub)
     sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
+    sub.add_argument("--vary", metavar="KEY=V1,V2", help="each method once per value, such as method.particles=1,2,4")
     sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each method")
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder of the comparison")
 
@@ -228,13 +230,18 @@ def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> N
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study_compare import compare, table
+    from pacbayes_fl.study_compare import compare, table, varied
     from pacbayes_fl.study_file import Study
 
     if options.seeds < 1:
         raise StudyError(f"--seeds must be at least 1, got {options.seeds}")
     chosen = [[f"method.name={name}"] for name in _names(options.methods)] or [[]]
-    studies = [Study.from_toml(options.study, [*_sets(options), *name]) for name in chosen]
+    every = [[*_sets(options), *name] for name in chosen]
+    key, values = _varied(options.vary)
+    if key is None:
+        studies = [Study.from_toml(options.study, sets) for sets in every]
+    else:
+        studies = [study for sets in every for study in varied(options.study, key, values, sets)]
     again = "run it again with the same --out, finished runs are read"
     options.stopped = again if options.out else "nothing was kept, for want of --out"
     runs = len(studies) * options.seeds
@@ -244,11 +251,21 @@ def _compare(options: argparse.Namespace) -> None:
         def on_run(study: Study) -> None:
             on_round(RoundRecord(next(done) - 1, 0))
 
-        found = compare(studies, options.seeds, options.out, on_run)
+        found = compare(studies, options.seeds, options.out, on_run, key)
         on_round(RoundRecord(runs, 0))
     print_cells(table(found))
     if options.out:
         print(f"folder: {options.out}")
+
+
+def _varied(text: str | None) -> tuple[str | None, list[str]]:
+    """Take KEY=V1,V2 apart; a comma inside brackets belongs to a value, as in model.widths=[50],[50,50]."""
+    if text is None:
+        return None, []
+    key, equals, values = text.partition("=")
+    if not equals or not all(key.strip().partition(".")):
+        raise StudyError(f"--vary takes KEY=V1,V2, got {text!r}", hint="such as --vary method.particles=1,2,4")
+    return key.strip(), [value.strip() for value in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", values) if value.strip()]
 
 
 def _tune(options: argparse.Namespace) -> None:

@@ -97,10 +97,11 @@ def print_cells(cells: Sequence[Cell]) -> None:
         method, group, metric, mean, low, high, median, seeds = cell
         groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
     names = list(dict.fromkeys(name for row in groups.values() for name in row))
+    width = max(14, *(len(method) + 2 for method, _ in groups))
     print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    print(f"{'method':14}{'group':10}" + "".join(f"  {name:>26}" for name in names))
+    print(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
-        print(f"{method:14}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+        print(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
             task = shown.add_task(text, total=total, news="")
 
             def bar(record: RoundRecord) -> None:
-                scored = record.dropped or {"rsmse", "pm.accuracy"} & record.values.keys()
+                scored = not record.round or record.dropped or {"rsmse", "pm.accuracy"} & record.values.keys()
                 score = {"news": _news(record)} if scored else {}
                 shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
 
@@ -142,5 +143,6 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 
 
 def _news(record: RoundRecord) -> str:
-    shown = [f"{name} {record.values[name]:.4g}" for name in _NEWS if name in record.values]
+    names = _NEWS if record.round else record.values  # round 0: what was tried before the first
+    shown = [f"{name} {record.values[name]:.4g}" for name in names if name in record.values]
     return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])

@@ -1,4 +1,4 @@
-"""Several methods on one study, over several seeds: a table with intervals."""
+"""Several methods or values on one study, over several seeds: a table with intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pacbayes_fl import plots, results, study_clusters
+from pacbayes_fl import plots, results, settings, study_choice
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
     """A metric of a method on a group of clients.
 
     Args:
-        method: its name.
+        method: its name, with the value of what was varied behind it.
         group: "existing" or "new".
         metric: its name.
         mean: over clients and seeds.
@@ -59,45 +59,92 @@ def compare(
     seeds: int,
     out: Path | str | None = None,
     on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
+    vary: str | None = None,
 ) -> list[Result]:
-    """Run studies that differ in their method, each over several seeds.
+    """Run studies that differ in their method or in one value, each over several seeds.
 
     With a folder, every run has its own below it, and a run that is finished there is read instead of repeated.
 
     Args:
-        studies: one per method, on the same data.
+        studies: one per method and value, on the same data; what `varied` makes, for example.
         seeds: number of runs of each, with seeds from the study's own upwards.
         out: folder of the comparison; nothing is written when None.
         on_run: called before every run; what it returns is called after every round.
+        vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
+            then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
 
     Returns:
-        The results, seed by seed within method by method.
+        The results, seed by seed within study by study. With `vary` their labels say `{"varied": {"key", "value",
+        "method"}}`, which their folders do not: these hold runs as any other.
 
     Raises:
         CheckpointError: when a folder holds a run of another study.
-        StudyError: when the data of the studies differ, or two of them have the same method.
+        StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
+            method and value, or one has no such value.
     """
-    if any(study.data != studies[0].data for study in studies):
+    names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
+    may_differ = vary is not None and vary.startswith("data.")
+    if any(study.data != studies[0].data for study in studies) and not may_differ:
         raise StudyError("the studies to compare have different data")
-    names = [study.method.name for study in studies]
     if len(set(names)) < len(names) or not names or seeds < 1:
-        raise StudyError(f"need different methods and at least 1 seed, got {', '.join(names)} and {seeds}")
+        raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
     found = []
-    for study in studies:
+    for name, study in zip(names, studies, strict=True):
         for seed in range(study.seed, study.seed + seeds):
             one = replace(study, seed=seed)
             on_round = on_run(one) if on_run is not None else None
-            folder = None if out is None else Path(out) / f"{study.method.name}-seed{seed}"
+            folder = None if out is None else Path(out) / f"{name.replace('/', '_')}-seed{seed}"
             if folder is not None and (folder / "metrics.json").is_file():
                 saved = Study.from_toml(folder / "study.toml").table()
-                chosen, _ = study_clusters.recall(one, folder)
+                chosen, _ = study_choice.recall(one, folder)
                 checkpoint.check_study(saved, chosen.table(), ("device", "threads", "checkpoint_every"))
-                found.append(results.load(folder))
+                result = results.load(folder)
             else:
-                found.append(run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round))
+                result = run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+            found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
     if out is not None:
         write(out, found)
     return found
+
+
+def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str] = ()) -> list[Study]:
+    """Read a study once for each of several values.
+
+    Args:
+        path: a TOML file or the name of a bundled study.
+        key: dotted, such as "method.fraction".
+        values: as an assignment would give them, such as "0.03" or "[50, 50]".
+        sets: further assignments.
+
+    Returns:
+        The studies.
+
+    Raises:
+        StudyError: when there is no value, or as `Study.from_toml`.
+    """
+    if not values:
+        raise StudyError(f"there is no value of {key!r} to take", hint=f"such as {key}=1,2,4")
+    return [Study.from_toml(path, [*sets, f"{key}={value}"]) for value in values]
+
+
+def _value(study: Study, key: str) -> Any:
+    """Look a dotted key up in what a study has resolved."""
+    value: Any = study.table()
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise StudyError(f"{study.method.name} on {study.name} has no value {key!r}", hint="such as method.rate")
+        value = value[part]
+    return value
+
+
+def _setting(study: Study, key: str) -> str:
+    value = _value(study, key)
+    return f"{key.rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+
+
+def _named(result: Result, name: str, key: str, value: Any) -> Result:
+    about = {"key": key, "value": value, "method": result.method}
+    return replace(result, method=name, labels={**result.labels, "varied": about})
 
 
 def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
@@ -139,7 +186,9 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     writer.writerow(Cell._fields)
     writer.writerows(cells)
     results.write_atomic(out / "compare.csv", buffer.getvalue().encode())
-    summary: Mapping[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
+    summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
+    if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
+        summary["varied"] = settings_of
     results.write_atomic(out / "compare.json", (json.dumps(summary, indent=1) + "\n").encode())
     try:
         plots.save_joint(found, out / "figures")

@@ -436,6 +436,19 @@ def test_compare_prints_writes_and_reads_again(call: Call, tmp_path: Path, monke
     assert again == (0, out, "")
 
 
+def test_compare_varies_a_value_of_every_method(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save_joint", lambda *_: [])
+    varied = ("--vary", "model.mean_widths=zero,[4],[4,2]", "--set", "federation.rounds=1", "--out", "all")
+    code, out, err = call("compare", "tiny.toml", "--methods", "pac-pfl,pfedgp", *varied)
+    widths = ("zero", "[4]", "[4, 2]")
+    names = [f"{method} mean_widths={value}" for method in ("pac-pfl", "pfedgp") for value in widths]
+    assert code == 0 and err.splitlines()[-1].split() == ["runs:", "6/6"]
+    assert [line.rpartition(" existing ")[0].strip() for line in out.splitlines()[2:-1:2]] == names
+    assert sorted(path.name for path in (tmp_path / "all").glob("*-seed3")) == sorted(f"{name}-seed3" for name in names)
+    run = Study.from_toml(tmp_path / "all" / "pfedgp mean_widths=[4, 2]-seed3" / "study.toml")
+    assert (run.method.name, run.model.mean_widths) == ("pfedgp", (4, 2))  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_compare_says_how_to_go_on(call: Call, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -452,6 +465,10 @@ def test_what_compare_refuses(call: Call) -> None:
     assert_one_line(call(*base, "--seeds", 0), "--seeds must be at least 1, got 0")
     assert_one_line(call(*base, "--methods", "ridge,rigde"), "unknown method 'rigde' (did you mean 'ridge'?)")
     assert_one_line(call(*base, "--methods", "ridge,ridge"), "need different methods")
+    for words in ("method.rate", "rate=1", "method.=1", "=1,2"):
+        assert_one_line(call(*base, "--vary", words), f"--vary takes KEY=V1,V2, got {words!r}")
+    assert_one_line(call(*base, "--vary", "method.rate=, "), "there is no value of 'method.rate' to take")
+    assert_one_line(call(*base, "--methods", "ridge", "--vary", "method.rate=1"), "unknown key 'rate'")
 
 
 # tune -----------------------------------------------------------------------------------------------------------

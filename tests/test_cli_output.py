@@ -78,3 +78,17 @@ def test_progress_shows_what_classifiers_record(capsys: Captured) -> None:
     with progress("work", 1, quiet=False) as told:
         told(RoundRecord(1, 2, (), values))
     assert capsys.readouterr().err == "work: 1/1 pm.accuracy 0.875 log_likelihood -3 loss 0.25\n"
+
+
+def test_what_was_tried_before_the_first_round_is_told_with_its_score(capsys: Captured) -> None:
+    with progress("work", 100, quiet=False) as told:
+        told(RoundRecord(0, 4, values={"clusters=2": -0.36}))
+        told(RoundRecord(0, 0))
+    assert capsys.readouterr().err == "work: 0/100 clusters=2 -0.36\nwork: 0/100 \n"
+
+
+def test_a_long_name_moves_the_columns_of_a_comparison(capsys: Captured) -> None:
+    long = "fedsi fraction=0.03"
+    print_cells([Cell(name, "new", "ce", 0.5, 0.25, 0.75, 0.5, 3) for name in ("a", long)])
+    _, names, a, b = capsys.readouterr().out.splitlines()
+    assert b.startswith(f"{long}  new ") and a.index("new") == b.index("new") == names.index("group")

@@ -17,9 +17,9 @@ from pacbayes_fl import results, study_compare
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
 from pacbayes_fl.study import run
-from pacbayes_fl.study_compare import METRICS, Cell, compare, table, write
+from pacbayes_fl.study_compare import METRICS, Cell, compare, table, varied, write
 from pacbayes_fl.study_file import Study
-from tests.tiny import on_csv, rows, tiny, write_csv
+from tests.tiny import on_csv, rows, tiny, write_csv, write_study
 
 RIDGES = ("ridge", "pooled-ridge")
 
@@ -155,9 +155,88 @@ def test_studies_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     with pytest.raises(StudyError, match="the studies to compare have different data"):
         compare([tiny(), on_csv(path, "method.name=ridge")], 1)
-    with pytest.raises(StudyError, match="need different methods and at least 1 seed, got ridge, ridge and 1"):
+    with pytest.raises(
+        StudyError, match="need different methods or values and at least 1 seed, got ridge, ridge and 1"
+    ):
         compare([tiny("method.name=ridge")] * 2, 1)
     with pytest.raises(StudyError, match="got ridge and 0"):
         compare([tiny("method.name=ridge")], 0)
     with pytest.raises(StudyError, match="need different methods"):
         compare([], 1)
+
+
+# one value, varied ----------------------------------------------------------------------------------------------
+
+
+def test_each_method_runs_once_per_value_and_is_named_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, short = write_study(tmp_path), "federation.rounds=2"
+    both = [
+        study
+        for method in ("pac-pfl", "pfedgp")
+        for study in varied(path, "method.rate", ("0.001", "0.1"), [f"method.name={method}", short])
+    ]
+    assert [(one.method.name, one.method.options.rate) for one in both] == [
+        (method, rate) for method in ("pac-pfl", "pfedgp") for rate in (0.001, 0.1)
+    ]
+    out = tmp_path / "out"
+    found = compare(both, 2, out, vary="method.rate")
+    names = [f"{method} rate={rate}" for method in ("pac-pfl", "pfedgp") for rate in ("0.001", "0.1")]
+    assert [one.method for one in found] == [name for name in names for _ in range(2)]
+    assert {folder.name for folder in out.glob("*-seed*")} == {
+        f"{name}-seed{seed}" for name in names for seed in (3, 4)
+    }
+    alone = run(tiny("method.rate=0.1", short, "seed=4"))
+    assert found[3].clients == alone.clients and found[3].clients != found[1].clients
+    kept = results.load(out / "pac-pfl rate=0.1-seed4")  # the folder is a run's as any other
+    assert (kept.method, kept.clients, kept.labels) == ("pac-pfl", alone.clients, alone.labels)
+    assert found[3].labels["varied"] == {"key": "method.rate", "value": 0.1, "method": "pac-pfl"}
+    summary = json.loads((out / "compare.json").read_text())
+    assert list(summary["varied"]) == names == list(dict.fromkeys(cell["method"] for cell in summary["cells"]))
+    assert summary["varied"][names[2]] == {"key": "method.rate", "value": 0.001, "method": "pfedgp"}
+    assert {"sweep.png", "sweep.svg"} <= {path.name for path in (out / "figures").iterdir()}
+    monkeypatch.setattr(study_compare, "run", lambda *_, **__: pytest.fail("run again"))
+    assert compare(both, 2, out, vary="method.rate") == found
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "names"),
+    [
+        ("model.mean_widths", ("zero", "[]", "[4, 2]"), ("mean_widths=zero", "mean_widths=[]", "mean_widths=[4, 2]")),
+        ("federation.cohort", ("none", "2"), ("cohort=none", "cohort=2")),
+        ("data.options.samples", ("5", "7"), ("samples=5", "samples=7")),  # data may differ in what is varied
+    ],
+)
+def test_values_of_every_kind_make_names(
+    key: str, values: Sequence[str], names: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_compare, "run", lambda one, *_, **__: result([1.0], method=one.method.name))
+    found = compare(varied(write_study(tmp_path), key, values), 1, vary=key)
+    assert [one.method for one in found] == [f"pac-pfl {name}" for name in names]
+    assert [cell.method for cell in table(found)] == [f"pac-pfl {name}" for name in names]
+
+
+def test_a_value_with_a_slash_makes_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+
+    def ran(one: Study, out: Path, **_: Any) -> Result:
+        folders.append(out)
+        return result([1.0])
+
+    monkeypatch.setattr(study_compare, "run", ran)
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    compare([tiny("data.options.note=a/b")], 1, tmp_path, vary="data.options.note")
+    assert folders == [tmp_path / "pac-pfl note=a_b-seed3"]
+
+
+def test_values_that_cannot_be_varied_are_refused(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    with pytest.raises(StudyError, match=r"different methods or values .* got pac-pfl rate=0\.5, pac-pfl rate=0\.5"):
+        compare(varied(path, "method.rate", ("0.5", ".5")), 1, vary="method.rate")
+    with pytest.raises(StudyError, match=r"pac-pfl on tiny has no value 'method\.fraction'"):
+        compare([tiny()], 1, vary="method.fraction")
+    with pytest.raises(StudyError, match="unknown key 'fraction'"):
+        varied(path, "method.fraction", ("1",))
+    with pytest.raises(StudyError, match=r"there is no value of 'method\.rate' to take"):
+        varied(path, "method.rate", ())
+    with pytest.raises(StudyError, match="the studies to compare have different data"):
+        compare([tiny(), tiny("data.options.samples=5")], 1, vary="method.rate")

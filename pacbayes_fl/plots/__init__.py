@@ -17,6 +17,7 @@ from pacbayes_fl.plots.predictive import predictive_bands
 from pacbayes_fl.plots.reliability import reliability_diagram
 from pacbayes_fl.plots.sparsity import kept_share, sparsity_curve
 from pacbayes_fl.plots.style import NothingToDrawError, drawing
+from pacbayes_fl.plots.sweep import sweep_curve
 from pacbayes_fl.plots.uncertainty import uncertainty_histograms
 from pacbayes_fl.results import Result
 
@@ -38,6 +39,7 @@ __all__ = [
     "save_all",
     "save_joint",
     "sparsity_curve",
+    "sweep_curve",
     "uncertainty_histograms",
 ]
 
@@ -83,7 +85,7 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
     """Write the figures that compare runs, as far as the results hold what they show.
 
     Box plots by method, the convergence of classifiers, and for methods that ran with several numbers of particles or
-    several shares of weights kept, what comes of it.
+    several shares of weights kept, or with several values of what a comparison varied, what comes of it.
 
     Args:
         results: finished runs.
@@ -105,6 +107,8 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         figures["particles"] = partial(particle_ablation, ablated)
     if pruned := _varied(results, kept_share):
         figures["sparsity"] = partial(sparsity_curve, pruned)
+    if any("varied" in result.labels for result in results):
+        figures["sweep"] = partial(sweep_curve, results)
     return _save(figures, Path(folder), formats)
 
 
