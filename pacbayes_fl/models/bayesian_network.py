@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel, WeightPrior
+from pacbayes_fl.models.layers import Traces, fully_connected
 from pacbayes_fl.models.likelihoods import Likelihood
 
 Weights = Mapping[str, Tensor]
@@ -33,13 +34,21 @@ class BayesianNetwork(WeightModel):
         self.likelihood, self.dtype = likelihood, dtype
 
     @abstractmethod
-    def forward(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None = None) -> Tensor:
+    def forward(
+        self,
+        weights: Weights,
+        rows: ClientBatch,
+        reference: ClientBatch | None = None,
+        traces: Traces | None = None,
+    ) -> Tensor:
         """Apply the networks of K clients.
 
         Args:
             weights: [K, *shape] by site.
             rows: inputs [K, N, *feature]; a network without batch statistics looks at `x` alone.
             reference: rows whose statistics normalise, the client's training rows; the rows themselves when None.
+            traces: where a network records its layers, for Jacobians by layer factors; one that does not is
+                differentiated weight by weight.
 
         Returns:
             Outputs [K, N, C], the parameters of the likelihood.
@@ -105,10 +114,12 @@ class BayesianMLP(BayesianNetwork):
             shapes |= {f"weight_{layer}": (n_in, n_out), f"bias_{layer}": (n_out,)}
         return MappingProxyType(shapes)
 
-    def forward(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None = None) -> Tensor:
+    def forward(
+        self,
+        weights: Weights,
+        rows: ClientBatch,
+        reference: ClientBatch | None = None,
+        traces: Traces | None = None,
+    ) -> Tensor:
         """Outputs [K, N, C] of the networks; see `BayesianNetwork.forward`."""
-        x = rows.x.flatten(2).to(self.dtype)
-        for layer in range(len(self.sizes) - 1):
-            weight, bias = weights[f"weight_{layer}"], weights[f"bias_{layer}"]
-            x = torch.baddbmm(bias.unsqueeze(-2), torch.relu(x) if layer else x, weight)
-        return x
+        return fully_connected(rows.x.flatten(2).to(self.dtype), weights, len(self.sizes) - 1, traces)

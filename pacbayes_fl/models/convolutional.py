@@ -15,6 +15,7 @@ from torch.nn.functional import conv2d, max_pool2d, pad
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.bayesian_network import BayesianNetwork, Weights
+from pacbayes_fl.models.layers import LayerTrace, Traces, fully_connected
 from pacbayes_fl.models.likelihoods import Likelihood
 
 EPSILON = 1e-5
@@ -141,13 +142,20 @@ class ImageNetwork(BayesianNetwork):
         _, height, width = self.input_shape
         return max(self.dim, rows * self.kernels[0][0] * height * width)
 
-    def forward(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None = None) -> Tensor:
+    def forward(
+        self,
+        weights: Weights,
+        rows: ClientBatch,
+        reference: ClientBatch | None = None,
+        traces: Traces | None = None,
+    ) -> Tensor:
         """Apply the networks; see `BayesianNetwork.forward`.
 
         Args:
             weights: [K, *shape] by site.
             rows: images [K, N, channels, H, W], or flattened in that order [K, N, d].
             reference: rows whose statistics normalise; the rows themselves when None.
+            traces: where layers are to be recorded; nowhere when None.
 
         Returns:
             Outputs [K, N, C].
@@ -155,24 +163,43 @@ class ImageNetwork(BayesianNetwork):
         Raises:
             ShapeError: for images of another shape.
         """
-        x = self.features(weights, rows, reference).flatten(2).transpose(0, 1)
-        for layer in range(len(self.head) - 1):
-            weight, bias = weights[f"weight_{layer}"], weights[f"bias_{layer}"]
-            x = torch.baddbmm(bias.unsqueeze(-2), torch.relu(x) if layer else x, weight)
-        return x
+        x = self.features(weights, rows, reference, traces).flatten(2).transpose(0, 1)
+        return fully_connected(x, weights, len(self.head) - 1, traces)
 
     @abstractmethod
-    def features(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None) -> Tensor:
+    def features(
+        self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
+    ) -> Tensor:
         """Apply the convolutions; arguments as in `forward`.
 
         Args:
             weights: [K, *shape] by site.
             rows: images [K, N, channels, H, W], or flattened in that order [K, N, d].
             reference: rows whose statistics normalise; the rows themselves when None.
+            traces: where layers are to be recorded; nowhere when None.
 
         Returns:
             [N, K, C, H, W] of the last convolution.
         """
+
+    def convolution(self, x: Tensor, weights: Weights, layer: int, traces: Traces | None, padding: int = 0) -> Tensor:
+        """Apply one convolution, and record it.
+
+        Args:
+            x: images [N, K, c, H, W].
+            weights: [K, *shape] by site.
+            layer: its number.
+            traces: where it is to be recorded; nowhere when None.
+            padding: pixels of zeros on every side.
+
+        Returns:
+            [N, K, C, h, w].
+        """
+        weight, bias = f"conv_{layer}", f"conv_bias_{layer}"
+        out = convolved(x, weights[weight], weights[bias], padding)
+        if traces is not None:
+            traces.append(LayerTrace(weight, bias, x, out, padding))
+        return out
 
     def images(self, rows: ClientBatch) -> Tensor:
         """Bring the inputs to the layout of grouped convolution.
@@ -223,12 +250,14 @@ class BayesianCNN(ImageNetwork):
         kernels = ((6, channels, 5, 5), (16, 6, 5, 5))
         super().__init__(input_shape, kernels, (16 * height * width, 120, 84), likelihood, dtype)
 
-    def features(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None) -> Tensor:
+    def features(
+        self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
+    ) -> Tensor:
         """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`. `reference` is not used."""
         x = self.images(rows)
         for layer in range(len(self.kernels)):
             # The largest of some values, then its ReLU: the ReLUs' largest at a quarter of the work.
-            x = torch.relu(halved(convolved(x, weights[f"conv_{layer}"], weights[f"conv_bias_{layer}"])))
+            x = torch.relu(halved(self.convolution(x, weights, layer, traces)))
         return x
 
 
@@ -269,23 +298,32 @@ class BayesianVGG(ImageNetwork):
             centre[self.span(f"gamma_{layer}")] = 1.0
         return centre
 
-    def features(self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None) -> Tensor:
-        """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`."""
+    def features(
+        self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
+    ) -> Tensor:
+        """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`. Known statistics are constants."""
         if reference is None:
-            return self._normalising(weights, rows)[0]
-        _, known = self._normalising(weights, reference)
-        return self._normalising(weights, rows, known, reference.mask.any(1))[0]
+            return self._normalising(weights, rows, traces)[0]
+        with torch.no_grad():
+            _, known = self._normalising(weights, reference, None)
+        return self._normalising(weights, rows, traces, known, reference.mask.any(1))[0]
 
     def _normalising(
-        self, weights: Weights, rows: ClientBatch, known: list[Moments] | None = None, knows: Tensor | None = None
+        self,
+        weights: Weights,
+        rows: ClientBatch,
+        traces: Traces | None,
+        known: list[Moments] | None = None,
+        knows: Tensor | None = None,
     ) -> tuple[Tensor, list[Moments]]:
         """Apply the convolutions with the rows' own statistics, or known ones for clients that have them."""
         x, used = self._enlarged(self.images(rows)), []
         for layer in range(len(self.kernels)):
-            x = convolved(x, weights[f"conv_{layer}"], weights[f"conv_bias_{layer}"], padding=1)
+            x = self.convolution(x, weights, layer, traces, padding=1)
             own = moments(x, rows.mask)
             if known is not None and knows is not None:
-                own = Moments(*(torch.where(knows[:, None], *pair) for pair in zip(known[layer], own, strict=True)))
+                pairs = zip(known[layer], own, strict=True)
+                own = Moments(*(torch.where(knows[:, None], there, here.detach()) for there, here in pairs))
             used.append(own)
             x = normalised(x, own, weights[f"gamma_{layer}"], weights[f"beta_{layer}"], rows.mask)
             x = torch.relu(halved(x))
