@@ -38,6 +38,20 @@ class LocalDescent:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
 
 
+class GaussianPrior(NamedTuple):
+    """What draws weights to a place, and how strongly.
+
+    Args:
+        mean: mu [D] or [K, D].
+        variance: sigma^2 of every weight [D] or [K, D], positive, in squared units of a weight.
+        weight: factor of its negative log density in the loss per row; 1 / m_k, as a posterior has it, when None.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    weight: float | None = None
+
+
 class Descended(NamedTuple):
     """Weights after some steps.
 
@@ -60,10 +74,13 @@ def fit(
     noise: Noise,
     passes: int = 1,
     adam: Adam[Tensor] | None = None,
+    prior: GaussianPrior | None = None,
+    free: Tensor | None = None,
 ) -> Descended:
-    """Descend from given weights.
+    """Descend from given weights, to the most likely ones or to the maximum a posteriori.
 
-    theta <- theta - rate grad_theta [-(1/b) sum_j ln p(y_j | x_j, theta)]
+    theta <- theta - rate grad_theta [-(1/b) sum_j ln p(y_j | x_j, theta) - (1/m_k) ln N(theta; mu, sigma^2)]
+    (FedSI eq. 10, per row)
 
     Args:
         model: the likelihood.
@@ -73,14 +90,17 @@ def fit(
         noise: their streams, for the minibatches.
         passes: times `local.steps` minibatches.
         adam: moments to go on with, left as they are; fresh ones when None.
+        prior: of the weights; none when None.
+        free: bool [D], True for weights that may move; all when None.
 
     Returns:
-        The weights, the moments and the loss.
+        The weights, the moments and the loss, which leaves out the prior.
     """
     theta = theta.clone()
     adam = adam_init(theta, batch.clients) if adam is None else Adam(*(leaf.clone() for leaf in adam))
     total = torch.zeros(batch.clients, dtype=theta.dtype, device=theta.device)
     steps = passes * local.steps
+    pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
     for _ in range(steps):
         small = local.minibatch < batch.mask.shape[1]
         rows = batch.rows(noise.rows(batch.mask, local.minibatch)) if small else batch
@@ -89,9 +109,21 @@ def fit(
             loss = -model.log_likelihood(leaf, rows) / rows.size.clamp_min(1.0).to(theta.dtype)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         theta = leaf.detach()
+        if prior is not None and pull is not None:
+            gradient = torch.addcmul(gradient, pull, theta - prior.mean)
+        if free is not None:
+            gradient = gradient * free
         if local.optimiser == "adam":
             adam = adam_(theta, gradient, adam, local.rate)
         else:
             theta.sub_(gradient, alpha=local.rate)
         total += loss.detach() / steps
     return Descended(theta, adam, total)
+
+
+def _pull(prior: GaussianPrior, batch: ClientBatch) -> Tensor:
+    """Slope of the prior's part of the loss per unit of distance [K, D]."""
+    share = (
+        batch.size.clamp_min(1.0).reciprocal() if prior.weight is None else torch.full_like(batch.size, prior.weight)
+    )
+    return share.unsqueeze(1) / prior.variance

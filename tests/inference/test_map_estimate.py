@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 from torch.nn.functional import cross_entropy
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
-from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.noise import Engine, Noise
@@ -37,7 +38,15 @@ def plain_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(out, y)
 
 
-def by_hand(local: LocalDescent, theta: Tensor, batch: ClientBatch, noise: Noise, steps: int) -> tuple[Tensor, float]:
+def by_hand(
+    local: LocalDescent,
+    theta: Tensor,
+    batch: ClientBatch,
+    noise: Noise,
+    steps: int,
+    prior: GaussianPrior | None = None,
+    free: Tensor | None = None,
+) -> tuple[Tensor, float]:
     """Descend one client with torch's own optimiser on its own rows."""
     own = torch.nn.Parameter(theta.clone())
     optimiser = (torch.optim.Adam if local.optimiser == "adam" else torch.optim.SGD)([own], lr=local.rate)
@@ -47,7 +56,15 @@ def by_hand(local: LocalDescent, theta: Tensor, batch: ClientBatch, noise: Noise
         at = noise.rows(torch.ones(1, len(y), dtype=torch.bool), local.minibatch)[0]
         optimiser.zero_grad()
         loss = plain_loss(own, x[at], y[at])
-        loss.backward()
+        objective = loss
+        if prior is not None:
+            some = prior.variance.isfinite()
+            share = 1 / len(y) if prior.weight is None else prior.weight
+            density = Normal(prior.mean[some], prior.variance[some].sqrt()).log_prob(own[some])
+            objective = loss - share * density.sum()
+        objective.backward()
+        if free is not None:
+            own.grad[~free] = 0.0  # type: ignore[index]
         optimiser.step()
         total += loss.item() / steps
     return own.data, total
@@ -69,6 +86,57 @@ def test_a_fit_is_torch_s_optimiser_on_every_client_alone(optimiser: Any, engine
         torch.testing.assert_close(theta[k], expected, rtol=1e-9, atol=1e-10)
         assert loss[k].item() == pytest.approx(mean, rel=1e-9)
         assert (theta[k] - start[k]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("weight", [None, 0.03])
+@pytest.mark.parametrize("shared", [True, False], ids=["prior of all", "prior of each"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_fit_under_a_prior_is_torch_s_optimiser_on_the_loss_with_its_density(
+    optimiser: Any, shared: bool, weight: float | None
+) -> None:
+    local = LocalDescent(steps=6, minibatch=3, rate=0.02, optimiser=optimiser)
+    batch, start = clients(), randn(30, K, D)
+    mean, variance = 0.5 * randn(31, K, D), 0.3 + randn(32, K, D).square()
+    variance[:, ::5] = torch.inf  # no prior there
+    prior = GaussianPrior(mean[0], variance[0], weight) if shared else GaussianPrior(mean, variance, weight)
+    free = torch.arange(D) % 3 != 1
+    noise = Noise(2, 1, batch.ids)
+    theta, _, loss = map_estimate.fit(MODEL, local, start, batch, noise, passes=2, prior=prior, free=free)
+    for k in range(K):
+        own = prior if shared else GaussianPrior(mean[k], variance[k], weight)
+        alone = batch.select(torch.tensor([k]))
+        expected, plain = by_hand(local, start[k], alone, Noise(2, 1, alone.ids), 12, own, free)
+        torch.testing.assert_close(theta[k], expected, rtol=1e-9, atol=1e-10)
+        assert loss[k].item() == pytest.approx(plain, rel=1e-9)  # the prior is left out
+    assert torch.equal(theta[:, ~free], start[:, ~free])
+    assert (theta[:, free] != start[:, free]).double().mean() > 0.9  # but for units that are dead and have no prior
+
+
+def test_an_infinite_variance_draws_nothing() -> None:
+    local, batch, start = LocalDescent(steps=3, rate=0.05), clients(), randn(30, K, D)
+    prior = GaussianPrior(randn(31, D), torch.full((D,), torch.inf, dtype=torch.float64))
+    drawn = map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids), prior=prior)
+    plain = map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids))
+    assert torch.equal(drawn.theta, plain.theta)
+
+
+def test_a_narrow_prior_holds_the_weights_and_a_wide_one_lets_them_go() -> None:
+    local, batch, start = LocalDescent(steps=400, rate=0.02), clients(), randn(30, K, D)
+    mean, distances = 0.1 * randn(31, D), []
+    for variance in (1e-3, 1.0, 1e3):
+        prior = GaussianPrior(mean, torch.full((D,), variance, dtype=torch.float64))
+        theta = map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids), prior=prior).theta
+        distances.append(float((theta - mean).norm()))
+    assert distances[0] < 0.2 * distances[1] < 0.2 * distances[2]
+
+
+def test_a_client_without_rows_goes_to_the_prior_s_mean() -> None:
+    rows = [(randn(1, 5, 2), torch.tensor([0, 1, 2, 0, 1])), (randn(1, 0, 2), torch.zeros(0, dtype=torch.int64))]
+    batch, mean = ClientBatch.pad(rows, classes=3, allow_empty=True), randn(31, D)
+    local = LocalDescent(steps=100, rate=0.1, optimiser="sgd")
+    prior = GaussianPrior(mean, torch.full((D,), 0.5, dtype=torch.float64))
+    theta = map_estimate.fit(MODEL, local, randn(30, 2, D), batch, Noise(0, 1, batch.ids), prior=prior).theta
+    torch.testing.assert_close(theta[1], mean, rtol=0, atol=1e-9)
 
 
 def test_moments_that_are_given_go_on_and_are_left_as_they_are() -> None:
