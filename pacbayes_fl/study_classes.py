@@ -16,10 +16,9 @@ from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationS
 from pacbayes_fl.metrics import CLASS_METRICS
 from pacbayes_fl.posteriors.base import ClassPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.results import ClientRow, RoundRecord
 from pacbayes_fl.study_data import ScaledGroup
-from pacbayes_fl.study_report import Report, network_labels, state_of
+from pacbayes_fl.study_report import Report, state_of
 
 MODELS = ("pm", "gm")
 """Personal models and the global model, as metrics and predictions name them."""
@@ -86,7 +85,7 @@ def evaluate(
         rows = test.select(index.cpu())
         found = predictive(posterior, rows.x)
         score(model, index, rows, found)
-        if not isinstance(posterior.family, PointMass):
+        if posterior.uncertain:
             score(f"{model}.mean_weights", index, rows, predictive(posterior, rows.x, at_mean=True))
         shape = (*test.y.shape, found.probs.shape[-1])
         blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
@@ -207,4 +206,4 @@ def labels(method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundR
         "mce": "top-label, 10 bins of equal width (lo, hi] on [0, 1], largest gap",
     }
     kept = [row.metrics["kept"] for row in rows if "kept" in row.metrics]
-    return out | network_labels(method) | ({"kept": math.fsum(kept) / len(kept)} if kept else {})
+    return out | method.about() | ({"kept": math.fsum(kept) / len(kept)} if kept else {})

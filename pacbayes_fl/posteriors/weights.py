@@ -17,6 +17,7 @@ from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
+from pacbayes_fl.posteriors.point import PointMass
 
 Predictive = ClassMixture | NormalMixture
 
@@ -41,6 +42,11 @@ class WeightPosterior:
     reference: ClientBatch | None = None
     noise_std: float = 1.0
 
+    @property
+    def uncertain(self) -> bool:
+        """Whether predictions differ from those at the mean weights."""
+        return not isinstance(self.family, PointMass)
+
     def predict(self, x: Tensor) -> Predictive:
         """Average the predictive distribution over S draws of the weights.
 
@@ -64,10 +70,10 @@ class WeightPosterior:
             As `predict`.
         """
         with torch.no_grad():
-            return averaged(iter([self.model.observation(self.family.mean(), _rows(x, self.noise), self.reference)]))
+            return averaged(iter([self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)]))
 
     def _observations(self, x: Tensor) -> Iterator[TorchDistribution]:
-        noise, rows = self.noise.copy(), _rows(x, self.noise)
+        noise, rows = self.noise.copy(), rows_of(x, self.noise)
         with torch.no_grad():
             for _ in range(self.draws):
                 draw = self.family.draw(noise)
@@ -75,8 +81,16 @@ class WeightPosterior:
                 yield self.model.observation(self.family.weights(draw), rows, self.reference)
 
 
-def _rows(x: Tensor, noise: Noise) -> ClientBatch:
-    """Inputs without targets, as a Pyro program takes them."""
+def rows_of(x: Tensor, noise: Noise) -> ClientBatch:
+    """Make a batch of inputs without targets, as a model takes them.
+
+    Args:
+        x: inputs [K, N, *feature].
+        noise: names the clients.
+
+    Returns:
+        The batch, every row real.
+    """
     blank = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
     names = tuple(map(str, noise.ids))
     return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)
