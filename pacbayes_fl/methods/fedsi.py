@@ -1,0 +1,285 @@
+"""FedSI: MAP estimates with a Laplace approximation on the weights of largest variance (FedSI, Algorithm 1)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import curvature, map_estimate, subnetwork
+from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
+from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, SubnetworkChoice
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.fedavg import initial_weights
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
+from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
+
+
+class Server(NamedTuple):
+    """What the server holds.
+
+    Args:
+        global_: averaged means and variances [D] of the representation, variance 0 where nobody is uncertain; the
+            decision layers' means are those with which clients begin.
+    """
+
+    global_: Moments
+
+
+class Message(NamedTuple):
+    """The prior of a round: means and positive variances [D]."""
+
+    prior: Moments
+
+
+class Client(NamedTuple):
+    """What a client keeps.
+
+    Args:
+        head: weights of its decision layers [K, H].
+        flat: chosen weights without curvature, in the last round [K].
+    """
+
+    head: Tensor
+    flat: Tensor
+
+
+class Update(NamedTuple):
+    """What clients send, or the mean of it with the sums of the rest.
+
+    Args:
+        moments: of the representation [K, R]: MAP estimates, and posterior variances that are 0 outside of the
+            subnetwork.
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        loss: mean negative log likelihood per row over the local steps [K], in nats.
+        flat: chosen weights without curvature [K].
+    """
+
+    moments: Moments
+    weight: Tensor
+    clients: Tensor
+    loss: Tensor
+    flat: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class FedSI(Method[Server, Message, Client, Update]):
+    """FedSI (Algorithm 1, eqs. 10-19), and FedSI-Fac with `covariance = "diagonal"` over the whole representation.
+
+    Args:
+        model: the likelihood; its first sites are the representation, its last ones the decision layers.
+        local: steps towards the MAP estimate.
+        choice: which weights are uncertain.
+        covariance: of the chosen weights, "full" or "diagonal".
+        alpha: prior variance of weights that nobody found uncertain, in squared units of a weight.
+        predictive: see `LinearisedPosterior`.
+        draws: S, of predictions by sampling.
+        finetune: passes of `local.steps` minibatches on the decision layers at personalisation.
+        personal_sites: number of last sites that are the decision layers; 2 are the last layer's weight and bias.
+        train_head: train the decision layers in every round too, and keep them, as the authors' code does; the paper
+            leaves them as they began.
+        upload: "variance" of the posterior, or its "curvature" without the prior, as the authors' code does.
+        prior_weight: factor of the prior in the loss per row; 1 / m_k when None.
+        floor: least prior variance of an uncertain weight.
+        weighting: of clients in the server's average.
+        init_std: spread of the initial weights, the same for all clients.
+    """
+
+    personal_model: ClassVar[str] = (
+        "personal models of the averaged representation, uncertain where the client's own rows leave it so, and "
+        "decision layers that were fine-tuned"
+    )
+
+    model: WeightModel
+    local: LocalDescent = field(default_factory=LocalDescent)
+    choice: SubnetworkChoice = field(default_factory=LargestVariance)
+    covariance: Literal["full", "diagonal"] = "full"
+    alpha: float = 1e-2
+    predictive: LinearisedPredictive = "monte-carlo"
+    draws: int = 20
+    finetune: int = 5
+    personal_sites: int = 2
+    train_head: bool = False
+    upload: Literal["variance", "curvature"] = "variance"
+    prior_weight: float | None = None
+    floor: float = 0.0
+    weighting: average.Weighting = "uniform"
+    init_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        for name in ("alpha", "draws", "init_std"):
+            if not getattr(self, name) > 0:
+                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.finetune < 0 or self.floor < 0:
+            raise StudyError(f"finetune and floor must not be negative, got {self.finetune} and {self.floor:g}")
+        if not 0 < self.personal_sites < len(self.model.shapes):
+            sites = len(self.model.shapes)
+            raise StudyError(f"personal_sites must be between 1 and {sites - 1}, got {self.personal_sites}")
+
+    def about(self) -> dict[str, Any]:
+        """What is uncertain, and how that is predicted with."""
+        covariance = "full covariance on a subnetwork" if self.covariance == "full" else "diagonal covariance"
+        return {
+            "draws": self.draws if self.predictive in ("monte-carlo", "draws") else 1,
+            "average": f"{PREDICTIVES[self.predictive]}; mean_weights: one pass at the estimate",
+            "inference": f"maximum a posteriori, Laplace approximation with {covariance}, generalised Gauss-Newton",
+        }
+
+    @property
+    def shared(self) -> int:
+        """Number of weights of the representation, R, which come first."""
+        first = next(itertools.islice(self.model.shapes, len(self.model.shapes) - self.personal_sites, None))
+        return int(self.model.span(first).start)
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw mu^0 and the phi^0 with which every client begins; nothing is uncertain yet."""
+        mean = initial_weights(self.model, self.init_std, generator)
+        return Server(Moments(mean, torch.zeros_like(mean)))
+
+    def init_clients(self, message: Message, batch: ClientBatch) -> Client:
+        """Begin at the common decision layers."""
+        head = message.prior.mean[self.shared :].expand(batch.clients, -1).clone()
+        return Client(head, torch.zeros_like(batch.size))
+
+    def broadcast(self, server: Server) -> Message:
+        """Send the prior of the round: weights without uncertainty get the variance alpha (section III.B)."""
+        mean, variance = server.global_
+        return Message(Moments(mean, moments.prior_variance(variance, self.alpha, self.floor)))
+
+    def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit the MAP estimate, choose the subnetwork and infer its posterior (Algorithm 1, eqs. 10-15)."""
+        aside = noise.fork()
+        theta, loss = self._fit(message, state, batch, noise)
+        prior = self._prior_variance(message, batch.clients)
+        ggn, index = self._chosen(theta, prior, batch, aside)
+        variance = only(ggn if self.upload == "curvature" else diagonal(ggn, prior), index)
+        if self.upload == "variance" and self.covariance == "full":
+            some = subnetwork.curved(index, ggn)
+            found = curvature.marginal_variance(self.model, theta, batch, some, prior)
+            variance = variance.scatter(1, some, found)
+        sent = Moments(theta[:, : self.shared], variance[:, : self.shared])
+        weight = average.client_weight(batch.size, self.weighting)
+        flat = (ggn.gather(1, index) == 0).sum(1, dtype=torch.float64)
+        after = Client(theta[:, self.shared :].clone(), flat)
+        return Update(sent, weight, torch.ones_like(weight), loss.double(), flat), after
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average means and variances (Algorithm 1, last line of the server)."""
+        found = moments.average(update.moments, update.weight)
+        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.global_)
+        return Server(joined)
+
+    def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
+        """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""
+        aside = noise.fork()
+        theta = self._joined(message, state)
+        if self.finetune:
+            head = torch.arange(self.model.dim, device=theta.device) >= self.shared
+            theta = map_estimate.fit(self.model, self.local, theta, batch, aside.copy(), self.finetune, free=head).theta
+        infer = partial(self._infer, theta, self._prior_variance(message, batch.clients), batch, aside)
+        return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Chosen weights without curvature: their posterior is the prior."""
+        return {"without_curvature": state.flat}
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        reduced: Update = average.reduced(update, "moments")
+        return reduced
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean loss and chosen weights without curvature per client, and how many weights somebody is uncertain of."""
+        clients = update.clients.sum().clamp_min(1.0)
+        uncertain = (server.global_.variance[: self.shared] > 0).sum()
+        return {
+            "loss": update.loss.sum() / clients,
+            "without_curvature": update.flat.sum() / clients,
+            "uncertain": uncertain,
+        }
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client: the subnetwork's precision outweighs the weights."""
+        if self.covariance == "diagonal":
+            return self.model.footprint(rows)
+        chosen = self.choice.size(self._candidates(torch.empty(0), torch.empty(0)))
+        return max(self.model.footprint(rows), chosen**2)
+
+    def _fit(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """MAP estimates of the representation under the global prior (eq. 10), from the global means."""
+        representation = torch.arange(self.model.dim, device=batch.mask.device) < self.shared
+        variance = torch.where(representation, message.prior.variance, torch.inf)  # the head has no prior
+        prior = GaussianPrior(message.prior.mean, variance, self.prior_weight)
+        free = None if self.train_head else representation
+        start = self._joined(message, state)
+        theta, _, loss = map_estimate.fit(self.model, self.local, start, batch, noise, prior=prior, free=free)
+        return theta, loss
+
+    def _chosen(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Diagonal curvature [K, D] and the subnetwork [K, B] (eqs. 11, 14)."""
+        ggn = curvature.diagonal_ggn(self.model, theta, batch)
+        return ggn, subnetwork.choose(self.choice, self._candidates(theta, diagonal(ggn, prior)), noise)
+
+    def _infer(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> GaussianWeights:
+        ggn, index = self._chosen(theta, prior, batch, noise.copy())
+        variance = only(diagonal(ggn, prior), index)
+        if self.covariance == "diagonal":
+            return DiagonalGaussian(theta, variance)
+        some, factor = curvature.precision(self.model, theta, batch, subnetwork.curved(index, ggn), prior)
+        return SubnetworkGaussian(theta, some, factor, variance.scatter(1, some, 0.0))
+
+    def _candidates(self, theta: Tensor, variance: Tensor) -> Candidates:
+        """Weights that may be uncertain: those that the model does not have as numbers."""
+        stochastic = self.model.stochastic_columns().to(theta.device)
+        first = torch.arange(self.model.dim, device=theta.device) < self.shared
+        return Candidates(theta, variance, stochastic & first, stochastic & ~first)
+
+    def _prior_variance(self, message: Message, clients: int) -> Tensor:
+        """Prior variances of all weights [K, D]; the decision layers have alpha."""
+        return tensors.expand(message.prior.variance, clients)
+
+    def _joined(self, message: Message, state: Client) -> Tensor:
+        """The global representation with the clients' own decision layers [K, D]."""
+        shared = message.prior.mean[: self.shared].expand(len(state.head), -1)
+        return torch.cat((shared, state.head), 1)
+
+
+def diagonal(ggn: Tensor, prior: Tensor) -> Tensor:
+    """Marginal variances under a diagonal Laplace approximation, 1 / (H_rr + 1 / g_r)      (FedSI eq. 11).
+
+    Args:
+        ggn: diagonal curvature [K, D].
+        prior: variances g [K, D].
+
+    Returns:
+        [K, D], in squared units of a weight.
+    """
+    return (ggn + prior.reciprocal()).reciprocal()
+
+
+def only(values: Tensor, index: Tensor) -> Tensor:
+    """Keep the values of some weights, 0 elsewhere.
+
+    Args:
+        values: [K, D].
+        index: positions [K, B].
+
+    Returns:
+        [K, D].
+    """
+    return torch.zeros_like(values).scatter(1, index, values.gather(1, index))
