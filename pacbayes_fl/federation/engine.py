@@ -15,7 +15,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import cohort
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import Method, outside
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.results import RoundRecord
@@ -128,7 +128,7 @@ def rounds(
     state = start(method, batch, plan) if state is None else state
     sizes = [int(m) for m in batch.size.tolist()]
     everyone = _calls(method, batch, sizes, list(range(batch.clients)), plan) if plan.cohort is None else None
-    failures = dict.fromkeys(batch.names, 0)
+    failures, said = dict.fromkeys(batch.names, 0), set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
         chosen = cohort.draw(plan.seed, t, batch.ids, plan.cohort).tolist()
@@ -156,6 +156,10 @@ def rounds(
         _judge(plan, t, dropped, members, failures, bool(host[len(members)]))
         state = FederationState(server, clients, t)
         numbers = dict(zip(values, host[len(members) + 1 :], strict=True)) | {"seconds": time.perf_counter() - begun}
+        remark = method.remark(numbers)
+        if remark is not None and remark not in said:
+            said.add(remark)
+            warnings.warn(f"{remark} (round {t})", stacklevel=outside())
         yield RoundRecord(t, len(members) - len(dropped), dropped, numbers), state
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ Update = TypeVar("Update")
 
 class Nothing(NamedTuple):
     """State of a client or server that keeps nothing between rounds."""
+
+
+def outside() -> int:
+    """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
+    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class Method(ABC, Generic[Server, Message, Client, Update]):
@@ -71,6 +80,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """Numbers [K] of each client's state that tables should show, such as its cluster."""
         return {}
 
+    def about(self) -> dict[str, Any]:
+        """What labels should say of how it learns weights and predicts, such as over how many draws of them."""
+        return {}
+
     def reduce(self, update: Update) -> Update:
         """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""
         return update
@@ -78,6 +91,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Scalars [] of a round for its record, left on the device."""
         return {}
+
+    def remark(self, values: Mapping[str, float]) -> str | None:
+        """What people should look at, given the numbers of a round's record; the same words whenever it is the same."""
+        return None
 
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.posteriors.mean_field import DETERMINISTIC
 
 
 class HyperPrior(Protocol):
@@ -96,6 +98,68 @@ class FlatHyperPrior:
     def score(self, particles: Tensor) -> Tensor:
         """Gradient of a constant: zeros [P, D] at particles [P, D]."""
         return torch.zeros_like(particles)
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalHyperPrior:
+    """Independent Gaussians of different spread, N(loc, diag(std)^2), and a start of its own.
+
+    Args:
+        loc: [D].
+        std: [D], in units of the hyper-parameters; where it is 0, phi stays where it starts.
+        start_std: spread of the initial draw around loc [D]: the prior of a network is wider than what it can learn
+            from.
+    """
+
+    loc: Tensor
+    std: Tensor
+    start_std: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse spreads that are none."""
+        for std in (self.std, self.start_std):
+            if std.shape != self.loc.shape or not bool((std >= 0).all()):
+                raise StudyError("a hyper-prior's std must be a number >= 0 for every coordinate of its loc")
+
+    def sample(self, particles: int, generator: torch.Generator) -> Tensor:
+        """Draw starting points [P, D] from N(loc, diag(start_std)^2); see `GaussianHyperPrior.sample`."""
+        noise = torch.randn(particles, len(self.loc), generator=generator, dtype=torch.float64)
+        return self.loc + self.start_std * noise.to(self.loc)
+
+    def score(self, particles: Tensor) -> Tensor:
+        """Gradient of the log density [P, D] at particles [P, D]: (loc - phi) / std^2, 0 where phi cannot move."""
+        free = self.std > 0
+        return torch.where(free, (self.loc - particles) / torch.where(free, self.std, 1.0).square(), 0.0)
+
+
+def weight_hyper_prior(
+    model: WeightModel, rho: float, mean_std: float, rho_std: float, init_std: float
+) -> DiagonalHyperPrior:
+    """Make the hyper-prior of diagonal Gaussians over a network's weights, whose phi are (mu, rho).
+
+    mu ~ N(centre, mean_std^2), rho ~ N(rho_0, rho_std^2); weights without uncertainty have no rho to learn. Particles
+    start at mu ~ N(centre, init_std^2), rho = rho_0.
+
+    Args:
+        model: gives the weights, their centre and dtype, and which are deterministic.
+        rho: rho_0, softplus^-1 of every weight's standard deviation at the centre.
+        mean_std: spread of the means.
+        rho_std: spread of the rhos.
+        init_std: spread of the first means, which breaks the network's symmetry.
+
+    Returns:
+        The hyper-prior of 2 D coordinates.
+
+    Raises:
+        StudyError: when a spread is not positive.
+    """
+    if not (mean_std > 0 and rho_std > 0 and init_std > 0):
+        raise StudyError(f"a spread must be positive: got {mean_std:g}, {rho_std:g} and {init_std:g}")
+    uncertain, centre = model.stochastic_columns(), model.centre()
+    rhos = torch.where(uncertain, rho, DETERMINISTIC).to(centre)
+    stds = torch.cat((torch.full_like(centre, mean_std), torch.where(uncertain, rho_std, 0.0).to(centre)))
+    start = torch.cat((torch.full_like(centre, init_std), torch.zeros_like(centre)))
+    return DiagonalHyperPrior(torch.cat((centre, rhos)), stds, start)
 
 
 class HyperPosterior(NamedTuple):

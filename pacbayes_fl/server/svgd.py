@@ -28,11 +28,11 @@ def bandwidth(squares: Tensor, rule: Bandwidth) -> Tensor:
     included, / ln(P + 1) (the public code of PACOH, written there as exp(-d^2 / (2 h^2))).
 
     Args:
-        squares: squared distances [P, P], or [P, P, D] by coordinate.
+        squares: squared distances [P, P, *], of several sets of particles or by coordinate.
         rule: its name.
 
     Returns:
-        h, [] or [D]; 0 where all particles coincide.
+        h [*]; 0 where all particles coincide.
 
     Raises:
         StudyError: when there is no such rule.
@@ -56,31 +56,32 @@ def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-d
     One particle feels its score alone (MAP); coincident particles feel no repulsion, and so never part.
 
     Args:
-        particles: [P, D].
-        score: gradient of the log target at the particles [P, D].
+        particles: [P, D], or [K, P, D] of K sets that do not feel each other.
+        score: gradient of the log target at the particles [*, P, D].
         rule: name of the bandwidth rule, or h itself.
 
     Returns:
-        [P, D], to be added to the particles times a learning rate.
+        [*, P, D], to be added to the particles times a learning rate.
 
     Raises:
         StudyError: when there is no such rule, or h is not positive.
     """
     if isinstance(rule, float | int) and not rule > 0:
         raise StudyError(f"bandwidth must be positive, got {rule:g}")
-    if len(particles) == 1:
+    if particles.shape[-2] == 1:
         return score
+    particles, score = particles.movedim(-2, 0), score.movedim(-2, 0)
     difference = particles.unsqueeze(0) - particles.unsqueeze(1)  # [l, k]: phi_k - phi_l, exact (no cancellation)
     squares, size = difference.square(), particles.square().mean(0)
     if rule != "per-dimension":
-        squares, size = squares.sum(-1), size.sum()
-    h = squares.new_full((), rule) if isinstance(rule, float | int) else bandwidth(squares, rule)
+        squares, size = squares.sum(-1), size.sum(-1)
+    h = squares.new_full(squares.shape[2:], rule) if isinstance(rule, float | int) else bandwidth(squares, rule)
     # A floor keeps 0/0 away when particles coincide: the kernel is then 1 and the repulsion 0.
     h = h.clamp_min(1e-12 * (1.0 + size))
     kernel = torch.exp(-squares / h)
     if rule != "per-dimension":
         kernel, h = kernel.unsqueeze(-1), h.unsqueeze(-1)
-    return (kernel * (score.unsqueeze(1) + 2.0 * difference / h)).mean(0)
+    return (kernel * (score.unsqueeze(1) + 2.0 * difference / h)).mean(0).movedim(0, -2)
 
 
 def spread(particles: Tensor) -> Tensor:

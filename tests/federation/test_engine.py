@@ -240,6 +240,15 @@ def test_a_client_that_fails_three_times_in_a_row_is_named() -> None:
     assert [record.dropped for record in records] == [("client_02",)] * 4
 
 
+def test_what_a_method_remarks_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = iter(["look here", None, "look here", "look there", "look here"])
+    monkeypatch.setattr(Toy, "remark", lambda self, values: next(words) if values["seconds"] > 0 else None)
+    with pytest.warns(UserWarning, match="look") as caught:
+        engine.run_rounds(Toy(1), federation(1), FederationPlan(rounds=5))
+    assert [str(w.message) for w in caught] == ["look here (round 1)", "look there (round 4)"]
+    assert {w.filename for w in caught} == {__file__}
+
+
 def test_rounds_without_a_client_do_not_break_its_row() -> None:
     batch, plan = federation(1), FederationPlan(rounds=12, cohort=2, seed=1)
     drawn = [t for t in range(1, 13) if 2 in cohort.draw(1, t, batch.ids, 2).tolist()]

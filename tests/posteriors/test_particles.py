@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -10,12 +11,23 @@ from torch import Tensor
 from torch.distributions import Independent, Normal
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.models.convolutional import BayesianVGG
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.posteriors.particles import FlatHyperPrior, GaussianHyperPrior, HyperPosterior, HyperPrior
+from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.posteriors.mean_field import DETERMINISTIC
+from pacbayes_fl.posteriors.particles import (
+    DiagonalHyperPrior,
+    FlatHyperPrior,
+    GaussianHyperPrior,
+    HyperPosterior,
+    HyperPrior,
+    weight_hyper_prior,
+)
 from pacbayes_fl.server import svgd
 
 LOC = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -95,3 +107,52 @@ def test_a_user_s_hyper_prior_works_with_pac_pfl() -> None:
     target = -before.sign() / 0.3 + 0.5 * particle_scores(model, before, batch).score.sum(0)
     torch.testing.assert_close(after, before + 0.01 * svgd.direction(before, target), rtol=1e-9, atol=1e-12)
     assert not torch.allclose(after, before)
+
+
+# over weights ---------------------------------------------------------------------------------------------------
+
+
+def diagonal() -> DiagonalHyperPrior:
+    loc, std = torch.tensor([1.0, -2.0, 5.0]).double(), torch.tensor([0.5, 2.0, 0.0]).double()
+    return DiagonalHyperPrior(loc, std, torch.tensor([0.1, 0.0, 0.3]).double())
+
+
+def test_a_diagonal_hyper_prior_pulls_every_coordinate_with_its_own_force() -> None:
+    prior, phi = diagonal(), torch.tensor([[2.0, -1.0, 7.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
+    leaf = phi.clone().requires_grad_(True)
+    Normal(prior.loc[:2], prior.std[:2]).log_prob(leaf[:, :2]).sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(prior.score(phi), leaf.grad, rtol=1e-14, atol=0)
+    assert not prior.score(phi)[:, 2].any()  # where nothing may move, nothing pulls
+
+
+def test_a_diagonal_hyper_prior_starts_where_it_is_told() -> None:
+    prior = diagonal()
+    drawn = prior.sample(4000, torch.Generator().manual_seed(1))
+    assert ((drawn.mean(0) - prior.loc).abs() <= 5 * prior.start_std / 4000**0.5).all()
+    assert drawn.std(0).tolist() == pytest.approx(prior.start_std.tolist(), rel=0.06)
+    assert torch.equal(drawn[:, 1], prior.loc[1].expand(4000))
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.tensor([-1.0, 1.0, 1.0]), torch.tensor([1.0]), torch.tensor([1.0, math.nan, 1.0])]
+)
+def test_spreads_that_are_none_are_refused(wrong: torch.Tensor) -> None:
+    loc, good = torch.zeros(3), torch.ones(3)
+    for std, start in ((wrong, good), (good, wrong)):
+        with pytest.raises(StudyError, match="a number >= 0 for every coordinate"):
+            DiagonalHyperPrior(loc, std, start)
+
+
+def test_the_hyper_prior_over_weights_leaves_numbers_without_a_spread() -> None:
+    model = BayesianVGG((1, 32, 32), Categorical(3))
+    prior, uncertain = weight_hyper_prior(model, -3.0, 2.0, 0.7, 0.2), model.stochastic_columns()
+    d = model.dim
+    assert prior.loc.shape == (2 * d,) and prior.loc.dtype == model.dtype and 0 < int(uncertain.sum()) < d
+    assert torch.equal(prior.loc[:d], model.centre()) and (prior.std[:d] == 2.0).all()
+    assert torch.equal(prior.loc[d:], torch.where(uncertain, -3.0, DETERMINISTIC))
+    assert torch.equal(prior.std[d:], torch.where(uncertain, 0.7, 0.0))
+    assert (prior.start_std[:d] == 0.2).all() and not prior.start_std[d:].any()
+    for spreads in ((0.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, math.nan)):
+        with pytest.raises(StudyError, match="spread must be positive"):
+            weight_hyper_prior(model, -3.0, *spreads)

@@ -55,6 +55,15 @@ def test_two_particles_in_the_plane() -> None:
     torch.testing.assert_close(particles + 0.1 * phi, torch.tensor(after, dtype=torch.float64), rtol=1e-9, atol=1e-11)
 
 
+@every_rule
+def test_sets_of_particles_do_not_feel_each_other(rule: Any) -> None:
+    particles, score = random(4, 5, 3), random(4, 5, 3, seed=1)
+    particles[2] *= 100.0
+    each = [direction(one, slope, rule) for one, slope in zip(particles, score, strict=True)]
+    torch.testing.assert_close(direction(particles, score, rule), torch.stack(each), rtol=1e-13, atol=1e-14)
+    assert torch.equal(direction(particles[:, :1], score[:, :1], rule), score[:, :1])
+
+
 @pytest.mark.parametrize("h", [0.3, 2, 50.0])
 def test_the_direction_is_the_double_loop(h: float) -> None:
     particles, score = random(6, 3), random(6, 3, seed=1)

@@ -1,0 +1,179 @@
+"""The client's half of PAC-PFL with networks: log evidence of every prior by draws of its weights, and its gradient.
+
+A prior over weights is a diagonal Gaussian; a particle phi [2 D] is its (mu, rho), as in `posteriors.mean_field`. All
+particles see the same draws eps, so that they differ by what they are and not by luck. Autograd goes through the
+network alone; draws are added up one by one in log space, so that memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.mean_field import MeanField
+
+
+class SampledScores(NamedTuple):
+    """What a client computes for the server (PAC-PFL Algorithm 2, line 4).
+
+    Args:
+        score: gradient of the estimated log evidence by (mu, rho) [K, P, 2D], in nats per unit; NaN for a client whose
+            likelihood is zero under every draw of a prior.
+        log_evidence: ln Z~ [K, P], in nats.
+        effective: effective number of draws behind it [K, P], from 1 to L.
+    """
+
+    score: Tensor
+    log_evidence: Tensor
+    effective: Tensor
+
+
+def prior_of(particles: Tensor) -> MeanField:
+    """Read particles as priors.
+
+    Args:
+        particles: (mu, rho) [*, D + D].
+
+    Returns:
+        Leaves [*, D].
+    """
+    return MeanField(*particles.chunk(2, -1))
+
+
+def tempering(beta: float | None, batch: ClientBatch, rows: ClientBatch) -> Tensor:
+    """Factor that makes a sum over rows beta times their mean.
+
+    Args:
+        beta: temperature; None stands for m_k, which makes Z the marginal likelihood.
+        batch: all rows of the clients.
+        rows: those that are summed over.
+
+    Returns:
+        beta / b [K], float64.
+    """
+    drawn = rows.size.clamp_min(1.0)
+    return batch.size / drawn if beta is None else beta / drawn
+
+
+def repeated(batch: ClientBatch, times: int) -> ClientBatch:
+    """Give every client's rows several times, one after the other: for networks that differ in their weights alone.
+
+    Args:
+        batch: rows of K clients.
+        times: P.
+
+    Returns:
+        Rows of K P clients, those of one client side by side.
+    """
+    if times == 1:
+        return batch
+    x, y, mask = (tensor.repeat_interleave(times, 0) for tensor in (batch.x, batch.y, batch.mask))
+    ids = tuple(one for one in batch.ids for _ in range(times))
+    names = tuple(one for one in batch.names for _ in range(times))
+    return replace(batch, x=x, y=y, mask=mask, ids=ids, names=names)
+
+
+def log_values(
+    model: WeightModel, priors: MeanField, batch: ClientBatch, scale: Tensor, draws: int, noise: Noise
+) -> Tensor:
+    """Tempered log likelihood of all rows under draws of every prior: the terms of eq. 38.
+
+    a_kpj = scale_k sum_i ln p(y_i | theta_pj),  theta_pj = mu_p + sigma_p eps_j
+
+    Args:
+        model: the likelihood.
+        priors: leaves [P, D].
+        batch: rows of K clients.
+        scale: factor of the summed log likelihood [K].
+        draws: L.
+        noise: the clients' streams.
+
+    Returns:
+        [K, P, L], in nats, float64; a likelihood of zero is -1e30, which counts for nothing beside any other.
+    """
+    many, like = repeated(batch, len(priors.loc)), priors.loc[:1].expand(batch.clients, -1)
+    with torch.no_grad():
+        values = []
+        for _ in range(draws):
+            theta = priors.weights(noise.weights(like).unsqueeze(1))
+            by_network = model.log_likelihood(theta.flatten(0, 1), many).view(theta.shape[:2])
+            values.append(by_network.double() * scale.unsqueeze(-1))
+        return torch.stack(values, -1).clamp_min(-1e30)
+
+
+def particle_scores(
+    model: WeightModel, particles: Tensor, rows: ClientBatch, scale: Tensor, draws: int, noise: Noise
+) -> SampledScores:
+    """Estimate every client's log evidence of every prior, and differentiate the estimate.
+
+    ln Z~ = ln (1/L) sum_j exp(a_j),  a_j = beta mean_i ln p(y_i | theta_j),  theta_j = mu + sigma eps_j      (eq. 38)
+    d ln Z~ = sum_j w_j da_j,  w = softmax(a)
+
+    Its exponential is unbiased, and it is itself too low on average.
+
+    Args:
+        model: the likelihood.
+        particles: (mu, rho) of P priors [P, D + D]; weights without uncertainty keep their rho.
+        rows: of K clients; a minibatch makes the estimate of its own rows.
+        scale: `tempering` of the rows [K].
+        draws: L.
+        noise: the clients' streams.
+
+    Returns:
+        Scores per client, so that they can be clipped, summed or sent one by one.
+    """
+    with torch.no_grad():
+        priors = prior_of(particles)
+        opened, many = priors.opened(), repeated(rows, len(particles))
+        like = priors.loc[:1].expand(rows.clients, -1)
+        sums = _Sums(rows.clients, priors.loc)
+        for _ in range(draws):
+            eps = noise.weights(like).unsqueeze(1)
+            with torch.enable_grad():
+                theta = opened.weights(eps).requires_grad_(True)
+                by_network = model.log_likelihood(theta.flatten(0, 1), many).view(theta.shape[:2])
+            weight = sums.weigh(by_network.detach().double() * scale.unsqueeze(-1))
+            (slope,) = torch.autograd.grad(by_network, theta, (weight * scale.unsqueeze(-1)).to(by_network))
+            sums.add(eps, slope.masked_fill_((weight == 0).unsqueeze(-1), 0.0))  # where a is -inf its slope is none
+        total = sums.total.to(particles).unsqueeze(-1)
+        by_rho = (sums.by_eps / total).mul_(opened.slope)
+        if model.deterministic:
+            by_rho *= model.stochastic_columns().to(by_rho.device)
+        score = torch.cat((sums.by_weights / total, by_rho), -1)
+        log_evidence = sums.top + sums.total.log() - math.log(draws)
+        return SampledScores(score, log_evidence, sums.total.square() / sums.squares)
+
+
+class _Sums:
+    """Sums over draws, all relative to exp of the largest value so far."""
+
+    def __init__(self, clients: int, like: Tensor) -> None:
+        self.top = torch.full((clients, len(like)), -torch.inf, dtype=torch.float64, device=like.device)
+        self.total, self.squares = torch.zeros_like(self.top), torch.zeros_like(self.top)
+        self.by_weights = like.new_zeros(clients, *like.shape)
+        self.by_eps = torch.zeros_like(self.by_weights)
+
+    def weigh(self, value: Tensor) -> Tensor:
+        """Count a draw of values [K, P], and return its weight [K, P]."""
+        top = torch.maximum(self.top, value)
+        base = top.clamp_min(torch.finfo(top.dtype).min)  # so that minus infinity weighs 0, and not NaN
+        shrink, weight = (self.top - base).exp(), (value - base).exp()
+        self.top = top
+        self.total.mul_(shrink).add_(weight)
+        self.squares.mul_(shrink.square()).add_(weight.square())
+        by_entry = shrink.to(self.by_weights).unsqueeze(-1)
+        self.by_weights.mul_(by_entry)
+        self.by_eps.mul_(by_entry)
+        return weight
+
+    def add(self, eps: Tensor, slope: Tensor) -> None:
+        """Add a draw's weighted slope [K, P, D], and its product with eps [K, 1, D]."""
+        self.by_weights += slope
+        self.by_eps.addcmul_(slope, eps)

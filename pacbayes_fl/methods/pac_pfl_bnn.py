@@ -1,0 +1,204 @@
+"""PAC-PFL with Bayesian networks: a distribution over priors of the weights, learned by federated SVGD."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.base import Nothing, outside
+from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.mixture import MixturePosterior
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.server import svgd
+
+FEW = 1.5
+"""Effective draws below which one draw carries a sum of several."""
+
+
+class Update(NamedTuple):
+    """Scores of clients, or their sum over `weight` of them.
+
+    Args:
+        score: gradient of the estimated log evidence by (mu, rho) [K, P, 2D], in nats per unit.
+        log_evidence: ln Z~ [K, P], in nats.
+        weight: number of clients behind a row [K].
+        effective: effective number of draws behind ln Z~ [K, P].
+    """
+
+    score: Tensor
+    log_evidence: Tensor
+    weight: Tensor
+    effective: Tensor
+
+
+@dataclass(frozen=True)
+class Tempered(LocalInference):
+    """Steps towards a tempered posterior.
+
+    Args:
+        beta: temperature of the mean log likelihood; None stands for m_k.
+    """
+
+    beta: float | None = None
+
+    def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
+        """Factor [K] of the minibatch's log likelihood."""
+        return sampled_evidence.tempering(self.beta, batch, rows)
+
+
+@final
+@dataclass(frozen=True)
+class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
+    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `federated_svgd.FederatedSVGD`.
+
+    A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
+    minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal
+    likelihood. What a client does with the priors that it gets, the paper leaves open.
+
+    Args:
+        train_draws: L of eq. 38.
+        posterior: of a client under each prior. "svi" fits a mean field, "svgd" moves weights themselves, "importance"
+            weighs draws from the prior: no training at all, good where clients have few rows.
+        local: the steps of "svi" and "svgd".
+        draws: S, of predictions by "svi".
+        importance_draws: L' draws of every prior that are weighed by "importance", and by the weights of eq. 37.
+        companions: J, particles per prior of "svgd".
+    """
+
+    beta_tempers: ClassVar[bool] = True
+    personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors"
+
+    train_draws: int = 5
+    posterior: Literal["importance", "svi", "svgd"] = "svi"
+    local: LocalInference = field(default_factory=lambda: LocalInference(steps=50, rate=3e-3, zeta=1.0))
+    draws: int = 20
+    importance_draws: int = 100
+    companions: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        for name in ("train_draws", "draws", "importance_draws", "companions"):
+            if getattr(self, name) < 1:
+                raise StudyError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.beta is not None and not self.beta > 0:
+            raise StudyError(f"beta must be positive, got {self.beta:g}")
+
+    def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
+        rows = self.drawn_rows(batch, noise)
+        scale = sampled_evidence.tempering(self.beta, batch, rows)
+        score, log_evidence, effective = sampled_evidence.particle_scores(
+            self.model, message.particles, rows, scale, self.train_draws, noise
+        )
+        return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
+
+    def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+        """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
+        priors = sampled_evidence.prior_of(message.particles)
+        mine = _one_by_one(priors, batch.clients)
+        if self.posterior == "importance":
+            log_weights, means = self._weighed(priors, batch, noise)
+            return MixturePosterior(self.model, mine, log_weights, noise, means, batch)
+        fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
+        each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
+        share = self._shares(priors, batch, noise).repeat_interleave(each, 1) - math.log(each * seen)
+        means = tuple(fit.mean() for fit in fits)
+        return MixturePosterior(self.model, tuple(fits), share.unsqueeze(-1).expand(-1, -1, seen), noise, means, batch)
+
+    def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+        """The priors themselves, all alike: what is known of a client without rows."""
+        mine = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
+        alike = torch.zeros(batch.clients, len(mine), self.draws, dtype=torch.float64, device=batch.x.device)
+        means = tuple(prior.loc for prior in mine)
+        return MixturePosterior(self.model, mine, alike - math.log(len(mine) * self.draws), noise, means, batch)
+
+    def _fits(self, prior: MeanField, batch: ClientBatch, noise: Noise) -> list[Any]:
+        """Posteriors under one prior, leaves [K, D]; all priors see the same minibatches and draws."""
+        local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
+        if self.posterior == "svi":
+            return [svi.fit(self.model, local, prior, batch, apart, 1, svi.draw_of)]
+        start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.companions)], 1)
+        towards = partial(svgd.direction, rule=self.bandwidth)
+        found = weight_svgd.fit(self.model, local, prior, start, batch, apart, towards)
+        return [PointMass(theta) for theta in found.unbind(1)]
+
+    def _values(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Terms of eq. 38 for all rows [K, P, L'], of the draws that `noise` gives next; it still gives them."""
+        scale = sampled_evidence.tempering(self.beta, batch, batch)
+        return sampled_evidence.log_values(self.model, priors, batch, scale, self.importance_draws, noise.copy())
+
+    def _shares(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Log weights of the priors [K, P]: eq. 37b with the estimated evidence, or all alike."""
+        if self.weighting == "equal":
+            alike = -math.log(len(priors.loc))
+            return torch.full((batch.clients, len(priors.loc)), alike, dtype=torch.float64, device=batch.x.device)
+        return self._values(priors, batch, noise).logsumexp(-1).log_softmax(-1)
+
+    def _weighed(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Log weights of draws from all priors [K, P, L'], and the mean weights [K, D] that each prior's draws give."""
+        values = self._values(priors, batch, noise)
+        within, count = values.log_softmax(-1), values.shape[1]
+        if self.weighting == "evidence":
+            log_weights = values.flatten(1).log_softmax(-1).view(values.shape)
+        else:
+            log_weights = within - math.log(count)
+        effective = 1.0 / (2.0 * log_weights).exp().sum((1, 2)) / (1 if self.weighting == "evidence" else count)
+        self._look_at(effective, batch.names)
+        again, like = noise.copy(), priors.loc[:1].expand(batch.clients, -1)
+        eps = torch.zeros_like(like.unsqueeze(1).expand(-1, count, -1))
+        for weight in within.exp().to(like).unbind(-1):
+            eps.addcmul_(weight.unsqueeze(-1), again.weights(like).unsqueeze(1))
+        return log_weights, priors.weights(eps).unbind(1)
+
+    def _look_at(self, effective: Tensor, names: Sequence[str]) -> None:
+        """Warn of clients whose posterior is a single draw, by effective numbers of draws [K]."""
+        few = [name for name, one in zip(names, effective.tolist(), strict=True) if one < FEW]
+        if few and self.importance_draws > 2:
+            more = f" and {len(few) - 3} more" if len(few) > 3 else ""
+            warnings.warn(
+                f"the posterior of {', '.join(few[:3])}{more} stands on one draw of {self.importance_draws} from a "
+                "prior: take posterior = 'svi', or more importance_draws",
+                stacklevel=outside(),
+            )
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean log evidence per client, size of the summed score, spread of the particles, effective draws."""
+        present = update.weight.sum().clamp_min(1.0)
+        return {**super().report(server, update), "effective_samples": update.effective.sum(0).mean() / present}
+
+    def remark(self, values: Mapping[str, float]) -> str | None:
+        """Say when one draw carries the evidence: the gradient is then that of the luckiest draw."""
+        if self.train_draws <= 2 or not values["effective_samples"] < FEW:
+            return None
+        return (
+            f"one of {self.train_draws} draws carries the evidence of most clients, and the gradient is that of the "
+            "luckiest: a smaller beta, or narrower priors (init_rho), let more of them count"
+        )
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client: of every particle a gradient, and what the network holds."""
+        rows = rows if self.minibatch is None else min(rows, self.minibatch)
+        return self.particles * (self.model.footprint(rows) + self.model.dim)
+
+
+def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:
+    """Give K clients views of each of P priors: from leaves [P, D] to P times leaves [K, D]."""
+    return tuple(
+        tensors.tree_map(lambda leaf, p=p: leaf[p].expand(clients, -1), priors) for p in range(len(priors.loc))
+    )
