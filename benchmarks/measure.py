@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,6 +19,15 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.results import RoundRecord
 
 SEED = 0
+SETTINGS = MappingProxyType(
+    {
+        "MALLOC_MMAP_THRESHOLD_": "8589934592",
+        "MALLOC_TRIM_THRESHOLD_": "17179869184",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+)
+"""Of the environment, read when a process starts."""
 Rounds = Iterator[tuple[RoundRecord, FederationState]]
 
 
@@ -100,6 +114,41 @@ class Bench:
         ratios = sorted(few / many for many, few in pairs)
         many, few, middle = (statistics.median(column) for column in (*zip(*pairs, strict=True), ratios))
         return Row(case, "ms", many, few, middle, ratios[0], ratios[-1], ">= 0.87")
+
+
+def elsewhere(module: str, *task: str) -> str:
+    """Run a module in a process whose allocator gives back what is freed, so that only live tensors count as memory.
+
+    Args:
+        module: full name.
+        *task: its command line.
+
+    Returns:
+        What it prints.
+    """
+    environment = os.environ | SETTINGS | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command, root = [sys.executable, "-m", module, *task], Path(__file__).resolve().parents[1]
+    return subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def rise(call: Callable[[], object], device: torch.device) -> float:
+    """Measure by how many MiB memory rises during a call; NaN where the system does not say."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
+    if not Path("/proc/self/clear_refs").exists():
+        return float("nan")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is held now
+    held = _status("VmRSS")
+    call()
+    return (_status("VmHWM") - held) / 2**10
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def table(rows: Sequence[Row]) -> str:

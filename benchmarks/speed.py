@@ -1,6 +1,7 @@
 """How fast the hot paths are: `python -m benchmarks.speed [--only CASE] [--json FILE]`.
 
-PAC-PFL stands beside GPyTorch; pFedBayes beside itself one client at a time, and beside its Pyro definition.
+PAC-PFL stands beside GPyTorch; pFedBayes beside itself one client at a time, and beside its Pyro definition; FedSI
+beside laplace-torch.
 
 One thread, and ours and theirs in turn in one process, so that what else the machine does falls on both; what is
 reported is the median of paired ratios. The allocator keeps large blocks on both sides: otherwise every large temporary
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from benchmarks import peers, speed_variational
-from benchmarks.measure import SEED, Bench, Row, table
+from benchmarks import peers, speed_laplace, speed_variational
+from benchmarks.measure import SEED, SETTINGS, Bench, Row, elsewhere, rise, table
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
@@ -40,12 +40,6 @@ from pacbayes_fl.posteriors.particles import GaussianHyperPrior
 from pacbayes_fl.results import RoundRecord
 
 FEATURES, PARTICLES = 15, 4
-SETTINGS = {
-    "MALLOC_MMAP_THRESHOLD_": "8589934592",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -166,33 +160,13 @@ def _peak_elsewhere(bench: Bench, clients: int, rows: int) -> float:
     """Peak memory of a round in a process whose allocator gives back what is freed, so that only live tensors count."""
     if bench.device.type == "cuda":
         return peak(bench, clients, rows)
-    task = ["--memory", str(clients), str(rows), "--dtype", bench.name]
-    environment = os.environ | SETTINGS | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "benchmarks.speed", *task]
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True, text=True)
-    return float(done.stdout)
+    return float(elsewhere("benchmarks.speed", "--memory", str(clients), str(rows), "--dtype", bench.name))
 
 
 def peak(bench: Bench, clients: int, rows: int) -> float:
     """Measure by how many MiB memory rises during a round; NaN where the system does not say."""
     rounds = _rounds(bench, clients, rows)
-    if bench.device.type == "cuda":
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        next(rounds)
-        return (torch.cuda.max_memory_allocated() - held) / 2**20
-    if not Path("/proc/self/clear_refs").exists():
-        return float("nan")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is held now
-    held = _status("VmRSS")
-    next(rounds)
-    return (_status("VmHWM") - held) / 2**10
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+    return rise(lambda: next(rounds), bench.device)
 
 
 def prediction(bench: Bench, rows: Sequence[int] = (150, 610), points: Sequence[int] = (1, 100)) -> Iterator[Row]:
@@ -248,6 +222,7 @@ CASES: Mapping[str, Callable[[Bench], Iterator[Row]]] = MappingProxyType(
         "scaling": scaling,
         "prediction": prediction,
         **speed_variational.CASES,
+        **speed_laplace.CASES,
     }
 )
 
@@ -287,5 +262,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 if __name__ == "__main__":
     if not SETTINGS.keys() <= os.environ.keys():  # they are read when a process starts
         os.execve(sys.executable, sys.orig_argv, os.environ | SETTINGS)
-    warnings.filterwarnings("ignore", module="gpytorch|linear_operator")
+    warnings.filterwarnings("ignore", module="gpytorch|linear_operator|laplace")
     main()
