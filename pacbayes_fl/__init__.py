@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP as VanillaGP
     from pacbayes_fl.methods.bpfed import BPFed as BPFed
     from pacbayes_fl.methods.cfedbayes import CFedBayes as CFedBayes
+    from pacbayes_fl.methods.fedsi import FedSI as FedSI
     from pacbayes_fl.methods.pac_pfl import PacPFL as PacPFL
+    from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN as PacPFLBNN
     from pacbayes_fl.methods.pfedbayes import PFedBayes as PFedBayes
     from pacbayes_fl.methods.sfedbayes import SFedBayes as SFedBayes
     from pacbayes_fl.models.base import WeightModel as WeightModel
@@ -53,7 +55,9 @@ _HOMES = (
     ("methods.baselines.vanilla_gp", ("VanillaGP",)),
     ("methods.bpfed", ("BPFed",)),
     ("methods.cfedbayes", ("CFedBayes",)),
+    ("methods.fedsi", ("FedSI",)),
     ("methods.pac_pfl", ("PacPFL",)),
+    ("methods.pac_pfl_bnn", ("PacPFLBNN",)),
     ("methods.pfedbayes", ("PFedBayes",)),
     ("methods.sfedbayes", ("SFedBayes",)),
     ("models.base", ("WeightModel",)),
@@ -80,6 +84,7 @@ __all__ = [
     "ClientBatch",
     "DeepKernelGP",
     "FedAvg",
+    "FedSI",
     "FederationPlan",
     "GPyTorchPrior",
     "Gaussian",
@@ -88,6 +93,7 @@ __all__ = [
     "PFedBayes",
     "PacBayesFLError",
     "PacPFL",
+    "PacPFLBNN",
     "Result",
     "SFedBayes",
     "Study",

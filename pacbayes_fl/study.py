@@ -263,9 +263,10 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
         words = study_classes.labels(trained.method, rows, trained.rounds)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
     options = study.table()["method"]
-    words = study_report.labels(
-        study.method.name, options, dataset.features, dataset.target, study.report.levels
-    ) | study_report.network_labels(trained.method)
+    words = (
+        study_report.labels(study.method.name, options, dataset.features, dataset.target, study.report.levels)
+        | trained.method.about()
+    )
     return words | differences
 
 

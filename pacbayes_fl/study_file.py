@@ -296,7 +296,7 @@ def image_source(source: str) -> bool:
 def _check_own(method: str, own: Any, where: str) -> None:
     """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
     recipe = METHODS[method]
-    kinds: dict[str, type] = {"method": recipe.options, "model": MODELS[recipe.model], "federation": FederationPart}
+    kinds = {"method": recipe.options, "model": MODELS[recipe.model], **dict(_PARTS)}
     if not isinstance(own, Mapping):
         raise StudyError(f"{where}] must be a table, got {own!r}")
     for part, values in own.items():

@@ -14,8 +14,6 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import METRICS
-from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.posteriors.base import RegressionPredictive
 from pacbayes_fl.results import ClientRow
 from pacbayes_fl.study_data import ScaledGroup
@@ -148,27 +146,6 @@ def curve(
         found: Any = posterior.predict(rows.x)
         values.append(metrics.rsmse(found, rows.y, rows.mask))
     return {"rsmse": float(torch.cat(values).nanmean())}
-
-
-def network_labels(method: Method[Any, Any, Any, Any]) -> dict[str, Any]:
-    """Say how a method on networks has learned its weights, and over how many draws of them it predicts.
-
-    Args:
-        method: any; for a method on functions there is nothing to say.
-
-    Returns:
-        A part of `labels.json`.
-    """
-    model = getattr(method, "model", None)
-    if not isinstance(model, WeightModel):
-        return {}
-    draws = getattr(method, "draws", 1)
-    if draws == 1:
-        known = "the weights are known: one forward pass"
-        return {"draws": 1, "average": known, "inference": "gradient descent on the log likelihood"}
-    path = "closed-form KL, written-out gradient" if isinstance(model, BayesianNetwork) else "Pyro traces"
-    words = f"predictions are averaged over {draws} draws of the weights; mean_weights: one pass at their means"
-    return {"draws": draws, "average": words, "inference": path}
 
 
 def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:

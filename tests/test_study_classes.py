@@ -21,9 +21,11 @@ from pacbayes_fl.study_classes import curve, evaluate, histograms, labels, predi
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import prepare
+from tests.tiny import quick
 from tests.tiny_images import tiny_images, write_root
 
 WEIGHTS = tuple(name for name, recipe in METHODS.items() if recipe.model == "weights")
+NO_GLOBAL_MODEL = ("bpfed", "local", "fedsi", "fedsi-fac")
 Array = np.ndarray[Any, Any]
 
 
@@ -92,14 +94,13 @@ def test_a_federation_learns(root: Path) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
-    cheap = ["method.steps=2"] + ["method.draws=2"] * ("draws" in METHODS[name].options.__dataclass_fields__)
-    study = tiny_images(root, f"method.name={name}", "federation.rounds=2", *cheap)
+    study = tiny_images(root, *quick(name), "federation.rounds=2")
     method, state, groups = trained(study)
     for group, scaled in groups.items():
         report = evaluate(method, state, group, scaled, study.plan)
         known = set(report.rows[0].metrics)
         assert {f"pm.{metric}" for metric in ("accuracy", "nll", "brier", "ece", "mce")} <= known
-        assert ("gm.accuracy" in known) == (name not in ("bpfed", "local"))
+        assert ("gm.accuracy" in known) == (name not in NO_GLOBAL_MODEL)
         assert ("pm.mean_weights.nll" in known) == (hasattr(method, "draws"))
         assert (f"{group}.gm.probs" in report.predictions) == ("gm.accuracy" in known)
         assert all(math.isfinite(value) for row in report.rows for value in row.metrics.values())
@@ -109,7 +110,7 @@ def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
             assert torch.equal(pm, report.predictions[f"{group}.gm.probs"])
     points = curve(method, state, groups["existing"], study.plan)
     assert set(points) == {f"{part}{m}.accuracy" for part in ("", "validation.") for m in ("pm", "gm")} - (
-        {"gm.accuracy", "validation.gm.accuracy"} if name in ("bpfed", "local") else set()
+        {"gm.accuracy", "validation.gm.accuracy"} if name in NO_GLOBAL_MODEL else set()
     )
 
 

@@ -17,10 +17,10 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import Report, curve, evaluate, labels, network_labels, state_of, units_of
+from pacbayes_fl.study_report import Report, curve, evaluate, labels, state_of, units_of
 from pacbayes_fl.study_setup import prepare
 from tests.laws.cases import Toy
-from tests.tiny import on_csv, rows, tiny, write_csv
+from tests.tiny import on_csv, quick, rows, tiny, write_csv
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
@@ -180,18 +180,18 @@ def test_labels_say_what_the_numbers_are() -> None:
 
 def test_labels_say_how_weights_were_learned() -> None:
     words = {}
-    for name in ("pfedbayes", "fedavg", "ridge"):
-        study = tiny(f"method.name={name}")
-        words[name] = network_labels(prepare(study, load(study))[0])
+    for name in ("pfedbayes", "fedavg", "fedsi", "ridge"):
+        study = tiny(f"method.name={name}", *(["method.alpha=0.1"] if name == "fedsi" else []))
+        words[name] = prepare(study, load(study))[0].about()
     assert (words["pfedbayes"]["draws"], words["fedavg"]["draws"]) == (20, 1)
     assert words["pfedbayes"]["inference"] == "closed-form KL, written-out gradient"
     assert "20 draws" in words["pfedbayes"]["average"] and words["ridge"] == {}
+    assert "linearised" in words["fedsi"]["average"] and "Laplace" in words["fedsi"]["inference"]
 
 
 def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
-    for name, recipe in METHODS.items():
-        cheap = ["method.steps=2"] if "steps" in recipe.options.__dataclass_fields__ else []
+    for name in METHODS:
         for group in ("existing", "new"):
-            report, _ = scored(on_csv(path, f"method.name={name}", "federation.rounds=2", *cheap), group)
+            report, _ = scored(on_csv(path, *quick(name), "federation.rounds=2"), group)
             assert all(math.isfinite(value) for row in report.rows for value in row.metrics.values()), name

@@ -13,6 +13,7 @@ import torch
 
 from pacbayes_fl import settings
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study_file import Study
 
 ROUNDS = 12
@@ -34,6 +35,16 @@ Row = dict[str, Any]
 def tiny(*sets: str) -> Study:
     """Return the study with some values changed."""
     return Study.from_table(TABLE, "tiny.toml", sets)
+
+
+def quick(name: str) -> list[str]:
+    """Return assignments that make a method of the table cheap, and choose what it leaves open."""
+    recipe = METHODS[name]
+    values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1}
+    known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
+    if recipe.held_out is not None:
+        known[recipe.held_out.option] = recipe.held_out.candidates(recipe.options())[0]
+    return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
 
 
 def write_study(folder: Path, table: Mapping[str, Any] = TABLE) -> Path:

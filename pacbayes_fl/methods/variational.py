@@ -14,6 +14,7 @@ from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.family import Draw
 from pacbayes_fl.posteriors.weights import WeightPosterior
@@ -73,6 +74,12 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         for name in ("init_std", "draws", "join_passes"):
             if not getattr(self, name) > 0:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+
+    def about(self) -> dict[str, Any]:
+        """Over how many draws it predicts, and which path the gradient takes."""
+        path = "closed-form KL, written-out gradient" if isinstance(self.model, BayesianNetwork) else "Pyro traces"
+        words = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
+        return {"draws": self.draws, "average": words, "inference": path}
 
     def broadcast(self, server: Server) -> Server:
         """Send everything."""

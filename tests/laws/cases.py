@@ -41,9 +41,16 @@ CLASSES = 3
 CHEAP: dict[str, dict[str, Any]] = {
     "functions": {"steps": 3, "particles": 3, "inducing": 4, "exact_up_to": 8},
     "weights": {"steps": 2, "inner": 2, "minibatch": 4, "draws": 3, "join_passes": 1, "finetune": 1, "clusters": 2}
-    | {"rate": 1e-2, "prior_rate": 2e-2},
+    | {"rate": 1e-2, "prior_rate": 2e-2, "alpha": 0.1}
+    | {"personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "companions": 3},
 }
 SEED = 11
+_LAPLACE: dict[str, dict[str, Any]] = {
+    "wide": {"fraction": 0.7, "predictive": "probit"},
+    "random": {"subnetwork": "random", "fraction": 0.3, "predictive": "draws", "weighting": "rows"},
+    "last-layer": {"subnetwork": "last-layer", "finetune": 2, "train_head": True},
+    "code": {"subnetwork": "magnitude", "upload": "curvature", "prior_weight": 0.1, "floor": 1e-3, "predictive": "map"},
+}
 
 
 class ToyServer(NamedTuple):
@@ -185,6 +192,12 @@ def _cases() -> Iterator[Case]:
         yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other), dimensions=(1,))
     sparse = {"inclusion": 0.31, "threshold": 0.3, "temperature": 0.7, "restart": True, "beta": 2.0}
     yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse), dimensions=(3,))
+    for name, laplace in _LAPLACE.items():
+        yield Case(f"fedsi-{name}", partial(from_recipe, METHODS["fedsi"], options=laplace), dimensions=(3,))
+    bnn, whole = METHODS["pac-pfl-bnn"], {"minibatch": None, "beta": 3.0, "cohort_scale": "mean", "optimiser": "ascent"}
+    yield Case("pac-pfl-bnn-importance", partial(from_recipe, bnn, options={"posterior": "importance"}), "generators")
+    yield Case("pac-pfl-bnn-svgd", partial(from_recipe, bnn, options={"posterior": "svgd"}), dimensions=(3,))
+    yield Case("pac-pfl-bnn-whole", partial(from_recipe, bnn, options=whole | {"weighting": "equal"}), dimensions=(1,))
     yield from (Case("toy", Toy), Case("toy", Toy, "generators"))
 
 
@@ -192,6 +205,9 @@ def _labelled_cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
         if recipe.model == "weights":
             yield Case(name, partial(from_recipe, recipe, model=classifier), "generators", True, (3,))
+    for name, laplace in _LAPLACE.items():
+        build = partial(from_recipe, METHODS["fedsi"], options=laplace, model=classifier)
+        yield Case(f"fedsi-{name}", build, "generators", True, (3,))
 
 
 ALL = tuple(_cases())

@@ -24,7 +24,15 @@ NAMES = tuple(METHODS)
 def build(name: str, **options: Any) -> Method[Any, Any, Any, Any]:
     recipe = METHODS[name]
     model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
-    return recipe.build(recipe.options(**options), model, FEATURES)
+    return recipe.build(answered(recipe, recipe.options(**options)), model, FEATURES)
+
+
+def answered(recipe: Recipe, options: Any) -> Any:
+    """Take the first candidate of what is left open, as a study's choice would take one."""
+    asks = recipe.held_out
+    if asks is None or getattr(options, asks.option) != "held-out":
+        return options
+    return dataclasses.replace(options, **{asks.option: asks.candidates(options)[0]})
 
 
 def test_the_table_is_read_only() -> None:
@@ -77,10 +85,24 @@ def test_every_searched_value_is_a_valid_value_of_a_study(name: str, key: str) -
         study = Study.from_table({"method": {"name": name}}, sets=[f"{key}={text}"])
         assert study.table()[part][field] == tomllib.loads(f"v = {text}")["v"]
         model = study.model.build(2) if isinstance(study.model, ModelPart) else study.model.build((2,), None)
-        study.recipe.build(study.method.options, model, FEATURES)
+        study.recipe.build(answered(study.recipe, study.method.options), model, FEATURES)
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in METHODS.items() if recipe.search])
 def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
     recipe: Recipe = METHODS[name]
     assert ("federation.rounds" in recipe.search) == recipe.rounds
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].held_out is not None])
+def test_what_can_be_left_open_is_an_option_with_candidates(name: str) -> None:
+    recipe = METHODS[name]
+    asks = recipe.held_out
+    assert asks is not None
+    left = settings.parse(recipe.options, {asks.option: "held-out", "trial_rounds": 3}, "[method]")
+    candidates = asks.candidates(left)
+    assert len(set(candidates)) == len(candidates) >= 2 and "held-out" not in candidates
+    for candidate in candidates:
+        assert isinstance(build(name, **{asks.option: candidate}), Method)
+    study = Study.from_table({"method": {"name": name, asks.option: "held-out"}})
+    assert study.held_out == asks and Study.from_table(study.table()) == study

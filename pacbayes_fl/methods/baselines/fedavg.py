@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, final
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -44,6 +45,16 @@ class Update(NamedTuple):
     loss: Tensor
 
 
+POINT_ESTIMATE: Mapping[str, Any] = MappingProxyType(
+    {
+        "draws": 1,
+        "average": "the weights are known: one forward pass",
+        "inference": "gradient descent on the log likelihood",
+    }
+)
+"""What labels say of a method without uncertainty."""
+
+
 def initial_weights(model: WeightModel, std: float, generator: torch.Generator) -> Tensor:
     """Draw starting weights theta [D] ~ N(centre, std^2)."""
     theta = model.centre() + std * torch.randn(model.dim, generator=generator, dtype=torch.float64)
@@ -75,6 +86,10 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         """Refuse hyper-parameters that mean nothing."""
         if self.finetune < 0 or not self.init_std > 0:
             raise StudyError("finetune must be at least 0 and init_std positive")
+
+    def about(self) -> dict[str, Any]:
+        """Weights without uncertainty."""
+        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights."""

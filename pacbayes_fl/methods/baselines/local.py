@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.fedavg import Server, initial_weights
+from pacbayes_fl.methods.baselines.fedavg import POINT_ESTIMATE, Server, initial_weights
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam, adam_init
@@ -63,6 +63,10 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         """Refuse hyper-parameters that mean nothing."""
         if self.join_passes < 1 or not self.init_std > 0:
             raise StudyError("join_passes must be at least 1 and init_std positive")
+
+    def about(self) -> dict[str, Any]:
+        """Weights without uncertainty."""
+        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the weights with which every client begins."""
