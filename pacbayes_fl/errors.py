@@ -5,6 +5,8 @@ Every class is also the builtin error of its kind, so that code that knows nothi
 
 from __future__ import annotations
 
+import sys
+
 
 class PacBayesFLError(Exception):
     """Base of every error that this library raises on purpose.
@@ -68,3 +70,11 @@ class PrivacyError(PacBayesFLError):
 
 class DeployError(PacBayesFLError):
     """A run on several machines cannot start or go on."""
+
+
+def outside() -> int:
+    """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
+    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level

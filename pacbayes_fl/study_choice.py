@@ -11,7 +11,7 @@ from typing import Any
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.results import RoundRecord, write_atomic
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.tune import held_out_scores
@@ -40,12 +40,12 @@ def choose(
         The study with the best candidate, the first of equals, and what labels should say of the choice.
 
     Raises:
-        StudyError: when the study leaves nothing open.
+        StudyError: when the study leaves nothing open, or every candidate fails.
     """
     asked = study.held_out
     if asked is None:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
-    rounds = study.method.options.trial_rounds
+    rounds = min(study.method.options.trial_rounds, study.plan.rounds)
     train = dataset.groups["existing"].train
     rest, held = (split.folds if dataset.classes is None else split.stratified_folds)(train, _FOLDS)[0]
     part = replace(dataset, groups={"existing": tables.Group(rest, held)})
@@ -53,14 +53,24 @@ def choose(
     for candidate in asked.candidates(study.method.options):
         one = _with(study, asked.option, candidate)
         one = replace(one, federation=replace(one.federation, rounds=rounds))
-        scores[candidate] = -held_out_scores(one, part)["nlpd" if dataset.classes is None else "nll"]
+        scores[candidate] = _score(one, part)
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={f"{asked.option}={candidate}": scores[candidate]}))
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
-    best = max(known or scores, key=lambda candidate: scores[candidate])
+    if not known:
+        raise StudyError(f"no candidate of {asked.option} could be trained: {', '.join(map(str, scores))}")
+    best = max(known, key=lambda candidate: known[candidate])
     words = f"mean log likelihood per held-out training row after {rounds} rounds, in nats"
     shown = {str(candidate): score if candidate in known else None for candidate, score in scores.items()}
     return _with(study, asked.option, best), {asked.option: {"chosen": best, "scores": shown, "rule": words}}
+
+
+def _score(study: Study, part: tables.Dataset) -> float:
+    """Mean log likelihood of the held-out rows; NaN for a candidate that fails, which is no reason to stop."""
+    try:
+        return -held_out_scores(study, part)["nlpd" if part.classes is None else "nll"]
+    except (ClientError, NumericalError):
+        return math.nan
 
 
 def remember(folder: Path, notes: Mapping[str, Any]) -> None:

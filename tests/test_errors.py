@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import pytest
 
 from pacbayes_fl import errors
-from pacbayes_fl.errors import PacBayesFLError
+from pacbayes_fl.errors import PacBayesFLError, outside
 
 KINDS = {
     errors.ShapeError: ValueError,
@@ -56,3 +57,13 @@ def test_an_error_survives_the_way_to_another_process(through: object) -> None:
     again = through(error)  # type: ignore[operator]
     assert type(again) is errors.ClientError and str(again) == str(error)
     assert (again.client, again.round, again.hint) == ("w1", 3, "wait")
+
+
+def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
+    inside = {"__name__": "pacbayes_fl.somewhere", "outside": outside, "warnings": warnings}
+    exec("def warn(): warnings.warn('look', stacklevel=outside())\ndef deeper(): warn()", inside)
+    for name in ("warn", "deeper"):
+        with pytest.warns(UserWarning, match="look") as caught:
+            inside[name]()  # type: ignore[operator]
+        assert caught[0].filename == __file__
+    assert outside() == 1

@@ -12,7 +12,7 @@ import torch
 
 from pacbayes_fl import results, study, study_choice
 from pacbayes_fl.data import split, tables
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.results import RoundRecord
@@ -149,3 +149,26 @@ def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
     chosen, notes = choose(one, load(one))
     assert chosen.method.options.clusters == notes["clusters"]["chosen"] == 3
     assert notes["clusters"]["scores"] == {"1": None, "2": -0.5, "3": -0.25, "4": -0.25}
+
+
+def test_a_candidate_that_fails_loses_and_the_run_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, usual = asked(root), study_choice.held_out_scores
+
+    def failing(trial: Study, part: tables.Dataset) -> dict[str, float]:
+        if trial.method.options.clusters in bad:
+            raise NumericalError("its update is not finite")
+        return usual(trial, part)
+
+    monkeypatch.setattr(study_choice, "held_out_scores", failing)
+    for bad in ((1,), (2,)):
+        chosen, notes = choose(one, load(one))
+        assert notes["clusters"]["chosen"] == chosen.method.options.clusters == 3 - bad[0]
+        assert notes["clusters"]["scores"][str(bad[0])] is None
+    bad = (1, 2)
+    with pytest.raises(StudyError, match="no candidate of clusters could be trained: 1, 2"):
+        choose(one, load(one))
+
+
+def test_trials_are_no_longer_than_the_run(root: Path) -> None:
+    _, notes = choose(asked(root, "method.trial_rounds=50"), load(asked(root)))
+    assert "after 2 rounds" in notes["clusters"]["rule"]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
-from pacbayes_fl.errors import ClientError, NumericalError, StudyError
+from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
-from pacbayes_fl.methods.base import Method, outside
+from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.results import RoundRecord

@@ -75,14 +75,15 @@ def marginal_variance(model: WeightModel, weights: Tensor, batch: ClientBatch, i
         arranged, factor = precision(model, weights, batch, index, prior)
         found = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1)
         return torch.zeros_like(weights).scatter(1, arranged, found).gather(1, index)
-    jacobians = list(_chunks(model, weights, batch, index.shape[1]))
-    if len(jacobians) == 1 and _structured(jacobians[0]):
-        ordered, found = _by_unit(jacobians[0], index), torch.zeros_like(weights)
-        for k, own in enumerate(ordered):
-            found[k, own] = _dual_by_units(_chosen(jacobians[0], k, own), prior[k, own])
-        return found.gather(1, index)
-    whole = torch.cat([jacobian.columns(index).flatten(1, 2) for jacobian in jacobians], 1)
-    return _dual(whole, prior.gather(1, index))
+    parts = []
+    for jacobian in _chunks(model, weights, batch, index.shape[1]):
+        if _structured(jacobian) and _worth_units(jacobian, batch, index):
+            ordered, found = _by_unit(jacobian, index), torch.zeros_like(weights)
+            for k, own in enumerate(ordered):
+                found[k, own] = _dual_by_units(_chosen(jacobian, k, own), prior[k, own])
+            return found.gather(1, index)
+        parts.append(jacobian.columns(index).flatten(1, 2))
+    return _dual(torch.cat(parts, 1), prior.gather(1, index))
 
 
 def precision(
@@ -155,6 +156,12 @@ class _Chosen(NamedTuple):
     counts: list[int]
 
 
+def _worth_units(jacobian: LayerJacobian, batch: ClientBatch, index: Tensor) -> bool:
+    """Whether all rows are here and N x N numbers per unit are no more than the C N x B of the columns."""
+    rows, outputs, units = jacobian.sensitivities.shape[1:]
+    return rows == batch.mask.shape[1] and rows * units <= outputs * index.shape[1]
+
+
 def _by_unit(jacobian: LayerJacobian, index: Tensor) -> Tensor:
     """Order weights [K, B] by their unit."""
     return index.gather(1, torch.argsort(jacobian.layout.unit_of[index], dim=1, stable=True))
@@ -201,7 +208,9 @@ def _dual_by_units(chosen: _Chosen, prior: Tensor) -> Tensor:
         by_unit[some] = across.unflatten(1, (rows, outputs)).mul_(slopes).sum(2)
     blocks = by_unit.permute(2, 0, 1).contiguous()
     taken = [(part @ block).mul_(part).sum(1) for part, block in zip(parts, blocks, strict=True)]
-    return torch.where(failed > 0, torch.nan, prior * (1.0 - torch.cat(taken)))
+    squares = slopes.square().sum(1).unbind(1)
+    gained = [part.square() @ square for part, square in zip(parts, squares, strict=True)]
+    return torch.where(failed > 0, torch.nan, prior * _left(torch.cat(taken), torch.cat(gained)))
 
 
 def _step(slopes: Tensor) -> int:
@@ -216,4 +225,12 @@ def _dual(chosen: Tensor, prior: Tensor) -> Tensor:
     gram.diagonal(dim1=-2, dim2=-1).add_(1.0)
     factor, failed = torch.linalg.cholesky_ex(gram)
     taken = torch.linalg.solve_triangular(factor, scaled, upper=False).square().sum(1)
-    return torch.where(failed[:, None] > 0, torch.nan, prior * (1.0 - taken))
+    return torch.where(failed[:, None] > 0, torch.nan, prior * _left(taken, scaled.square().sum(1)))
+
+
+def _left(taken: Tensor, gained: Tensor) -> Tensor:
+    """Share of the prior variance that is left [*]: 1 - taken, where that cancels at least 1 / (1 + g H_rr).
+
+    A variance is never under the one with all other weights known; 0 would say that the weight is not uncertain.
+    """
+    return torch.maximum(1.0 - taken, (1.0 + gained).reciprocal())

@@ -19,6 +19,9 @@ from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
 
+NONE = -1e30
+"""Stands for the logarithm of a likelihood of zero, in nats."""
+
 
 class SampledScores(NamedTuple):
     """What a client computes for the server (PAC-PFL Algorithm 2, line 4).
@@ -96,7 +99,7 @@ def log_values(
         noise: the clients' streams.
 
     Returns:
-        [K, P, L], in nats, float64; a likelihood of zero is -1e30, which counts for nothing beside any other.
+        [K, P, L], in nats, float64; a likelihood of zero is `NONE`, which counts for nothing beside any other.
     """
     many, like = repeated(batch, len(priors.loc)), priors.loc[:1].expand(batch.clients, -1)
     with torch.no_grad():
@@ -105,7 +108,7 @@ def log_values(
             theta = priors.weights(noise.weights(like).unsqueeze(1))
             by_network = model.log_likelihood(theta.flatten(0, 1), many).view(theta.shape[:2])
             values.append(by_network.double() * scale.unsqueeze(-1))
-        return torch.stack(values, -1).clamp_min(-1e30)
+        return torch.stack(values, -1).clamp_min(NONE)
 
 
 def particle_scores(

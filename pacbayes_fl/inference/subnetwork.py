@@ -59,10 +59,10 @@ def choose(rule: SubnetworkChoice, candidates: Candidates, noise: Noise) -> Tens
 
 
 def _rounded(scores: Tensor) -> Tensor:
-    """Keep all but the last 8 bits of every number [K, D]."""
+    """Leave out the last bits of every number [K, D]."""
     mantissa, exponent = torch.frexp(scores)
     steps = 2.0**-8 / torch.finfo(scores.dtype).eps
-    return torch.ldexp((mantissa * steps).round() / steps, exponent)
+    return torch.where(scores.isfinite(), torch.ldexp((mantissa * steps).round() / steps, exponent), scores)
 
 
 def curved(index: Tensor, ggn: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -22,14 +21,6 @@ Update = TypeVar("Update")
 
 class Nothing(NamedTuple):
     """State of a client or server that keeps nothing between rounds."""
-
-
-def outside() -> int:
-    """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
-    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == package:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 class Method(ABC, Generic[Server, Message, Client, Update]):

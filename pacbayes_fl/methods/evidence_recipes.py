@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -64,8 +64,13 @@ def _pac_pfl_bnn(options: PacPFLBNNOptions, model: WeightModel, features: Sequen
     if options.posterior == "held-out":
         raise StudyError("posterior is still 'held-out'", hint="a run of a study chooses it")
     hyper_prior = weight_hyper_prior(model, options.init_rho, options.mean_std, options.rho_std, options.init_std)
-    local = LocalInference(options.personal_steps, 1, options.personal_minibatch, 1, options.personal_rate, 1.0)
-    own = PacPFLBNN.__dataclass_fields__.keys() & PacPFLBNNOptions.__dataclass_fields__.keys()
+    local = LocalInference(
+        steps=options.personal_steps,
+        minibatch=options.personal_minibatch,
+        rate=options.personal_rate,
+        zeta=1.0,
+    )
+    own = {one.name for one in fields(PacPFLBNN)} & {one.name for one in fields(options)}
     return PacPFLBNN(model, hyper_prior, local=local, **{name: getattr(options, name) for name in own})
 
 

@@ -98,7 +98,8 @@ _PAPER: Mapping[str, Any] = MappingProxyType(
 )
 _PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
 # The public code sends the curvature as if it were a variance, takes alpha for a precision, trains all layers in 700
-# rounds, and in 99 more the decision layers alone; it predicts without uncertainty.
+# rounds, and in 99 more the decision layers alone; it predicts without uncertainty. Not followed: it chooses E % of all
+# weights, the decision layers' among them, by variances under a prior of variance 1.
 _PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
     {"steps": 20, "minibatch": 100, "rate": 0.1, "optimiser": "sgd", "train_head": True, "finetune": 99}
     | {"upload": "curvature", "alpha": 1e4, "prior_weight": 1e-4, "floor": 1e-3, "weighting": "rows"}

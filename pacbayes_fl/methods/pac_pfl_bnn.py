@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, outside
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Nothing, outside
+from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -99,6 +99,16 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         if self.beta is not None and not self.beta > 0:
             raise StudyError(f"beta must be positive, got {self.beta:g}")
 
+    def about(self) -> dict[str, Any]:
+        """Which posterior it predicts with, and over how many draws or particles."""
+        each, words = {
+            "importance": (self.importance_draws, "draws of every prior, weighed by their likelihood"),
+            "svi": (self.draws, "draws of the mean-field posterior under every prior"),
+            "svgd": (self.companions, "particles under every prior"),
+        }[self.posterior]
+        average = f"predictions averaged over {each} {words}; mean_weights: over the posteriors' means"
+        return {"draws": each, "average": average, "inference": f"sampled evidence (eq. 38), then {self.posterior}"}
+
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
         rows = self.drawn_rows(batch, noise)
@@ -148,7 +158,9 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         if self.weighting == "equal":
             alike = -math.log(len(priors.loc))
             return torch.full((batch.clients, len(priors.loc)), alike, dtype=torch.float64, device=batch.x.device)
-        return self._values(priors, batch, noise).logsumexp(-1).log_softmax(-1)
+        values = self._values(priors, batch, noise)
+        self._look_at(values, _effective(values.log_softmax(-1)).amin(1), batch.names)
+        return values.logsumexp(-1).log_softmax(-1)
 
     def _weighed(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Log weights of draws from all priors [K, P, L'], and the mean weights [K, D] that each prior's draws give."""
@@ -158,22 +170,34 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             log_weights = values.flatten(1).log_softmax(-1).view(values.shape)
         else:
             log_weights = within - math.log(count)
-        effective = 1.0 / (2.0 * log_weights).exp().sum((1, 2)) / (1 if self.weighting == "evidence" else count)
-        self._look_at(effective, batch.names)
+        each = log_weights.flatten(1) if self.weighting == "evidence" else within
+        effective = _effective(each)
+        self._look_at(values, effective if self.weighting == "evidence" else effective.mean(1), batch.names)
         again, like = noise.copy(), priors.loc[:1].expand(batch.clients, -1)
         eps = torch.zeros_like(like.unsqueeze(1).expand(-1, count, -1))
         for weight in within.exp().to(like).unbind(-1):
             eps.addcmul_(weight.unsqueeze(-1), again.weights(like).unsqueeze(1))
         return log_weights, priors.weights(eps).unbind(1)
 
-    def _look_at(self, effective: Tensor, names: Sequence[str]) -> None:
-        """Warn of clients whose posterior is a single draw, by effective numbers of draws [K]."""
-        few = [name for name, one in zip(names, effective.tolist(), strict=True) if one < FEW]
-        if few and self.importance_draws > 2:
-            more = f" and {len(few) - 3} more" if len(few) > 3 else ""
+    def _look_at(self, values: Tensor, effective: Tensor, names: Sequence[str]) -> None:
+        """Warn of clients whose sums over draws [K, P, L'] are none, or a single draw by effective numbers [K]."""
+        none = [
+            name for name, one in zip(names, values.amax((1, 2)).tolist(), strict=True) if one <= sampled_evidence.NONE
+        ]
+        if none:
             warnings.warn(
-                f"the posterior of {', '.join(few[:3])}{more} stands on one draw of {self.importance_draws} from a "
-                "prior: take posterior = 'svi', or more importance_draws",
+                f"the likelihood of {_some(none)} is zero under every draw of every prior", stacklevel=outside()
+            )
+        few = [name for name, one in zip(names, effective.tolist(), strict=True) if one < FEW and name not in none]
+        if few and self.importance_draws > 2:
+            what, then = {
+                "importance": ("posterior", "take posterior = 'svi'"),
+                "svi": ("priors' weights", "take weighting = 'equal'"),
+                "svgd": ("priors' weights", "take weighting = 'equal'"),
+            }[self.posterior]
+            warnings.warn(
+                f"{what} of {_some(few)} stand on one draw of {self.importance_draws} from a prior: {then}, or more "
+                "importance_draws",
                 stacklevel=outside(),
             )
 
@@ -194,7 +218,17 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client: of every particle a gradient, and what the network holds."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
-        return self.particles * (self.model.footprint(rows) + self.model.dim)
+        companions = self.companions**2 if self.posterior == "svgd" else 0  # distances of all pairs
+        return max(self.particles * (self.model.footprint(rows) + self.model.dim), companions * self.model.dim)
+
+
+def _effective(log_weights: Tensor) -> Tensor:
+    """Effective number of draws 1 / sum w^2 [K, *] of normalised log weights [K, *, L]."""
+    return (2.0 * log_weights).exp().sum(-1).reciprocal()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:

@@ -362,6 +362,8 @@ def _layout(model: WeightModel, traces: Sequence[LayerTrace], device: torch.devi
         start, first = start + n_in, first + n_out
     entries = torch.cat(columns)
     entry_of[entries] = torch.arange(len(entries))
+    if bool((model.stochastic_columns() & (unit_of < 0) & (entry_of < 0)).any()):
+        raise StudyError("the network records some of its layers only", hint="append a LayerTrace for all, or for none")
     tables = (table.to(device) for table in (input_of, unit_of, entry_of, entries))
     return Layout(tuple(blocks), bool((unit_of >= 0).all()), *tables)
 

@@ -74,7 +74,8 @@ def sampled_log_probs(outputs: Tensor, covariance: Tensor, draws: Tensor, jitter
     """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     added = (jitter * scale).clamp_min(torch.finfo(covariance.dtype).tiny).expand_as(outputs)
-    factor, _ = torch.linalg.cholesky_ex(covariance + torch.diag_embed(added))
+    factor, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(added))
+    factor = factor.masked_fill((failed > 0)[..., None, None], torch.nan)
     moved = (outputs + (factor @ eps[:, None, :, None]).squeeze(-1) for eps in draws.unbind(1))
     return average_log_probs(one.log_softmax(-1) for one in moved)
 

@@ -142,6 +142,7 @@ ROUTES = {
     "structured, dual": ("2 layers", 40, "_dual_by_units"),
     "dense, primal": ("program", 10, "precision"),
     "dense, dual": ("program", 40, "_dual"),
+    "many units, one output": ("2 layers, numbers", 25, "_dual"),
 }
 
 
@@ -200,6 +201,15 @@ def test_a_client_without_rows_has_the_prior(name: str) -> None:
         found = curvature.marginal_variance(model, theta, batch, index, prior)
         close(found[1], prior[1, index[1]])
         assert (found[0] < prior[0, index[0]]).any()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_well_determined_weight_is_never_without_variance(rows: int) -> None:
+    """In float32 1 - g H / (1 + g H) cancels: 0 would tell the server that the weight is not uncertain."""
+    model = BayesianMLP((1, 1), Gaussian(1e-4))
+    batch = ClientBatch.pad([(torch.ones(rows, 1), torch.ones(rows))], dtype=torch.float32)
+    found = curvature.marginal_variance(model, torch.zeros(1, 2), batch, torch.tensor([[0]]), torch.ones(1, 2))
+    assert 0.999e-8 / rows <= float(found) < 1e-6  # to the rounding of g = 1
 
 
 def test_float32_is_float64_rounded() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.base import Method, Nothing, outside
+from pacbayes_fl.methods.base import Method, Nothing
 from tests.laws.cases import Toy, ToyUpdate, from_recipe
 
 
@@ -37,16 +36,6 @@ def test_what_a_method_need_not_say() -> None:
     assert dict(toy.report(toy.init_server(torch.Generator()), update)) == {}
     assert toy.remark({"loss": 1.0}) is None
     assert toy.footprint(100) >= 1
-
-
-def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
-    inside = {"__name__": "pacbayes_fl.somewhere", "outside": outside, "warnings": warnings}
-    exec("def warn(): warnings.warn('look', stacklevel=outside())\ndef deeper(): warn()", inside)
-    for name in ("warn", "deeper"):
-        with pytest.warns(UserWarning, match="look") as caught:
-            inside[name]()  # type: ignore[operator]
-        assert caught[0].filename == __file__
-    assert outside() == 1
 
 
 @pytest.mark.parametrize("name", METHODS)

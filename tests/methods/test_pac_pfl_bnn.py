@@ -265,16 +265,34 @@ def test_a_new_client_needs_no_training_and_one_without_rows_gets_the_priors() -
 def test_the_caller_hears_which_posteriors_stand_on_one_draw() -> None:
     batch, phi = rows_of_lines(4000, 1, 4000, 4000, 4000), two_priors()
     with pytest.warns(
-        UserWarning, match=r"client_00, client_02, client_03 and 1 more stands on one draw of 50"
+        UserWarning, match=r"posterior of client_00, client_02, client_03 and 1 more stand on one draw of 50"
     ) as caught:
         personal(lines(posterior="importance", importance_draws=50), phi, batch)
     assert len(caught) == 1 and Path(caught[0].filename).name == Path(__file__).name
-    with pytest.warns(UserWarning, match="stands on one draw of 50"):
+    with pytest.warns(UserWarning, match="stand on one draw of 50"):
         personal(lines(posterior="importance", importance_draws=50, weighting="equal"), phi, batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         personal(lines(posterior="importance", importance_draws=2), phi, batch)
         personal(lines(posterior="importance", importance_draws=50), phi, batch.select(torch.tensor([1])).trim())
+
+
+@pytest.mark.parametrize("posterior", ["svi", "svgd"])
+def test_the_caller_hears_that_priors_are_weighed_by_one_draw(posterior: Any) -> None:
+    few = lines(posterior=posterior, importance_draws=50, local=replace(STEPS, steps=2), companions=2)
+    with pytest.warns(UserWarning, match="priors' weights of client_00 stand on one draw of 50"):
+        personal(few, two_priors(), rows_of_lines(4000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        personal(replace(few, weighting="equal"), two_priors(), rows_of_lines(4000))
+
+
+def test_the_caller_hears_of_a_likelihood_of_zero() -> None:
+    batch = rows_of_lines(3, 3)
+    batch.y[1, 0] = 1e160
+    with pytest.warns(UserWarning, match="likelihood of client_01 is zero under every draw") as caught:
+        personal(lines(posterior="importance", importance_draws=50), two_priors(), batch)
+    assert len(caught) == 1
 
 
 def test_all_posteriors_are_predicted_by_their_means_too() -> None:
@@ -322,3 +340,10 @@ def test_the_bandwidth_is_that_of_the_weights_too() -> None:
     assert (one - other).abs().max() > 1e-3
     with pytest.raises(StudyError, match="bandwidth"):
         svgd.direction(phi, phi, 0.0)
+
+
+@pytest.mark.parametrize("posterior", ["importance", "svi", "svgd"])
+def test_labels_say_which_posterior_predicts(posterior: Any) -> None:
+    said = method(posterior=posterior, draws=7, importance_draws=11, companions=2).about()
+    assert said["draws"] == {"importance": 11, "svi": 7, "svgd": 2}[posterior]
+    assert f"averaged over {said['draws']} " in said["average"] and posterior in said["inference"]

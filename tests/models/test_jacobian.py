@@ -107,6 +107,19 @@ def test_a_network_that_does_not_record_its_layers_is_one_of_these() -> None:
     close(mine.columns(torch.arange(recorded.dim).expand(K, -1)), theirs.entries)
 
 
+def test_a_network_that_records_some_of_its_layers_is_refused() -> None:
+    class Forgetful(TanhNetwork):
+        def forward(self, *given: Any, traces: Any = None) -> Tensor:
+            *given, traces = given
+            found = super().forward(*given, traces)
+            traces.pop()
+            return found
+
+    model = Forgetful((2, 4, 3), LABELS)
+    with pytest.raises(StudyError, match="records some of its layers only"):
+        linearise(model, randn(3, K, model.dim), laplace.clients(model, *SIZES))
+
+
 def test_the_definition_of_labels_differentiates_normalised_logits() -> None:
     """Pyro normalises logits, which no probability depends on: ln p_c, and its Jacobian."""
     model = BayesianMLP((2, 4, 3), LABELS, torch.float64)
