@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.results import RoundRecord
 
@@ -158,3 +159,10 @@ def table(rows: Sequence[Row]) -> str:
         numbers = f"{row.ours:9.3f} {row.theirs:9.3f} {row.unit:<3} {row.ratio:6.2f} {row.low:6.2f} {row.high:6.2f}"
         lines.append(f"{row.case:<86} {numbers}  {row.goal}")
     return "\n".join(lines)
+
+
+def labelled(sizes: Sequence[int], clients: int, rows: int, bench: Bench, generator: torch.Generator) -> ClientBatch:
+    """Draw clients of normal inputs whose label is the largest of the first features, for a network of these sizes."""
+    x = torch.randn(clients, rows, sizes[0], generator=generator, dtype=bench.dtype)
+    y = x[..., : sizes[-1]].argmax(-1)
+    return ClientBatch.pad(list(zip(x, y, strict=True)), dtype=bench.dtype, classes=sizes[-1]).to(bench.device)

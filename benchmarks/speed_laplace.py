@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from benchmarks.measure import SEED, Bench, Row, elsewhere, rise
+from benchmarks.measure import SEED, Bench, Row, elsewhere, labelled, rise
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import curvature
@@ -65,13 +65,10 @@ class Scene:
 
     @classmethod
     def draw(cls, setting: Setting, bench: Bench) -> Scene:
-        """Draw clients whose label is the largest of an input's first features."""
+        """Draw the clients and the server's first means."""
         generator = torch.Generator().manual_seed(SEED)
-        features, classes = setting.sizes[0], setting.sizes[-1]
-        x = torch.randn(setting.clients, setting.rows, features, generator=generator, dtype=bench.dtype)
-        y = x[..., :classes].argmax(-1)
-        batch = ClientBatch.pad(list(zip(x, y, strict=True)), dtype=bench.dtype, classes=classes).to(bench.device)
-        model = BayesianMLP(setting.sizes, Categorical(classes), bench.dtype)
+        batch = labelled(setting.sizes, setting.clients, setting.rows, bench, generator)
+        model = BayesianMLP(setting.sizes, Categorical(setting.sizes[-1]), bench.dtype)
         local = LocalDescent(setting.steps, setting.minibatch)
         method = FedSI(model, local, LargestVariance(setting.fraction))
         server = tensors.tree_map(lambda leaf: leaf.to(bench.device), method.init_server(generator))

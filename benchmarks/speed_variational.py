@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import SEED, Bench, Rounds, Row
+from benchmarks.measure import SEED, Bench, Rounds, Row, labelled
 from pacbayes_fl import study_classes, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
@@ -59,13 +59,10 @@ class Federation:
 
     @classmethod
     def draw(cls, setting: Setting, bench: Bench, steps: int = PFedBayesOptions.steps) -> Federation:
-        """Draw clients whose label is the largest of an input's first features."""
+        """Draw the clients."""
         generator = torch.Generator().manual_seed(SEED)
-        features, classes = setting.sizes[0], setting.sizes[-1]
-        x = torch.randn(setting.clients, setting.rows, features, generator=generator, dtype=bench.dtype)
-        y = x[..., :classes].argmax(-1)
-        batch = ClientBatch.pad(list(zip(x, y, strict=True)), dtype=bench.dtype, classes=classes).to(bench.device)
-        model = BayesianMLP(setting.sizes, Categorical(classes), bench.dtype)
+        batch = labelled(setting.sizes, setting.clients, setting.rows, bench, generator)
+        model = BayesianMLP(setting.sizes, Categorical(setting.sizes[-1]), bench.dtype)
         options = PFedBayesOptions(steps=steps, minibatch=setting.minibatch)
         method = WEIGHT_RECIPES["pfedbayes"].build(options, model, ())
         if not isinstance(method, PFedBayes):

@@ -31,11 +31,11 @@ class Server(NamedTuple):
     """What the server holds.
 
     Args:
-        global_: averaged means and variances [D] of the representation, variance 0 where nobody is uncertain; the
+        moments: averaged means and variances [D] of the representation, variance 0 where nobody is uncertain; the
             decision layers' means are those with which clients begin.
     """
 
-    global_: Moments
+    moments: Moments
 
 
 class Message(NamedTuple):
@@ -158,7 +158,7 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def broadcast(self, server: Server) -> Message:
         """Send the prior of the round: weights without uncertainty get the variance alpha (section III.B)."""
-        mean, variance = server.global_
+        mean, variance = server.moments
         return Message(Moments(mean, moments.prior_variance(variance, self.alpha, self.floor)))
 
     def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
@@ -181,7 +181,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average means and variances (Algorithm 1, last line of the server)."""
         found = moments.average(update.moments, update.weight)
-        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.global_)
+        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.moments)
         return Server(joined)
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
@@ -206,7 +206,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean loss and chosen weights without curvature per client, and how many weights somebody is uncertain of."""
         clients = update.clients.sum().clamp_min(1.0)
-        uncertain = (server.global_.variance[: self.shared] > 0).sum()
+        uncertain = (server.moments.variance[: self.shared] > 0).sum()
         return {
             "loss": update.loss.sum() / clients,
             "without_curvature": update.flat.sum() / clients,

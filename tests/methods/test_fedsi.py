@@ -153,7 +153,7 @@ def test_two_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) 
     model = MODELS[options.pop("model", "labels")]
     algorithm, batch, state = method(model, **options), clients(model), server(model)
     kept = algorithm.init_clients(algorithm.broadcast(state), batch)
-    heads, (mean, variance) = list(kept.head), state.global_
+    heads, (mean, variance) = list(kept.head), state.moments
     weight = float64(SIZES if algorithm.weighting == "rows" else (1,) * K)
     for t in (1, 2):
         update, kept = algorithm.client(algorithm.broadcast(state), kept, batch, Noise(3, t, batch.ids, engine=noise))
@@ -176,8 +176,8 @@ def test_two_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) 
         for name, leaf in (("theta", mean), ("variance", variance)):
             rows = torch.stack([getattr(one, name)[: algorithm.shared] for one in found])
             leaf[: algorithm.shared] = (weight[:, None] * rows).sum(0) / weight.sum()
-        torch.testing.assert_close(state.global_.mean, mean, rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(state.global_.variance, variance, rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(state.moments.mean, mean, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(state.moments.variance, variance, rtol=1e-8, atol=1e-11)
     assert not pyro.get_param_store().keys()
 
 
@@ -186,7 +186,7 @@ def test_chunks_reduce_to_the_same_average() -> None:
     kept = algorithm.init_clients(algorithm.broadcast(state), batch)
     update, _ = algorithm.client(algorithm.broadcast(state), kept, batch, Noise(3, 1, batch.ids))
     whole, reduced = (algorithm.server(state, form, K) for form in (update, algorithm.reduce(update)))
-    for mine, theirs in zip(whole.global_, reduced.global_, strict=True):
+    for mine, theirs in zip(whole.moments, reduced.moments, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
     for form in (update, algorithm.reduce(update)):
         report = algorithm.report(whole, form)
@@ -206,11 +206,11 @@ def test_the_next_prior_is_the_average_or_alpha() -> None:
 def test_the_start_is_the_same_for_all_and_nothing_is_uncertain() -> None:
     algorithm, batch = method(init_std=0.3), clients()
     start = engine.start(algorithm, batch, FederationPlan(seed=2))
-    mean, variance = start.server.global_
+    mean, variance = start.server.moments
     assert not variance.any() and 0.2 < mean.std() < 0.4 and algorithm.shared == 2 * 6 + 6
     assert torch.equal(start.clients.head, mean[18:].expand(K, -1)) and not start.clients.flat.any()
     other = engine.start(algorithm, batch, FederationPlan(seed=3))
-    assert not torch.equal(other.server.global_.mean, mean)
+    assert not torch.equal(other.server.moments.mean, mean)
 
 
 def test_weights_on_which_no_row_depends_win_and_are_counted() -> None:
@@ -343,7 +343,7 @@ def test_batch_norms_are_learned_as_numbers() -> None:
     number = ~model.stochastic_columns()[:shared]
     assert number.any() and not update.moments.variance[:, number].any()
     assert (update.moments.variance > 0).sum(1).tolist() == [math.floor(0.0001 * int((~number).sum()))] * 2
-    assert (update.moments.mean[:, number] != start.server.global_.mean[:shared][number]).any()
+    assert (update.moments.mean[:, number] != start.server.moments.mean[:shared][number]).any()
 
 
 # the network of two units ---------------------------------------------------------------------------------------
