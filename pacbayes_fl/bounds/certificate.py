@@ -1,0 +1,348 @@
+"""A certificate: a bound on a true risk, with all that it rests on.
+
+A number can always be computed from numbers; whether it bounds anything depends on where the prior came from, how the
+rows were drawn and what was chosen by looking at them. A certificate carries these premises, and one whose premises are
+broken or unknown prints the reasons in place of its value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
+from types import MappingProxyType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
+from pacbayes_fl.errors import AssumptionError
+
+Number = Tensor | float
+"""One number [] or one a client [K]."""
+Terms = Mapping[str, Tensor]
+Formula = Callable[[Terms], Mapping[str, Tensor]]
+"""Turns terms into the named parts that sum to the bound."""
+Source = Literal["data-free", "other clients", "split", "eps-DP", "saw the rows", "unknown"]
+Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate"]
+Average = Literal["client", "size-weighted clients"]
+
+_ROUNDING = 1e-6
+_NO_PRIOR = MappingProxyType(
+    {
+        "saw the rows": "the prior saw the rows of the bound (split them, or leave the client out of its training)",
+        "unknown": "nobody said where the prior came from (give its provenance)",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a prior came from, as seen from the rows of the bound.
+
+    Args:
+        source: "data-free": fixed before any rows, or public; "other clients": trained without this client; "split":
+            trained on other rows of it; "eps-DP": drawn by a mechanism that is differentially private in its rows;
+            "saw the rows": none of these; "unknown".
+        epsilon: of one draw from the mechanism, for "eps-DP", with one row as what may change.
+        draws: how many priors were drawn from the mechanism: they cost epsilon each.
+        rows: rows of the client that the mechanism saw, m_i; all rows of the bound when not given.
+        privacy: kind of guarantee; the theorems need "pure".
+    """
+
+    source: Source = "unknown"
+    epsilon: float | None = None
+    draws: int = 1
+    rows: int | None = None
+    privacy: Literal["pure", "approximate", "zCDP", "RDP"] = "pure"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.source not in get_args(Source):
+            raise AssumptionError(f"source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
+        if self.source != "eps-DP":
+            return
+        if self.epsilon is None or not (0 <= self.epsilon < math.inf):
+            raise AssumptionError(
+                f"epsilon of an eps-DP prior must be finite and at least 0, got {self.epsilon}",
+                hint="a prior whose privacy is unknown has source='saw the rows'",
+            )
+        if self.draws < 1 or (self.rows is not None and self.rows < 1):
+            raise AssumptionError(f"draws and rows must be at least 1, got {self.draws} and {self.rows}")
+
+    def __str__(self) -> str:
+        if self.source != "eps-DP":
+            return self.source
+        return f"eps-DP with epsilon {self.epsilon:g}" + (f", {self.draws} draws" if self.draws > 1 else "")
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What a bound rests on and cannot see in its numbers; what is not said counts as broken.
+
+    Args:
+        prior: where the prior came from.
+        independent: whether the rows are declared to be independent draws of the client's distribution: not so for a
+            time series.
+        loss: the loss whose risk is meant.
+        predictor: what predicts: "Gibbs" draws a hypothesis for every prediction; "majority vote" costs a factor 2;
+            "averaged prediction" needs a convex loss; no bound here speaks of a "point estimate".
+        average: over one client's rows, or over the pooled rows of clients that need not be alike, with one posterior
+            and a prior that saw the rows of none of them.
+        tried: number of configurations (priors, beta, settings) among which the rows of the bound chose, 1 for none:
+            delta is shared between them; None when they were not counted.
+        posterior: "exact Gibbs" where it is exactly that of the same loss, beta and rows; needed by eq. (6) alone.
+    """
+
+    prior: Provenance = field(default_factory=Provenance)
+    independent: bool = False
+    loss: BoundedLoss = field(default_factory=ZeroOne)
+    predictor: Predictor = "Gibbs"
+    average: Average = "client"
+    tried: int | None = 1
+    posterior: Literal["any", "exact Gibbs"] = "any"
+
+    def __post_init__(self) -> None:
+        """Refuse an unbounded loss and what cannot be."""
+        require_bounded(self.loss)
+        for name, value, kind in (("predictor", self.predictor, Predictor), ("average", self.average, Average)):
+            if value not in get_args(kind):
+                raise AssumptionError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        if self.tried is not None and self.tried < 1:
+            raise AssumptionError(f"tried must be at least 1, got {self.tried}", hint="1 when nothing was chosen")
+
+    @property
+    def risk(self) -> str:
+        """Which risk is bounded: of which loss and predictor, averaged over what."""
+        over = "each client on its own" if self.average == "client" else "averaged over clients by their rows"
+        return f"{self.loss.name} of the {self.predictor} predictor, {over}"
+
+    @property
+    def factor(self) -> float:
+        """What the predictor costs on top of the Gibbs predictor: a vote that errs has half of its votes wrong."""
+        return 2.0 if self.predictor == "majority vote" else 1.0
+
+    def broken(self) -> tuple[str, ...]:
+        """List the premises that do not hold, each as a reason."""
+        reasons = []
+        if self.prior.source in _NO_PRIOR:
+            reasons.append(_NO_PRIOR[self.prior.source])
+        if self.prior.source == "eps-DP" and self.prior.privacy != "pure":
+            reasons.append(f"a prior under {self.prior.privacy} privacy: the theorem needs pure eps-DP")
+        if not self.independent:
+            reasons.append("the rows were not declared independent draws of the client's distribution")
+        if self.tried is None:
+            reasons.append("beta, the prior or a setting was chosen on the rows of the bound, uncounted (give tried)")
+        if self.predictor == "majority vote" and not isinstance(self.loss, ZeroOne):
+            reasons.append(f"a majority vote is bounded for the 0-1 loss only, not for {self.loss.name}")
+        if self.predictor == "averaged prediction" and not self.loss.convex:
+            reasons.append(f"averaged predictions are bounded for a convex loss only, and {self.loss.name} is none")
+        if self.predictor == "point estimate":
+            reasons.append("the bound is on draws from the posterior, not on a point estimate")
+        return tuple(reasons)
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """An empirical risk that was estimated by independent draws from the posterior, each evaluated on all rows.
+
+    Args:
+        draws: number of draws, M.
+        delta: probability with which the estimate may mislead, taken from the certificate's delta.
+    """
+
+    draws: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        """Refuse no draws; delta is checked with the certificate's."""
+        if self.draws < 1:
+            raise AssumptionError(f"Monte Carlo draws must be at least 1, got {self.draws}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate:
+    """A bound on a true risk that holds with probability at least 1 - delta, each of K clients on its own.
+
+    Args:
+        theorem: which bound.
+        value: the bound [] or [K], in the unit of the loss; larger than its range where the bound says nothing.
+        delta: probability with which it may fail.
+        delta_split: what delta was spent on.
+        terms: the numbers that the formula is made of, each [] or [K].
+        formula: turns the terms into the parts that sum to the bound.
+        premises: what it rests on.
+        reasons: why it is no certificate; empty for one that is.
+    """
+
+    theorem: str
+    value: Tensor
+    delta: float
+    delta_split: Mapping[str, float]
+    terms: Terms
+    formula: Formula
+    premises: Premises
+    reasons: tuple[str, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether every premise holds."""
+        return not self.reasons
+
+    @property
+    def vacuous(self) -> Tensor:
+        """Where the bound says no more than the loss's range: bool [] or [K]."""
+        return self.value >= self.premises.loss.high
+
+    @property
+    def risk(self) -> str:
+        """Which risk is bounded."""
+        return self.premises.risk
+
+    @property
+    def prior(self) -> Provenance:
+        """Where the prior came from."""
+        return self.premises.prior
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """Take the value apart: named parts, each [] or [K], that sum to it; one part where it is no sum."""
+        return {name: self.terms["factor"] * part for name, part in self.formula(self.terms).items()}
+
+    def recompute(self) -> Tensor:
+        """Rebuild the value [] or [K] from the terms alone."""
+        return _total(self.parts())
+
+    def __str__(self) -> str:
+        if self.reasons:
+            return f"{self.theorem}: no certificate: {'; '.join(self.reasons)}"
+        low, high = (rounded_up(value.item()) for value in (self.value.min(), self.value.max()))
+        spread = low if self.value.numel() == 1 else f"{low} to {high} for {self.value.numel()} clients"
+        split = ", ".join(f"{name} {share:.3g}" for name, share in self.delta_split.items())
+        vacuous = int(self.vacuous.sum())
+        counted = f" for {vacuous} of {self.value.numel()}" if self.value.numel() > 1 else ""
+        note = f"; vacuous{counted}: the loss never exceeds {self.premises.loss.high:g}" if vacuous else ""
+        return (
+            f"{self.theorem}: risk at most {spread} with probability at least {1 - self.delta:.6g}"
+            f" ({self.risk}; delta: {split}; prior: {self.prior}){note}"
+        )
+
+    __repr__ = __str__
+
+
+def certify(
+    theorem: str,
+    formula: Formula,
+    terms: Mapping[str, Tensor],
+    delta: float,
+    premises: Premises,
+    *,
+    monte_carlo: MonteCarlo | None = None,
+    reasons: tuple[str, ...] = (),
+) -> Certificate:
+    """Put a certificate together: split delta, compute the value, collect what is broken.
+
+    The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
+    predictor, and where they apply "epsilon", "mc_draws" and "mc_delta".
+
+    Args:
+        theorem: which bound.
+        formula: turns terms into parts that sum to the bound on the Gibbs risk.
+        terms: its own numbers.
+        delta: of the whole certificate.
+        premises: what it rests on.
+        monte_carlo: how the risk was estimated, if it was.
+        reasons: what else is broken.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when delta is no probability or does not cover what is spent of it.
+    """
+    tried = premises.tried or 1
+    split = split_delta(delta, monte_carlo)
+    extra = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
+    extra["delta"] = split["bound"] / tried
+    if monte_carlo is not None:
+        extra |= {"mc_draws": monte_carlo.draws, "mc_delta": monte_carlo.delta / tried}
+    if premises.prior.source == "eps-DP" and premises.prior.epsilon is not None:
+        extra["epsilon"] = premises.prior.epsilon * premises.prior.draws
+        if premises.prior.rows is not None:
+            extra["prior_rows"] = premises.prior.rows
+    numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
+    device = next(iter(terms.values())).device
+    everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
+    value = everything["factor"] * _total(formula(everything))
+    return Certificate(
+        theorem,
+        value,
+        delta,
+        MappingProxyType(split),
+        everything,
+        formula,
+        premises,
+        (*premises.broken(), *reasons),
+    )
+
+
+def split_delta(delta: float, monte_carlo: MonteCarlo | None = None) -> dict[str, float]:
+    """Say what delta is spent on.
+
+    Args:
+        delta: of the whole certificate.
+        monte_carlo: takes its own part of it.
+
+    Returns:
+        Shares that sum to delta.
+
+    Raises:
+        AssumptionError: when delta is no probability or does not cover what is spent of it.
+    """
+    if not 0 < delta < 1:
+        raise AssumptionError(f"delta must lie strictly between 0 and 1, got {delta}")
+    if monte_carlo is None:
+        return {"bound": delta}
+    if not 0 < monte_carlo.delta < delta:
+        raise AssumptionError(
+            f"the delta of Monte Carlo must be positive and smaller than delta = {delta:g}, got {monte_carlo.delta:g}",
+            hint="it is taken from delta",
+        )
+    return {"bound": delta - monte_carlo.delta, "Monte Carlo": monte_carlo.delta}
+
+
+def checked(name: str, value: Number, low: float, high: float = math.inf, *, strict: bool = False) -> Tensor:
+    """Take a number of a bound as float64 and refuse what it cannot be.
+
+    Args:
+        name: what the error calls it.
+        value: one number [] or one a client [K].
+        low: smallest value.
+        high: largest value; infinity itself is refused.
+        strict: whether the smallest value itself is refused.
+
+    Returns:
+        [] or [K]; what rounding of float32 has put beyond the ends is put back.
+
+    Raises:
+        AssumptionError: naming the argument, the first client that is wrong, and what came.
+    """
+    numbers = torch.as_tensor(value, dtype=torch.float64)
+    slack = _ROUNDING * (high - low if high < math.inf else 1.0)
+    below = numbers <= low if strict else numbers < low - slack
+    wrong = below | (numbers > high + slack) | ~numbers.isfinite()
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.flatten().nonzero()[0])})" if numbers.dim() else ""
+        bounds = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+        raise AssumptionError(f"{name} must be finite, {bounds}, got {numbers[wrong].flatten()[0].item():g}{place}")
+    return numbers if strict else numbers.clamp(low, high)
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """Write a bound in few digits, never as less than it is."""
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize():f}"
+
+
+def _total(parts: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*parts.values())).sum(0)

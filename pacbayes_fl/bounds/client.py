@@ -1,0 +1,418 @@
+"""Bounds on the true risk of one client's posterior, from numbers.
+
+Notation: a posterior Q over hypotheses with empirical risk L^ on n rows, a prior P, KL = KL(Q || P) in nats, a loss
+with values in [a, b], R = b - a. Every bound holds with probability at least 1 - delta over the rows, for all Q at
+once, and also for pooled rows of clients that are not alike: then it is on the average over these rows.
+
+A prior that was drawn by a pure eps-DP mechanism from the same rows costs I(eps, m, delta) nats more in every bound
+(PAC-PFL Theorem 3.2). A risk that was estimated from draws of the posterior is first replaced by its own upper bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Number, Premises, Terms, certify, checked
+from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
+from pacbayes_fl.errors import AssumptionError
+
+
+def max_information(epsilon: Number, rows: Number, delta: Number) -> Tensor:
+    """Nats that a prior drawn with eps-DP from the rows of the bound costs (PAC-PFL Theorem 3.2).
+
+    I(eps, m, delta) = m eps^2 / 2 + eps sqrt(m ln(4 / delta) / 2) + ln 2
+
+    Args:
+        epsilon: of the mechanism [] or [K], for one changed row.
+        rows: that the mechanism saw, m [] or [K].
+        delta: of the bound [].
+
+    Returns:
+        [] or [K], in nats.
+    """
+    epsilon, rows, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, rows, delta))
+    return 0.5 * rows * epsilon.square() + epsilon * (0.5 * rows * (4.0 / delta).log()).sqrt() + math.log(2.0)
+
+
+def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
+    """Bound the empirical Gibbs risk by its estimate from draws of the posterior (Perez-Ortiz et al. 2021).
+
+    L^ <= kl^-1(estimate, ln(2 / delta) / M)
+
+    Args:
+        risk: averaged over M independent draws [] or [K], of a loss in [0, 1].
+        draws: M.
+        delta: probability with which the draws may mislead.
+
+    Returns:
+        [] or [K].
+    """
+    risk, draws, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (risk, draws, delta))
+    return kl_inverse_upper(risk, (2.0 / delta).log() / draws)
+
+
+def seeger(
+    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+) -> Certificate:
+    """Bound the risk by the inverse of the binary KL divergence: the default (Seeger 2002, Maurer 2004).
+
+    L <= a + R kl^-1((L^ - a) / R, (KL + ln(2 sqrt n / delta)) / n)
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        delta: probability with which it may fail.
+        premises: what it rests on.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed, as for an infinite KL.
+    """
+    return _of_risk("Maurer/Seeger, kl inverse", _seeger, risk, kl, n, delta, premises, monte_carlo)
+
+
+def mcallester(
+    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+) -> Certificate:
+    """Bound the risk by a square root (McAllester 1999, with Maurer's constant).
+
+    L <= L^ + R sqrt((KL + ln(2 sqrt n / delta)) / (2 n))
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        delta: probability with which it may fail.
+        premises: what it rests on.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    return _of_risk("McAllester", _mcallester, risk, kl, n, delta, premises, monte_carlo)
+
+
+def pbb_quadratic(
+    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+) -> Certificate:
+    """Bound the risk by PAC-Bayes with Backprop's quadratic form (Perez-Ortiz et al. 2021).
+
+    L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(2 sqrt n / delta)
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        delta: probability with which it may fail.
+        premises: what it rests on.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    return _of_risk("PBB, quadratic form", _quadratic, risk, kl, n, delta, premises, monte_carlo)
+
+
+def pbb_lambda(
+    risk: Number,
+    kl: Number,
+    n: Number,
+    delta: float,
+    premises: Premises,
+    *,
+    weight: Number | None = None,
+    monte_carlo: MonteCarlo | None = None,
+) -> Certificate:
+    """Bound the risk by PAC-Bayes with Backprop's lambda form (Thiemann et al. 2017).
+
+    L <= L^ / (1 - lambda / 2) + B / (n lambda (1 - lambda / 2)) for a loss in [0, 1],  B = KL + ln(2 sqrt n / delta)
+
+    It holds for all lambda at once, so the best one, 2 / (sqrt(2 n L^ / B + 1) + 1), is as good as any fixed before.
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        delta: probability with which it may fail.
+        premises: what it rests on.
+        weight: lambda [] or [K], strictly between 0 and 2; the best when not given.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    own = {} if weight is None else {"weight": checked("weight", weight, 0.0, 2.0, strict=True)}
+    if own and bool((own["weight"] >= 2).any()):
+        raise AssumptionError("weight must lie strictly between 0 and 2, got 2")
+    return _of_risk("PBB, lambda form", _lambda, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def catoni(
+    risk: Number,
+    kl: Number,
+    n: Number,
+    beta: Number,
+    delta: float,
+    premises: Premises,
+    *,
+    monte_carlo: MonteCarlo | None = None,
+) -> Certificate:
+    """Bound the risk by Catoni's exact form at a beta that was fixed before (Catoni 2007, Theorem 1.2.6).
+
+    L <= (1 - exp(-beta L^ / n - (KL + ln(1 / delta)) / n)) / (1 - exp(-beta / n)) for a loss in [0, 1]
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        beta: [] or [K], in 1 / unit of the loss.
+        delta: probability with which it may fail.
+        premises: what it rests on; with `tried` the number of betas if the rows chose among them.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    own = {"beta": _beta(beta)}
+    return _of_risk("Catoni, exact form at fixed beta", _catoni, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def alquier(
+    risk: Number,
+    kl: Number,
+    n: Number,
+    beta: Number,
+    delta: float,
+    premises: Premises,
+    *,
+    monte_carlo: MonteCarlo | None = None,
+) -> Certificate:
+    """Bound the risk by a sum, at a beta that was fixed before (Alquier et al. 2016; PAC-PFL eq. 14).
+
+    L <= L^ + (KL + beta^2 R^2 / (8 n) + ln(1 / delta)) / beta
+
+    With beta = n the term beta R^2 / (8 n) = R^2 / 8 stays, however many rows there are.
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K].
+        beta: [] or [K], in 1 / unit of the loss.
+        delta: probability with which it may fail.
+        premises: what it rests on; with `tried` the number of betas if the rows chose among them.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    own = {"beta": _beta(beta)}
+    theorem = _with_prior("Alquier/Catoni at fixed beta (PAC-PFL eq. 14)", "PAC-PFL Theorem 3.2 (eq. 4)", premises)
+    return _of_risk(theorem, _alquier, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def theorem_3_2(
+    risk: Number,
+    kl: Number,
+    n: Number,
+    beta: Number,
+    delta: float,
+    premises: Premises,
+    *,
+    monte_carlo: MonteCarlo | None = None,
+) -> Certificate:
+    """Bound the risk under a prior that was drawn with eps-DP from the same rows (PAC-PFL Theorem 3.2, eq. 4).
+
+    L <= L^ + (KL + beta^2 R^2 / (8 n) + I(eps, m, delta) + ln(1 / delta)) / beta
+
+    Args:
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: [] or [K], in nats.
+        n: rows [] or [K], m_i and new ones together; `Provenance.rows` says how many the mechanism saw.
+        beta: [] or [K], in 1 / unit of the loss.
+        delta: probability with which it may fail, over the rows and the draw of the prior.
+        premises: with an eps-DP prior.
+        monte_carlo: how the risk was estimated, if it was.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed, as without an epsilon.
+    """
+    if premises.prior.source != "eps-DP":
+        raise AssumptionError(
+            f"Theorem 3.2 needs the epsilon of an eps-DP prior, got a prior of source {premises.prior.source!r}",
+            hint="Provenance('eps-DP', epsilon=...), or `alquier` for a prior that did not see the rows",
+        )
+    return alquier(risk, kl, n, beta, delta, premises, monte_carlo=monte_carlo)
+
+
+def gibbs(
+    log_z: Number, n: Number, beta: Number, delta: float, premises: Premises, *, estimated: float | None = None
+) -> Certificate:
+    """Bound the risk of the exact Gibbs posterior, by its normaliser alone (PAC-PFL eq. 6; eq. 15 without the term I).
+
+    L(Q*) <= (-ln Z + beta^2 R^2 / (8 n) + I(eps, m, delta) + ln(1 / delta)) / beta,  Z = E_P e^(-beta L^)
+
+    Args:
+        log_z: ln Z [] or [K], in nats: of the bounded loss, not of a likelihood.
+        n: rows [] or [K].
+        beta: [] or [K], in 1 / unit of the loss.
+        delta: probability with which it may fail.
+        premises: with posterior = "exact Gibbs".
+        estimated: part of delta for a Z that is an unbiased estimate from draws of the prior: by Markov's inequality
+            it costs ln(1 / estimated) / beta.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when no number can be formed, as for a Z that no risk in [a, b] can give.
+    """
+    beta, loss = _beta(beta), premises.loss
+    log_z = torch.as_tensor(log_z, dtype=torch.float64)
+    checked("-log_z / beta", -log_z / beta, loss.low, loss.high)
+    terms = {"log_z": log_z, "n": _rows(n), "beta": beta}
+    reasons: tuple[str, ...] = ()
+    if premises.posterior != "exact Gibbs":
+        reasons = ("eq. (6) is for the exact Gibbs posterior of the same loss, beta and rows, and this one is not",)
+    theorem = _with_prior("Gibbs posterior (PAC-PFL eq. 15)", "Gibbs posterior (PAC-PFL eq. 6)", premises)
+    draws = None if estimated is None else MonteCarlo(1, estimated)
+    return certify(theorem, _gibbs, terms, delta, premises, monte_carlo=draws, reasons=reasons)
+
+
+BOUNDS: Mapping[str, Callable[..., Certificate]] = MappingProxyType(
+    {
+        "seeger": seeger,
+        "mcallester": mcallester,
+        "catoni": catoni,
+        "alquier": alquier,
+        "pbb-quadratic": pbb_quadratic,
+        "pbb-lambda": pbb_lambda,
+        "theorem-3.2": theorem_3_2,
+        "gibbs": gibbs,
+    }
+)
+"""Every client-level bound under the name that a command uses; the first is the default."""
+
+
+def _of_risk(
+    theorem: str,
+    formula: Formula,
+    risk: Number,
+    kl: Number,
+    n: Number,
+    delta: float,
+    premises: Premises,
+    monte_carlo: MonteCarlo | None,
+    **own: Tensor,
+) -> Certificate:
+    loss = premises.loss
+    terms = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": _rows(n), **own}
+    return certify(theorem, formula, terms, delta, premises, monte_carlo=monte_carlo)
+
+
+def _beta(beta: Number) -> Tensor:
+    return checked("beta", beta, 0.0, strict=True)
+
+
+def _rows(n: Number) -> Tensor:
+    return checked("n", n, 1.0)
+
+
+def _with_prior(plain: str, private: str, premises: Premises) -> str:
+    return private if premises.prior.source == "eps-DP" else plain
+
+
+# formulas: functions of terms ------------------------------------------------------------------------------------
+
+
+def _unit_risk(terms: Terms) -> Tensor:
+    """Empirical risk as of a loss in [0, 1], with what its estimation costs."""
+    unit = ((terms["risk"] - terms["low"]) / (terms["high"] - terms["low"])).clamp(0.0, 1.0)
+    return monte_carlo_risk(unit, terms["mc_draws"], terms["mc_delta"]) if "mc_draws" in terms else unit
+
+
+def _in_units(unit: Tensor, terms: Terms) -> Tensor:
+    return terms["low"] + (terms["high"] - terms["low"]) * unit
+
+
+def _confidence(terms: Terms) -> Tensor:
+    """Nats for delta: ln(1 / delta), and I for an eps-DP prior."""
+    nats = -terms["delta"].log()
+    if "epsilon" in terms:
+        nats = nats + max_information(terms["epsilon"], terms.get("prior_rows", terms["n"]), terms["delta"])
+    return nats
+
+
+def _budget(terms: Terms) -> Tensor:
+    """B = KL + ln(2 sqrt n / delta), in nats."""
+    return terms["kl"] + _confidence(terms) + (2.0 * terms["n"].sqrt()).log()
+
+
+def _seeger(terms: Terms) -> dict[str, Tensor]:
+    return {"bound": _in_units(kl_inverse_upper(_unit_risk(terms), _budget(terms) / terms["n"]), terms)}
+
+
+def _mcallester(terms: Terms) -> dict[str, Tensor]:
+    root = (_budget(terms) / (2.0 * terms["n"])).sqrt()
+    return {"risk": _in_units(_unit_risk(terms), terms), "complexity": (terms["high"] - terms["low"]) * root}
+
+
+def _quadratic(terms: Terms) -> dict[str, Tensor]:
+    share = _budget(terms) / (2.0 * terms["n"])
+    return {"bound": _in_units(((_unit_risk(terms) + share).sqrt() + share.sqrt()).square(), terms)}
+
+
+def _lambda(terms: Terms) -> dict[str, Tensor]:
+    unit, budget, n = _unit_risk(terms), _budget(terms), terms["n"]
+    weight = terms["weight"] if "weight" in terms else 2.0 / ((2.0 * n * unit / budget + 1.0).sqrt() + 1.0)
+    left = 1.0 - 0.5 * weight
+    scale = terms["high"] - terms["low"]
+    return {"risk": _in_units(unit / left, terms), "complexity": scale * budget / (n * weight * left)}
+
+
+def _catoni(terms: Terms) -> dict[str, Tensor]:
+    rate = terms["beta"] * (terms["high"] - terms["low"]) / terms["n"]  # beta of the loss in [0, 1], over n
+    nats = rate * _unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
+    return {"bound": _in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
+
+
+def _alquier(terms: Terms) -> dict[str, Tensor]:
+    divergence = terms["kl"] / terms["beta"]
+    return {"risk": _in_units(_unit_risk(terms), terms), "divergence": divergence, **_fixed_beta(terms)}
+
+
+def _gibbs(terms: Terms) -> dict[str, Tensor]:
+    parts = {"free energy": -terms["log_z"] / terms["beta"], **_fixed_beta(terms)}
+    return parts if "mc_delta" not in terms else parts | {"estimation": -terms["mc_delta"].log() / terms["beta"]}
+
+
+def _fixed_beta(terms: Terms) -> dict[str, Tensor]:
+    """Give what Hoeffding's lemma and delta cost at a fixed beta."""
+    hoeffding = terms["beta"] * (terms["high"] - terms["low"]).square() / (8.0 * terms["n"])
+    return {"Hoeffding": hoeffding, "confidence": _confidence(terms) / terms["beta"]}

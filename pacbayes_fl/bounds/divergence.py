@@ -1,0 +1,187 @@
+"""KL divergences of posteriors from the priors that certificates measure them against, in float64.
+
+A divergence may be infinite, as that of a point mass from a density is; a bound then refuses to form a number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior, gaussian_kl
+
+
+def diagonal_gaussian_kl(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
+    """KL divergence between Gaussians of independent coordinates.
+
+    KL = 1/2 sum_d [(v_d - w_d) / w_d - ln(v_d / w_d) + (m_d - o_d)^2 / w_d]
+
+    A coordinate that is known to both, with variance 0 and the same mean, adds nothing; one that only one of them knows
+    makes it infinite.
+
+    Args:
+        mean: m [*, D].
+        variance: v [*, D].
+        other_mean: o of the prior [*, D].
+        other_variance: w of the prior [*, D].
+
+    Returns:
+        [*], in nats.
+    """
+    return _by_coordinate(mean, variance, other_mean, other_variance).sum(-1)
+
+
+def _by_coordinate(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
+    m, v, o, w = torch.broadcast_tensors(*(x.double() for x in (mean, variance, other_mean, other_variance)))
+    known = (v == 0) & (w == 0) & (m == o)
+    free = torch.where(w > 0, w, 1.0)
+    terms = 0.5 * (log_excess((v - free) / free) + (m - o).square() / free)
+    return torch.where(known, 0.0, torch.where(w > 0, terms, torch.inf))
+
+
+def full_gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
+    """KL divergence between Gaussians with full covariances; see `gaussian_kl`.
+
+    Args:
+        mean: [*, n].
+        covariance: [*, n, n], positive definite.
+        other_mean: of the prior [*, n].
+        other_covariance: of the prior [*, n, n], positive definite.
+
+    Returns:
+        [*], in nats.
+
+    Raises:
+        AssumptionError: when a covariance is not positive definite: the divergence is infinite or does not exist.
+    """
+    arguments = [x.double() for x in (mean, covariance, other_mean, other_covariance)]
+    try:
+        return gaussian_kl(*arguments)
+    except RuntimeError as error:  # torch's LinAlgError, which it does not export by type
+        raise AssumptionError(
+            f"both covariances must be positive definite: {error}", hint="leave out the coordinates that are known"
+        ) from error
+
+
+def bernoulli_gaussian_kl(
+    mean: Tensor,
+    variance: Tensor,
+    inclusion: Tensor,
+    other_mean: Tensor,
+    other_variance: Tensor,
+    other_inclusion: Tensor,
+) -> Tensor:
+    """KL divergence between spike-and-slab distributions (sFedBayes eq. 34, where it is an equality).
+
+    KL = sum_d [kl(lambda_d || lambda'_d) + lambda_d KL(N(m_d, v_d) || N(o_d, w_d))]
+
+    Args:
+        mean: of the slab [*, D].
+        variance: of the slab [*, D].
+        inclusion: probability lambda of the slab [*, D]; 0 for a weight that was pruned.
+        other_mean: of the prior's slab [*, D].
+        other_variance: of the prior's slab [*, D].
+        other_inclusion: of the prior [*, D].
+
+    Returns:
+        [*], in nats.
+    """
+    gates = binary_kl(inclusion, other_inclusion)
+    slabs = _by_coordinate(mean, variance, other_mean, other_variance)
+    return (gates + torch.where(inclusion > 0, inclusion.double() * slabs, 0.0)).sum(-1)
+
+
+def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
+    """KL divergence between weights on the same finite list: hypotheses, particles, or draws that stand for a prior.
+
+    Draws theta_1 ... theta_L from a prior, taken before the rows were looked at, are themselves a legal prior, with
+    weights 1/L: the divergence is at most ln L.
+
+    Args:
+        weights: probabilities [*, L].
+        prior: probabilities [*, L]; 1/L each when not given.
+
+    Returns:
+        [*], in nats.
+
+    Raises:
+        AssumptionError: when weights are negative or do not sum to 1.
+    """
+    q = _probabilities("weights", weights)
+    p = torch.full_like(q, 1.0 / q.shape[-1]) if prior is None else _probabilities("prior", prior)
+    terms = torch.where(q > 0, q * (q.log() - p.log()), 0.0)
+    return terms.sum(-1).clamp_min(0.0)
+
+
+def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None) -> Tensor:
+    """Bound the KL divergence between mixtures with the same number of components, by convexity.
+
+    KL(sum_p a_p Q_p || sum_p w_p P_p) <= KL(a || w) + sum_p a_p KL(Q_p || P_p)
+
+    With one component of the prior for all, as of particles phi_p smoothed to N(phi_p, s^2 I), give equal weights.
+
+    Args:
+        weights: of the posterior's components, a [*, P].
+        divergences: KL(Q_p || P_p) [*, P], in nats; ignored where a_p = 0.
+        prior: of the prior's components, w [*, P]; 1/P each when not given.
+
+    Returns:
+        [*], in nats.
+
+    Raises:
+        AssumptionError: when weights are negative or do not sum to 1.
+    """
+    between = discrete_kl(weights, prior)
+    weights = weights.double()
+    return between + torch.where(weights > 0, weights * divergences.double(), 0.0).sum(-1)
+
+
+def gp_posterior_kl(posterior: GPPosterior) -> Tensor:
+    """Bound the divergence of the clients' GP posteriors from the particles' GP priors, over functions.
+
+    That over functions is that at the training inputs. The prior is the equally weighted mixture of the particles,
+    which must not have seen the rows.
+
+    Args:
+        posterior: mixture over P particles.
+
+    Returns:
+        [K], in nats.
+    """
+    return mixture_kl(posterior.log_weights.double().exp(), posterior.kl())
+
+
+def gibbs_weights(risk: Tensor, beta: Tensor | float, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weigh a finite list of hypotheses by the exact Gibbs posterior (PAC-PFL eq. 5).
+
+    Q*(h_l) = P(h_l) e^(-beta L_l) / Z,  Z = sum_l P(h_l) e^(-beta L_l)
+
+    For draws from a prior these are its self-normalised importance weights, and Z is exact for the draws as the prior.
+
+    Args:
+        risk: empirical risk of every hypothesis [*, L], averaged over rows, in the unit of the loss.
+        beta: positive [*], in 1 / unit of the loss.
+        prior: P [*, L]; 1/L each when not given.
+
+    Returns:
+        Weights [*, L], and ln Z [*], in nats.
+
+    Raises:
+        AssumptionError: when a risk is not finite, or the prior negative or not summing to 1.
+    """
+    risk = risk.double()
+    if not bool(risk.isfinite().all()):
+        raise AssumptionError("risk must be finite for every hypothesis")
+    p = torch.full_like(risk, 1.0 / risk.shape[-1]) if prior is None else _probabilities("prior", prior)
+    exponent = p.log() - torch.as_tensor(beta, dtype=risk.dtype, device=risk.device).unsqueeze(-1) * risk
+    return torch.softmax(exponent, -1), torch.logsumexp(exponent, -1)
+
+
+def _probabilities(name: str, weights: Tensor) -> Tensor:
+    weights = weights.double()
+    total = weights.sum(-1)
+    if not (bool((weights >= 0).all()) and bool(((total - 1).abs() <= 1e-6).all())):
+        raise AssumptionError(f"{name} must be at least 0 and sum to 1 over the last dimension")
+    return weights / total.unsqueeze(-1)

@@ -1,0 +1,295 @@
+"""Losses that a certificate can speak of: bounded ones, with their range.
+
+The negative log likelihood of a density and the squared error are unbounded: no bound here holds for them. Train on
+them, and certify the same posterior with one of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import AssumptionError
+
+
+class BoundedLoss(Protocol):
+    """A loss with values in [low, high] for every hypothesis and every row."""
+
+    @property
+    def name(self) -> str:
+        """What a certificate calls it."""
+
+    @property
+    def low(self) -> float:
+        """Smallest value, a."""
+
+    @property
+    def high(self) -> float:
+        """Largest value, b."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether it is convex in the prediction, so that it is no larger for an average of predictions."""
+
+
+@dataclass(frozen=True)
+class LossRange:
+    """A loss of which only the range is known: enough where the empirical risk is given as a number.
+
+    Args:
+        name: what a certificate calls it.
+        low: a.
+        high: b, in the same unit.
+        convex: whether it is convex in the prediction.
+    """
+
+    name: str
+    low: float
+    high: float
+    convex: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is not bounded."""
+        require_bounded(self)
+
+
+@dataclass(frozen=True)
+class ZeroOne:
+    """1 where the most probable class is not the label, else 0."""
+
+    name: str = "0-1 loss"
+    low: float = 0.0
+    high: float = 1.0
+    convex: bool = False
+
+    def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
+        """Loss by row.
+
+        Args:
+            log_probs: log probabilities, or any scores of the classes, [*, C]; the lower of two equal classes counts.
+            y: integer labels [*].
+
+        Returns:
+            [*], float64.
+        """
+        return (log_probs.argmax(-1) != y).double()
+
+
+@dataclass(frozen=True)
+class ClippedNLL:
+    """Negative log likelihood of the label, clipped and scaled to [0, 1] (Perez-Ortiz et al. 2021).
+
+    -ln max(p(y), p_min) / ln(1 / p_min)
+
+    Clipping makes it non-convex: an average of predictions may lose more than its parts on average.
+
+    Args:
+        p_min: probability below which nothing gets worse.
+    """
+
+    p_min: float = 1e-5
+    low: float = 0.0
+    high: float = 1.0
+    convex: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a clip that bounds nothing."""
+        if not 0 < self.p_min < 1:
+            raise AssumptionError(
+                f"p_min must lie strictly between 0 and 1, got {self.p_min:g}", hint="without it the loss is unbounded"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name with the clip, which is its unit."""
+        return f"NLL clipped at p = {self.p_min:g} and scaled to [0, 1]"
+
+    def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
+        """Loss by row.
+
+        Args:
+            log_probs: normalised log probabilities [*, C], in nats.
+            y: integer labels [*].
+
+        Returns:
+            [*], float64.
+        """
+        floor = math.log(self.p_min)
+        chosen = log_probs.double().gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        return chosen.clamp(floor, 0.0) / floor
+
+
+@dataclass(frozen=True)
+class ClippedSquare:
+    """Squared error that stops growing, min(e^2, limit).
+
+    Args:
+        limit: in squared units of y.
+    """
+
+    limit: float
+    low: float = 0.0
+    convex: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that bounds nothing."""
+        _positive("limit", self.limit)
+
+    @property
+    def name(self) -> str:
+        """Name with the limit."""
+        return f"squared error clipped at {self.limit:g}"
+
+    @property
+    def high(self) -> float:
+        """The limit, in squared units of y."""
+        return self.limit
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Loss by row.
+
+        Args:
+            prediction: [*], in units of y.
+            y: targets [*].
+
+        Returns:
+            [*], in squared units of y, float64.
+        """
+        return (prediction.double() - y).square().clamp_max(self.limit)
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Average the loss over a Gaussian prediction: the Gibbs risk of a GP by row, without sampling.
+
+        Args:
+            mean: of the function value [*], in units of y.
+            variance: of the function value, noise left out, [*], in squared units of y.
+            y: targets [*].
+
+        Returns:
+            [*], in squared units of y, float64.
+        """
+        apart, std = mean.double() - y, variance.double().sqrt()
+        spread = torch.where(std > 0, std, 1.0)
+        edges = [(sign * math.sqrt(self.limit) - apart) / spread for sign in (-1.0, 1.0)]
+        inside: Tensor = torch.special.ndtr(edges[1]) - torch.special.ndtr(edges[0])
+        low, high = (torch.exp(-0.5 * edge.square()) / math.sqrt(2 * math.pi) for edge in edges)
+        squares = (apart.square() + spread.square()) * inside + 2.0 * apart * spread * (low - high)
+        squares = squares + spread.square() * (edges[0] * low - edges[1] * high)
+        whole = (squares + self.limit * (1.0 - inside)).clamp(0.0, self.limit)
+        return torch.where(std > 0, whole, self(mean, y))
+
+
+@dataclass(frozen=True)
+class SaturatingSquare:
+    """1 - exp(-e^2 / scale^2): the squared error, in units of scale^2, while it is small, and at most 1.
+
+    Args:
+        scale: error at which the loss is 1 - 1/e, in units of y.
+    """
+
+    scale: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+    convex: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a scale that is none."""
+        _positive("scale", self.scale)
+
+    @property
+    def name(self) -> str:
+        """Name with the scale."""
+        return f"1 - exp(-(error / {self.scale:g})^2)"
+
+    def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Loss by row.
+
+        Args:
+            prediction: [*], in units of y.
+            y: targets [*].
+
+        Returns:
+            [*], float64.
+        """
+        return -torch.expm1(-((prediction.double() - y) / self.scale).square())
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Average the loss over a Gaussian prediction: the Gibbs risk of a GP by row, without sampling.
+
+        1 - (1 + 2 v)^(-1/2) exp(-(m - y)^2 / (1 + 2 v)), with m, y in units of scale and v in units of scale^2
+
+        Args:
+            mean: of the function value [*], in units of y.
+            variance: of the function value, noise left out, [*], in squared units of y.
+            y: targets [*].
+
+        Returns:
+            [*], float64.
+        """
+        wide = 2.0 * variance.double() / self.scale**2
+        square = ((mean.double() - y) / self.scale).square()
+        return -torch.expm1(-square / (1.0 + wide) - 0.5 * torch.log1p(wide))
+
+
+LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
+    {
+        "0-1": ZeroOne,
+        "clipped-nll": ClippedNLL,
+        "clipped-square": ClippedSquare,
+        "saturating-square": SaturatingSquare,
+    }
+)
+"""Every loss under the name that a command or a study uses."""
+
+_UNBOUNDED = MappingProxyType(
+    {"nll": "clipped-nll", "nlpd": "saturating-square", "mse": "clipped-square", "square": "clipped-square"}
+)
+
+
+def loss_named(name: str, **settings: float) -> BoundedLoss:
+    """Look a loss up.
+
+    Args:
+        name: a key of `LOSSES`.
+        **settings: its fields, such as p_min.
+
+    Returns:
+        The loss.
+
+    Raises:
+        AssumptionError: when the loss is unbounded or unknown.
+    """
+    if name in LOSSES:
+        return LOSSES[name](**settings)
+    if name in _UNBOUNDED:
+        raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=f"use {_UNBOUNDED[name]!r}")
+    raise AssumptionError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}")
+
+
+def require_bounded(loss: BoundedLoss) -> None:
+    """Refuse a loss without a finite range.
+
+    Args:
+        loss: says its range.
+
+    Raises:
+        AssumptionError: when the range is not finite or empty.
+    """
+    if not (math.isfinite(loss.low) and math.isfinite(loss.high)):
+        raise AssumptionError(
+            f"loss {loss.name!r} must be bounded, got the range [{loss.low:g}, {loss.high:g}]",
+            hint=f"certify the same posterior with one of {', '.join(LOSSES)}",
+        )
+    if not loss.low < loss.high:
+        raise AssumptionError(f"loss {loss.name!r} must have low < high, got [{loss.low:g}, {loss.high:g}]")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise AssumptionError(f"{name} must be positive and finite, got {value:g}", hint="it is what bounds the loss")

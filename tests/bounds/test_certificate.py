@@ -1,0 +1,163 @@
+"""Certificates: what they carry, what they print, what breaks them, and how delta is shared."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, rounded_up, split_delta
+from pacbayes_fl.bounds.client import BOUNDS, alquier, gibbs, mcallester, seeger
+from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
+from pacbayes_fl.errors import AssumptionError
+
+FINE = Premises(Provenance("split"), independent=True)
+
+
+def test_a_certificate_says_what_it_bounds_and_how_surely() -> None:
+    certificate = seeger(0.03, 500.0, 30_000, 0.035, FINE, monte_carlo=MonteCarlo(1000, 0.01))
+    assert certificate.valid and certificate.reasons == () and not certificate.vacuous
+    assert certificate.prior.source == "split"
+    assert certificate.delta == 0.035
+    assert dict(certificate.delta_split) == pytest.approx({"bound": 0.025, "Monte Carlo": 0.01})
+    assert sum(certificate.delta_split.values()) == pytest.approx(0.035, rel=1e-15)
+    assert (
+        str(certificate)
+        == repr(certificate)
+        == (
+            "Maurer/Seeger, kl inverse: risk at most 0.1019 with probability at least 0.965 "
+            "(0-1 loss of the Gibbs predictor, each client on its own; "
+            "delta: bound 0.025, Monte Carlo 0.01; prior: split)"
+        )
+    )
+
+
+def test_nothing_said_is_nothing_certified() -> None:
+    certificate = seeger(0.03, 500.0, 30_000, 0.05, Premises())
+    assert not certificate.valid
+    assert "nobody said where the prior came from" in str(certificate)
+    assert "not declared independent" in str(certificate)
+    assert "0.07" not in str(certificate)
+    assert not any(character.isdigit() for character in str(certificate))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prior": Provenance("saw the rows")}, "the prior saw the rows"),
+        ({"prior": Provenance()}, "nobody said where the prior came from"),
+        ({"prior": Provenance("eps-DP", 0.1, privacy="zCDP")}, "a prior under zCDP privacy"),
+        ({"independent": False}, "not declared independent"),
+        ({"tried": None}, "uncounted"),
+        ({"predictor": "point estimate"}, "not on a point estimate"),
+        ({"predictor": "averaged prediction"}, "convex loss only"),
+        ({"predictor": "majority vote", "loss": ClippedNLL()}, "0-1 loss only"),
+    ],
+)
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_every_broken_premise_is_a_reason_of_every_bound(name: str, change: dict[str, Any], reason: str) -> None:
+    premises = dataclasses.replace(FINE, posterior="exact Gibbs")
+    if name == "theorem-3.2":
+        if "prior" in change and change["prior"].source != "eps-DP":
+            return
+        premises = dataclasses.replace(premises, prior=Provenance("eps-DP", 0.1))
+    arguments = {
+        "gibbs": (-0.1 * 10, 100, 10.0, 0.05),
+        **dict.fromkeys(("catoni", "alquier", "theorem-3.2"), (0.1, 2.0, 100, 10.0, 0.05)),
+    }.get(name, (0.1, 2.0, 100, 0.05))
+    assert BOUNDS[name](*arguments, premises).valid
+    broken = BOUNDS[name](*arguments, dataclasses.replace(premises, **change))
+    assert not broken.valid
+    assert [reason in given for given in broken.reasons] == [True]
+    assert "no certificate" in str(broken) and "at most" not in str(broken)
+    assert f"{broken.value.item():.3f}" not in str(broken)
+
+
+def test_a_convex_loss_certifies_averaged_predictions() -> None:
+    premises = dataclasses.replace(
+        FINE, loss=LossRange("Brier score", 0, 2, convex=True), predictor="averaged prediction"
+    )
+    assert seeger(0.1, 2.0, 100, 0.05, premises).valid
+
+
+def test_a_majority_vote_costs_a_factor_of_two() -> None:
+    vote = dataclasses.replace(FINE, predictor="majority vote")
+    for bound in (seeger, mcallester):
+        one, two = bound(0.1, 2.0, 100, 0.05, FINE), bound(0.1, 2.0, 100, 0.05, vote)
+        assert two.value.item() == 2 * one.value.item()
+        assert two.recompute().item() == two.value.item()
+    assert "majority vote" in two.risk
+
+
+def test_choices_made_on_the_rows_share_delta() -> None:
+    tried = dataclasses.replace(FINE, tried=20)
+    got = seeger(0.1, 2.0, 100, 0.1, tried, monte_carlo=MonteCarlo(50, 0.04))
+    alone = seeger(0.1, 2.0, 100, 0.1 / 20, FINE, monte_carlo=MonteCarlo(50, 0.04 / 20))
+    assert got.value.item() == pytest.approx(alone.value.item(), rel=1e-12)
+    assert got.valid and got.delta == 0.1
+
+
+def test_additive_bounds_come_apart_and_others_stay_whole() -> None:
+    certificate = alquier(torch.tensor([0.1, 0.2]), 2.0, torch.tensor([100, 50]), 10.0, 0.05, FINE)
+    parts = certificate.parts()
+    assert list(parts) == ["risk", "divergence", "Hoeffding", "confidence"]
+    assert parts["divergence"].item() == 0.2
+    torch.testing.assert_close(sum(parts.values()), certificate.value, rtol=1e-15, atol=0)
+    assert list(seeger(0.1, 2.0, 100, 0.05, FINE).parts()) == ["bound"]
+
+
+def test_a_value_that_says_nothing_is_called_vacuous() -> None:
+    several = seeger(torch.tensor([0.1, 0.1]), torch.tensor([2.0, 1e6]), 100, 0.05, FINE)
+    assert several.vacuous.tolist() == [False, True]
+    assert "for 2 clients" in str(several) and "vacuous for 1 of 2" in str(several)
+    wide = dataclasses.replace(FINE, loss=LossRange("a loss", 0, 3))
+    assert not seeger(0.1, 10.0, 100, 0.05, wide).vacuous
+    one = mcallester(0.1, 1e3, 100, 0.05, wide)
+    assert one.vacuous and str(one).endswith("; vacuous: the loss never exceeds 3")
+
+
+def test_nothing_is_printed_as_less_than_it_is() -> None:
+    assert [rounded_up(value) for value in (0.123401, 0.1234, 1.0, 12345.0)] == ["0.1235", "0.1234", "1", "12350"]
+    assert rounded_up(0.1 + 1e-17) == "0.1001"  # 0.1 as a float64 is more than 0.1
+
+
+def test_delta_is_split_and_checked() -> None:
+    assert split_delta(0.05) == {"bound": 0.05}
+    for delta in (0.0, 1.0, -0.1, math.nan):
+        with pytest.raises(AssumptionError, match="delta must lie strictly between 0 and 1"):
+            seeger(0.1, 2.0, 100, delta, FINE)
+    for spent in (0.05, 0.06, 0.0):
+        with pytest.raises(AssumptionError, match="the delta of Monte Carlo"):
+            seeger(0.1, 2.0, 100, 0.05, FINE, monte_carlo=MonteCarlo(10, spent))
+    with pytest.raises(AssumptionError, match="draws must be at least 1"):
+        MonteCarlo(0, 0.01)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for build, what in (
+        (lambda: Provenance("hearsay"), "source must be one of"),  # type: ignore[arg-type]
+        (lambda: Provenance("eps-DP"), "epsilon of an eps-DP prior"),
+        (lambda: Provenance("eps-DP", math.inf), "epsilon of an eps-DP prior"),
+        (lambda: Provenance("eps-DP", -0.1), "epsilon of an eps-DP prior"),
+        (lambda: Provenance("eps-DP", 0.1, draws=0), "draws and rows must be at least 1"),
+        (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
+        (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
+        (lambda: Premises(tried=0), "tried must be at least 1"),
+        (lambda: Premises(loss=ZeroOne(high=math.inf)), "must be bounded"),
+    ):
+        with pytest.raises(AssumptionError, match=what):
+            build()
+
+
+def test_numbers_are_checked_client_by_client() -> None:
+    with pytest.raises(AssumptionError, match=r"kl must be finite, at least 0, got inf \(client 2\)"):
+        seeger(0.1, torch.tensor([1.0, 2.0, math.inf]), 100, 0.05, FINE)
+    assert checked("risk", torch.tensor([1 + 1e-7, -1e-8], dtype=torch.float64), 0, 1).tolist() == [1, 0]
+    for bad in (1.1, -0.1, math.nan):
+        with pytest.raises(AssumptionError, match="risk must be finite, at least 0 and at most 1, got"):
+            checked("risk", bad, 0.0, 1.0)
+    with pytest.raises(AssumptionError, match="beta must be finite, above 0, got 0"):
+        gibbs(-1.0, 100, 0.0, 0.05, FINE)
