@@ -1,7 +1,6 @@
 """Optimisers as functions on trees, batched over clients.
 
-Adam is elementwise, so a batched Adam equals one per client but for its step count and for clipping: here both are per
-client.
+Adam is elementwise, so a batched Adam equals one per client but for its step count: here that is per client.
 """
 
 from __future__ import annotations
@@ -124,19 +123,3 @@ def sgd(parameters: Tree, gradient: Tree, rate: float) -> Tree:
         New parameters.
     """
     return tree_map(lambda leaf, g: leaf - rate * g, parameters, gradient)
-
-
-def clip_per_client(gradient: Tree, bound: float) -> Tree:
-    """Shorten each client's gradient to a norm of at most `bound`, whatever the others' norms are.
-
-    Args:
-        gradient: leaves [K, *].
-        bound: largest Euclidean norm over all leaves of one client.
-
-    Returns:
-        The clipped tree [K, *].
-    """
-    rows = [leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves(gradient).values()]  # in float32 2e19 overflows
-    norm = torch.cat(rows, 1).square().sum(1).sqrt()
-    factor = (bound / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
-    return tree_map(lambda leaf: leaf * _like(factor, leaf).to(leaf.dtype), gradient)

@@ -1,0 +1,346 @@
+"""Clip what clients send, sum it, add noise, and divide by a number that no client can change.
+
+One message of a client is everything that it sends in a round: all leaves together are clipped as one vector of length
+D. What is released of a round is `round_to_grid(sum_k clip(u_k) + noise) / divisor`, and nothing else: losses, counts,
+log evidences and cluster labels are not private, and neither is the number of refused clients, which is for the
+server's own log.
+
+Clipping clients makes the guarantee one for whole clients, and so for their single rows as well. Clipping row by row
+would be cheaper in noise, but neither a GP's log evidence nor ln mean exp (PAC-PFL eq. 38) is a sum over rows: there
+the guarantee for a row costs what the guarantee for a client costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.errors import PrivacyError
+
+Tree = TypeVar("Tree")
+
+Kind = Literal["gaussian", "laplace", "knorm", "paper_algorithm_3"]
+CohortKind = Literal["all", "poisson", "fixed"]
+Neighbours = Literal["add-or-remove", "replace"]
+
+_GRID: Final = 2.0**-20  # of the noise's scale: far below what the noise hides, far above a double's last bits
+_WORDS: Final = 2.0**52
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A clip and a noise.
+
+    "gaussian": L2 clip, independent N(0, s^2) on every coordinate of the sum: (epsilon, delta)-DP.
+    "laplace": L1 clip, independent Laplace of scale s on every coordinate: pure epsilon-DP.
+    "knorm": L2 clip, one vector of density proportional to exp(-|x|_2 / s): pure epsilon-DP.
+    "paper_algorithm_3": L2 clip with independent Laplace noise, as PAC-PFL's Algorithm 3 prints it. Its pure epsilon
+    grows with sqrt(D); `accounting.Statement` says what it gives.
+
+    Args:
+        kind: which of the four.
+        clip: gamma, the largest norm of one client's message, in units of the message.
+        multiplier: s / gamma, the noise's scale on the SUM per clip.
+
+    Raises:
+        PrivacyError: when the kind is unknown or a number is not positive and finite.
+    """
+
+    kind: Kind
+    clip: float
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        """Refuse what adds no noise or no bound."""
+        _one_of("kind", self.kind, get_args(Kind))
+        for name in ("clip", "multiplier"):
+            _positive(name, getattr(self, name))
+
+    @classmethod
+    def algorithm_3(cls, clip: float, epsilon: float, rounds: int) -> Mechanism:
+        """Build the mechanism that PAC-PFL prints: Laplace of scale T gamma / (epsilon c) on the mean of c clients.
+
+        On the sum, scale T gamma / epsilon      (Algorithm 3, lines 6-8)
+
+        Args:
+            clip: gamma.
+            epsilon: what the paper claims for all rounds together; it is not what they give.
+            rounds: T.
+
+        Returns:
+            The mechanism of one round.
+        """
+        _positive("epsilon", epsilon)
+        return cls("paper_algorithm_3", clip, rounds / epsilon)
+
+    @property
+    def norm(self) -> Literal[1, 2]:
+        """Which norm the clip bounds."""
+        return 1 if self.kind == "laplace" else 2
+
+    @property
+    def scale(self) -> float:
+        """Scale s of the noise on the sum, in units of the message: std of Gaussian noise, b of Laplace noise."""
+        return self.multiplier * self.clip
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """Who takes part in a round, and which change of the federation must not show.
+
+    "poisson": every client by itself with probability size / clients; "fixed": exactly `size` of all, drawn without
+    replacement; "all": everybody, or anybody: nothing is gained from chance. Chance helps only while nobody who
+    sees the releases knows who took part; where a server's log tells it, say "all" with the size of the cohort as the
+    `size`.
+
+    "add-or-remove": one client sends zeros instead, which moves the sum by at most gamma. "replace": one client (or one
+    of its rows) becomes any other, which moves it by at most 2 gamma. Fixed cohorts are accounted for "replace",
+    Poisson cohorts for "add-or-remove".
+
+    Args:
+        clients: N, how many there are in the federation; public.
+        size: of a cohort, expected or exact, and the fixed divisor of the sum; N when None.
+        kind: how a cohort is drawn.
+        neighbours: what the guarantee hides.
+
+    Raises:
+        PrivacyError: when the parts do not fit one another.
+    """
+
+    clients: int
+    size: float | None = None
+    kind: CohortKind = "all"
+    neighbours: Neighbours = "add-or-remove"
+
+    def __post_init__(self) -> None:
+        """Refuse cohorts that cannot be drawn or accounted for."""
+        _one_of("kind", self.kind, get_args(CohortKind))
+        _one_of("neighbours", self.neighbours, get_args(Neighbours))
+        _positive("clients", self.clients)
+        if not 0 < self.divisor <= self.clients:
+            raise PrivacyError(f"size must be above 0 and at most {self.clients} clients, got {self.size}")
+        wanted = {"poisson": "add-or-remove", "fixed": "replace"}.get(self.kind, self.neighbours)
+        if self.neighbours != wanted:
+            what = f"{self.kind} cohorts have an account only for neighbours = {wanted!r}, got {self.neighbours!r}"
+            raise PrivacyError(what, hint="kind = 'all' goes with both")
+        if self.kind == "fixed" and self.divisor != int(self.divisor):
+            raise PrivacyError(f"size of a fixed cohort must be a whole number, got {self.size}")
+
+    @property
+    def divisor(self) -> float:
+        """What the noisy sum is divided by: public, and the same whoever answers."""
+        return float(self.clients if self.size is None else self.size)
+
+    @property
+    def share(self) -> float:
+        """Probability that a client takes part, where chance counts."""
+        return 1.0 if self.kind == "all" else self.divisor / self.clients
+
+    @property
+    def sensitivity(self) -> float:
+        """By how many clips the sum can move."""
+        return 2.0 if self.neighbours == "replace" else 1.0
+
+
+class Clipped(NamedTuple, Generic[Tree]):
+    """Messages after the clip.
+
+    Args:
+        update: float64 leaves [K, *]; zeros for a client that did not take part or was refused.
+        refused: bool [K], True for a client whose message is not finite. It depends on data: not to be published.
+    """
+
+    update: Tree
+    refused: Tensor
+
+
+class Released(NamedTuple, Generic[Tree]):
+    """What may leave the server.
+
+    Args:
+        mean: leaves [1, *] of the update's own dtypes.
+        refused: number of refused clients [], int64; for the server's own log only, since it depends on data.
+    """
+
+    mean: Tree
+    refused: Tensor
+
+
+def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> Clipped[Tree]:
+    """Shorten each client's whole message to a norm of at most gamma, and silence what is not finite.
+
+    u_k / max(1, |u_k| / gamma)      (PAC-PFL Algorithm 3, line 6)
+
+    Args:
+        update: floating leaves [K, *].
+        mechanism: gives gamma and the norm.
+        present: bool [K], False for a row that is padding or has dropped out; all when None.
+
+    Returns:
+        The clipped messages in float64, where their sum is exact enough, and who was refused.
+
+    Raises:
+        PrivacyError: when a leaf is not floating, and so cannot carry noise.
+    """
+    leaves = tensors.leaves(update)
+    for name, leaf in leaves.items():
+        if not leaf.is_floating_point():
+            raise PrivacyError(f"leaf {name!r} must be floating to be released, got {leaf.dtype}", hint="leave it out")
+    rows = torch.cat([leaf.double().unsqueeze(-1).flatten(1) for leaf in leaves.values()], 1)
+    norm = torch.linalg.vector_norm(rows, mechanism.norm, dim=1)
+    usable = norm.isfinite()  # NaN and infinities reach the norm; so does a message too long to have one
+    factor = (mechanism.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+    here = torch.ones_like(usable) if present is None else present
+
+    def shorten(leaf: Tensor) -> Tensor:
+        shape = (-1, *[1] * (leaf.dim() - 1))
+        return torch.where((usable & here).view(shape), leaf.double() * factor.view(shape), 0.0)
+
+    return Clipped(tensors.tree_map(shorten, update), here & ~usable)
+
+
+def source(seed: int | None, serial: int) -> torch.Generator | None:
+    """Give the randomness of one release.
+
+    Two releases must never share their noise: subtracting them would show the data bare. So the number is not the
+    round's, which a resumed run meets twice, but that of the entry in the ledger.
+
+    Args:
+        seed: of a simulation, which must be repeatable and is therefore private against nobody who knows the seed;
+            None for randomness from the operating system.
+        serial: number of the release in the ledger, counted from 0.
+
+    Returns:
+        A generator on the CPU, or None for the operating system's randomness.
+    """
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"privacy/{seed}/{serial}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | None, draws: int = 1) -> Tensor:
+    """Draw the noise of a mechanism for the sum.
+
+    Args:
+        mechanism: gives the kind and the scale.
+        coordinates: D.
+        generator: on the CPU, or None for the operating system's randomness.
+        draws: S independent ones.
+
+    Returns:
+        Float64 [S, D] on the CPU, in units of the message.
+    """
+    uniform = _uniform(draws, coordinates, generator)
+    if mechanism.kind == "gaussian":
+        unit = torch.special.ndtri(uniform)
+    elif mechanism.kind == "knorm":  # a Gamma(D, 1) radius, the sum of D exponentials, in a uniform direction
+        direction = torch.special.ndtri(_uniform(draws, coordinates, generator))
+        radius = -uniform.log().sum(1, keepdim=True)
+        unit = direction * (radius / torch.linalg.vector_norm(direction, dim=1, keepdim=True))
+    else:
+        tail = torch.minimum(uniform, 1 - uniform)
+        unit = (0.5 - uniform).sign() * (2 * tail).log()
+    scaled: Tensor = mechanism.scale * unit
+    return scaled
+
+
+def noisy_mean(
+    clipped: Tree, mechanism: Mechanism, cohorts: Cohorts, generator: torch.Generator | None, draws: int = 1
+) -> Tree:
+    """Add noise to the sum of clipped messages and divide by the fixed divisor.
+
+    (sum_k clip(u_k) + noise) / divisor, the numerator rounded to a grid much finer than the noise: the last bits of a
+    floating-point sum would tell of the messages.
+
+    Args:
+        clipped: float64 leaves [K, *], or sums of chunks of them; with K = 0 noise is released all the same.
+        mechanism: the one that clipped them.
+        cohorts: gives the divisor.
+        generator: on the CPU, or None for the operating system's randomness.
+        draws: S independent releases of one sum, for audits.
+
+    Returns:
+        Float64 leaves [S, *].
+    """
+    flat = tensors.leaves(clipped)
+    sizes = [math.prod(leaf.shape[1:]) for leaf in flat.values()]
+    drawn = iter(noise(mechanism, sum(sizes), generator, draws).split(sizes, 1))
+    grid = _GRID * 2.0 ** math.floor(math.log2(mechanism.scale))
+
+    def add(leaf: Tensor) -> Tensor:
+        noisy: Tensor = leaf.sum(0) + next(drawn).reshape(draws, *leaf.shape[1:]).to(leaf.device)
+        return (noisy / grid).round() * (grid / cohorts.divisor)
+
+    return tensors.tree_map(add, clipped)
+
+
+def release(
+    update: Tree,
+    mechanism: Mechanism,
+    cohorts: Cohorts,
+    generator: torch.Generator | None,
+    present: Tensor | None = None,
+) -> Released[Tree]:
+    """Release the noisy mean of a round's messages; `ledger.Ledger.release` pays for it first.
+
+    Args:
+        update: all that clients send and nothing more, floating leaves [K, *].
+        mechanism: the clip and the noise.
+        cohorts: how the K were drawn, and the divisor.
+        generator: on the CPU, see `source`; None for the operating system's randomness.
+        present: bool [K], False for a row that is padding or has dropped out; all when None.
+
+    Returns:
+        The mean with a client dimension of one, and how many clients were refused.
+
+    Raises:
+        PrivacyError: when more clients came than the cohorts allow, or a leaf is not floating.
+    """
+    clipped = clip(update, mechanism, present)
+    most = cohorts.divisor if cohorts.kind == "fixed" else cohorts.clients
+    came = len(clipped.refused) if present is None else int(present.sum())
+    if came > most:
+        raise PrivacyError(f"a round may have at most {most:g} clients, got {came}", hint="the account would be wrong")
+    mean = noisy_mean(clipped.update, mechanism, cohorts, generator)
+    return Released(tensors.tree_map(lambda new, old: new.to(old.dtype), mean, update), clipped.refused.sum())
+
+
+def coordinates(update: Tree) -> int:
+    """Count the numbers D of one client's message.
+
+    Args:
+        update: leaves [K, *].
+
+    Returns:
+        D.
+    """
+    return sum(math.prod(leaf.shape[1:]) for leaf in tensors.leaves(update).values())
+
+
+def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw float64 [S, D] in the open interval (0, 1)."""
+    if generator is not None:
+        drawn = torch.rand(draws, numbers, dtype=torch.float64, generator=generator)
+        return drawn.clamp_min_(2.0**-54)
+    words = torch.frombuffer(bytearray(os.urandom(8 * draws * numbers)), dtype=torch.int64) if draws * numbers else None
+    if words is None:
+        return torch.empty(draws, numbers, dtype=torch.float64)
+    return (((words >> 12) & (2**52 - 1)).double() + 0.5).div_(_WORDS).view(draws, numbers)
+
+
+def _positive(name: str, number: float) -> None:
+    if not (math.isfinite(number) and number > 0):
+        raise PrivacyError(f"{name} must be positive and finite, got {number}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise PrivacyError(f"{name} must be one of {', '.join(known)}, got {value!r}")

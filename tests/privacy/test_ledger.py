@@ -1,0 +1,193 @@
+"""What was spent is on disk before it is released, through crashes, kills and damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl import results
+from pacbayes_fl.errors import CheckpointError, PrivacyError
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+
+ALL = Cohorts(clients=100)
+LAPLACE = Charge("laplace", 10.0, 4, ALL)  # a tenth of an epsilon
+PURE = Budget(1.0, 0.0)
+UPDATE = {"w": torch.ones(3, 4)}
+
+
+def test_spending_is_on_disk_and_counts_from_there(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, PURE)
+    assert (len(ledger), ledger.epsilon(), ledger.room(LAPLACE)) == (0, 0.0, 10)
+    assert [ledger.spend(LAPLACE) for _ in range(3)] == [0, 1, 2]
+    other = Charge("knorm", 20.0, 4, Cohorts(100, 10, "poisson"))
+    assert ledger.spend(other) == 3 and ledger.spend(LAPLACE) == 4
+    again = Ledger(tmp_path, PURE)
+    assert again.charges == ledger.charges == (LAPLACE, LAPLACE, LAPLACE, other, LAPLACE)
+    assert again.epsilon() == ledger.epsilon() == pytest.approx(0.4 + other.pure)
+    assert again.room(LAPLACE) == ledger.room(LAPLACE) == 5
+    assert again.spend(LAPLACE) == 5
+
+
+def test_it_stops_before_the_budget_is_exceeded_and_writes_nothing_then(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, PURE)
+    for _ in range(10):  # ten tenths are one, whatever the last bit says
+        ledger.spend(LAPLACE)
+    assert ledger.epsilon() <= 1 + 1e-9 and ledger.room(LAPLACE) == 0
+    before = ledger.path.read_bytes()
+    for again in (ledger, Ledger(tmp_path, PURE)):
+        with pytest.raises(PrivacyError, match=r"round 11: one more release would exceed .*10 releases have spent"):
+            again.spend(LAPLACE, round=11)
+        with pytest.raises(PrivacyError, match="would exceed"):
+            again.release(UPDATE, Mechanism("laplace", 1.0, 1e6), ALL, 0)
+    assert ledger.path.read_bytes() == before
+    assert Ledger(tmp_path, Budget(1.1, 0.0)).room(LAPLACE) == 1
+
+
+def test_looking_ahead_sets_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacbayes_fl.privacy.ledger._AHEAD", 4)
+    ledger = Ledger(tmp_path, PURE)
+    assert ledger.room(LAPLACE) == 4
+    assert [ledger.spend(LAPLACE) for _ in range(10)] == list(range(10))
+    with pytest.raises(PrivacyError, match="would exceed"):
+        ledger.spend(LAPLACE)
+
+
+def test_a_budget_by_pld_lasts_as_long_as_its_account_says(tmp_path: Path) -> None:
+    charge, budget = Charge("gaussian", 2.0, 50, Cohorts(120, 12, "poisson")), Budget(1.0, 1e-3)
+    ledger = Ledger(tmp_path, budget)
+    room = ledger.room(charge)
+    assert epsilon([charge] * room, 1e-3) <= 1 < epsilon([charge] * (room + 1), 1e-3)
+    for serial in range(room):
+        assert ledger.spend(charge) == serial
+    with pytest.raises(PrivacyError, match="would exceed"):
+        ledger.spend(charge)
+    said = ledger.statement()
+    assert said.epsilon == ledger.epsilon() <= 1 and said.rho == pytest.approx(room / 8)
+
+
+def test_a_resumed_run_pays_for_the_rounds_that_it_repeats_with_fresh_noise(tmp_path: Path) -> None:
+    mechanism = Mechanism("laplace", 1.0, 10.0)
+    first = [Ledger(tmp_path, PURE).release(UPDATE, mechanism, ALL, seed=7).mean["w"] for _ in range(3)]
+    ledger = Ledger(tmp_path, PURE, released=1)  # the state of round 1 is what was saved
+    again = ledger.release(UPDATE, mechanism, ALL, seed=7).mean["w"]
+    assert len(ledger) == 4 and ledger.epsilon() == pytest.approx(0.4)
+    assert not any(torch.isclose(again, old).any() for old in first)
+    same = mechanisms.release(UPDATE, mechanism, ALL, mechanisms.source(7, 3)).mean["w"]
+    assert torch.equal(again, same)
+    assert torch.equal(again.isfinite(), torch.ones(1, 4, dtype=torch.bool))
+
+
+def test_a_release_is_paid_for_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path, PURE)
+    real = mechanisms.noise
+
+    def watched(*arguments: object, **named: object) -> torch.Tensor:
+        assert len(Ledger(tmp_path, PURE)) == 1
+        return real(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mechanisms, "noise", watched)
+    ledger.release(UPDATE, Mechanism("laplace", 1.0, 10.0), ALL, None)
+
+
+def test_what_cannot_be_written_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path, PURE)
+    ledger.spend(LAPLACE)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results, "write_synced", full)
+    monkeypatch.setattr(mechanisms, "noise", lambda *_: pytest.fail("released without payment"))
+    with pytest.raises(CheckpointError, match="No space left"):
+        ledger.release(UPDATE, Mechanism("laplace", 1.0, 10.0), ALL, 0)
+    assert len(ledger) == len(Ledger(tmp_path, PURE)) == 1
+    monkeypatch.undo()
+    assert ledger.spend(LAPLACE) == 1
+
+
+def test_a_kill_between_ledger_and_release_counts_the_release(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, torch
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.accounting import Budget
+from pacbayes_fl.privacy.ledger import Ledger
+ledger = Ledger({str(tmp_path)!r}, Budget(1.0, 0.0))
+arguments = {{"w": torch.ones(3, 4)}}, mechanisms.Mechanism("laplace", 1.0, 10.0), mechanisms.Cohorts(100), 0
+ledger.release(*arguments)
+mechanisms.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+ledger.release(*arguments)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, cwd=Path(__file__).parents[2], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    ledger = Ledger(tmp_path, PURE, released=1)
+    assert len(ledger) == 2 and ledger.epsilon() == pytest.approx(0.2)
+
+
+def test_no_kill_at_any_moment_loses_a_payment(tmp_path: Path) -> None:
+    budget, paid = Budget(1e9, 0.0), 0
+    reader, report = os.pipe()
+    for attempt in range(12):
+        child = os.fork()
+        if child == 0:
+            try:
+                ledger = Ledger(tmp_path, budget, paid)
+                while True:
+                    os.write(report, struct.pack("q", ledger.spend(LAPLACE) + 1))  # what the world has seen
+            finally:
+                os._exit(1)
+        told = os.read(reader, 8)
+        time.sleep(0.002 * (attempt % 5) + 0.0003 * attempt)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.set_blocking(reader, False)
+        try:
+            told += os.read(reader, 1 << 20)
+        except BlockingIOError:
+            pass
+        os.set_blocking(reader, True)
+        seen = struct.unpack("q", told[-8:])[0]
+        assert seen > paid
+        paid = len(Ledger(tmp_path, budget, seen))
+        assert paid in (seen, seen + 1)
+    os.close(reader)
+    os.close(report)
+
+
+def test_a_damaged_ledger_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, PURE)
+    for _ in range(3):
+        ledger.spend(LAPLACE)
+    good = ledger.path.read_bytes()
+    forged = json.loads(good)
+    forged["releases"][0]["count"] = 1
+    for bad in (b"", b"\xff\xfe", b"[]", b"{}", good[:-9], json.dumps(forged).encode()):
+        ledger.path.write_bytes(bad)
+        with pytest.raises(PrivacyError, match="what was spent is not known"):
+            Ledger(tmp_path, PURE)
+    ledger.path.write_bytes(good)
+    assert len(Ledger(tmp_path, PURE, released=3)) == 3
+    with pytest.raises(PrivacyError, match="knows of 3 releases, the run of 4"):
+        Ledger(tmp_path, PURE, released=4)
+    ledger.path.unlink()
+    with pytest.raises(PrivacyError, match="knows of 0 releases, the run of 3"):
+        Ledger(tmp_path, PURE, released=3)
+
+
+def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacbayes_fl.privacy.ledger.FORMAT_VERSION", 2)
+    Ledger(tmp_path, PURE).spend(LAPLACE)
+    monkeypatch.undo()
+    with pytest.raises(PrivacyError, match=r"ledger format 2, this pacbayes_fl reads 1 \(update pacbayes_fl\)"):
+        Ledger(tmp_path, PURE)

@@ -1,0 +1,233 @@
+"""Clip and noise against loops and distributions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, coordinates, noise, noisy_mean, release, source
+
+GAUSSIAN = Mechanism("gaussian", 0.5, 2.0)
+TEN = Cohorts(clients=10)
+
+
+class Message(NamedTuple):
+    w: Tensor
+    b: Tensor
+    s: Tensor
+
+
+def message(clients: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Message:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((clients, 3, 2), (clients, 2), (clients,))
+    return Message(*(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes))
+
+
+def rng(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(tree: Any) -> Tensor:
+    return torch.cat([leaf.double().reshape(len(leaf), -1) for leaf in tensors.leaves(tree).values()], 1)
+
+
+@pytest.mark.parametrize(("kind", "order"), [("gaussian", 2), ("knorm", 2), ("paper_algorithm_3", 2), ("laplace", 1)])
+def test_the_whole_message_is_clipped_as_one_vector(kind: Any, order: int) -> None:
+    update = message(3)
+    scales = torch.tensor([1e-3, 1.0, 1e6], dtype=torch.float64)
+    update = Message(*(leaf * scales.view(-1, *[1] * (leaf.dim() - 1)) for leaf in update))
+    clipped, refused = clip(update, Mechanism(kind, 0.5, 1.0))
+    for raw, short in zip(rows(update), rows(clipped), strict=True):
+        length = sum(abs(float(x)) ** order for x in raw) ** (1 / order)
+        torch.testing.assert_close(short, raw / max(1.0, length / 0.5), rtol=1e-13, atol=0)
+    assert not refused.any()
+
+
+@given(st.integers(0, 99), st.floats(1e-30, 1e30), st.sampled_from(["gaussian", "laplace"]), st.booleans())
+def test_no_message_is_longer_than_the_clip(seed: int, bound: float, kind: Any, short: bool) -> None:
+    update = tensors.tree_map(lambda leaf: 1e3 * leaf, message(2, seed, torch.float32 if short else torch.float64))
+    mechanism = Mechanism(kind, bound, 1.0)
+    length = torch.linalg.vector_norm(rows(clip(update, mechanism).update), mechanism.norm, dim=1)
+    assert (length <= bound * (1 + 1e-14)).all()
+
+
+@pytest.mark.parametrize("rogue", [math.nan, math.inf, -math.inf, 1e300, 0.0])
+def test_a_message_that_is_not_finite_counts_as_zeros_and_reaches_nobody_else(rogue: float) -> None:
+    update = message(3)
+    alone = clip(update, GAUSSIAN).update
+    update.w[1] = rogue
+    clipped, refused = clip(update, GAUSSIAN)
+    for k in (0, 2):
+        assert all(torch.equal(a[k], b[k]) for a, b in zip(alone, clipped, strict=True))
+    spoilt = rogue != 0  # 1e300 has no norm in double precision
+    assert refused.tolist() == [False, spoilt, False]
+    assert tensors.finite(clipped).all() and (not spoilt or bool((rows(clipped)[1] == 0).all()))
+    released = release(update, GAUSSIAN, TEN, rng())
+    assert tensors.finite(released.mean).all() and int(released.refused) == spoilt
+
+
+def test_a_huge_float32_message_keeps_its_direction_and_empty_leaves_their_shape() -> None:
+    update = {"w": torch.tensor([[0.0, 0.0], [3e25, 4e25]]), "none": torch.zeros(2, 0)}
+    clipped = clip(update, Mechanism("gaussian", 1.0, 1.0)).update
+    assert clipped["none"].shape == (2, 0) and coordinates(update) == 2
+    torch.testing.assert_close(clipped["w"], torch.tensor([[0.0, 0.0], [0.6, 0.8]], dtype=torch.float64))
+
+
+def test_absent_clients_count_as_zeros_even_with_nan() -> None:
+    update = message(3)
+    update.b[2] = math.nan
+    here = torch.tensor([True, False, False])
+    clipped, refused = clip(update, GAUSSIAN, here)
+    torch.testing.assert_close(rows(clipped)[0], rows(clip(message(3), GAUSSIAN).update)[0], rtol=0, atol=0)
+    assert (rows(clipped)[1:] == 0).all() and not refused.any()
+
+
+def test_whole_numbers_are_not_released() -> None:
+    with pytest.raises(PrivacyError, match=r"leaf 'cluster' must be floating to be released, got torch.int64"):
+        release({"w": torch.zeros(2, 3), "cluster": torch.zeros(2, dtype=torch.int64)}, GAUSSIAN, TEN, rng())
+
+
+@pytest.mark.parametrize("generator", [rng(3), None], ids=["seeded", "system"])
+def test_gaussian_noise_is_normal(generator: torch.Generator | None) -> None:
+    drawn = noise(GAUSSIAN, 100_000, generator)[0].numpy()
+    assert stats.kstest(drawn, "norm", (0, 1.0)).pvalue > 1e-6
+    assert stats.kstest(drawn, "norm", (0, 1.05)).pvalue < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["laplace", "paper_algorithm_3"])
+@pytest.mark.parametrize("generator", [rng(4), None], ids=["seeded", "system"])
+def test_laplace_noise_is_laplace(kind: Any, generator: torch.Generator | None) -> None:
+    drawn = noise(Mechanism(kind, 0.5, 6.0), 100_000, generator)[0].numpy()
+    assert stats.kstest(drawn, "laplace", (0, 3.0)).pvalue > 1e-6
+    assert stats.kstest(drawn, "laplace", (0, 3.1)).pvalue < 1e-2
+
+
+def test_knorm_noise_has_a_gamma_radius_and_a_uniform_direction() -> None:
+    drawn = noise(Mechanism("knorm", 0.5, 4.0), 5, rng(5), draws=50_000)
+    radius = torch.linalg.vector_norm(drawn, dim=1)
+    assert stats.kstest(radius.numpy(), "gamma", (5, 0, 2.0)).pvalue > 1e-6
+    for coordinate in (drawn / radius[:, None]).T:  # (1 + cosine) / 2 is Beta((D - 1) / 2, (D - 1) / 2)
+        assert stats.kstest((1 + coordinate.numpy()) / 2, "beta", (2.0, 2.0)).pvalue > 1e-6
+    assert abs(float(stats.spearmanr(radius, drawn[:, 0].abs() / radius).statistic)) < 0.02
+
+
+def test_knorm_has_less_noise_than_product_laplace_for_one_pure_epsilon() -> None:
+    """RMS a coordinate at D = 1000, sensitivity 2 in L2, epsilon 1: 2 sqrt(2 D) = 89.4 and 2 sqrt(D + 1) = 63.3."""
+    per_round = noise(Mechanism("knorm", 1.0, 2.0), 1000, rng(6), draws=2000)  # 2: replace, so sensitivity 2
+    product = noise(Mechanism("paper_algorithm_3", 1.0, 2.0 * math.sqrt(1000)), 1000, rng(6), draws=2000)
+    assert float(per_round.square().mean().sqrt()) == pytest.approx(63.3, rel=5e-3)
+    assert float(product.square().mean().sqrt()) == pytest.approx(89.4, rel=5e-3)
+
+
+def test_algorithm_3_prints_this_scale() -> None:
+    """T = 50, gamma = 1, epsilon = 10, c = 20: Laplace of scale .25 on the mean, which is 5 on the sum."""
+    mechanism, cohorts = Mechanism.algorithm_3(1.0, 10.0, 50), Cohorts(clients=120, size=20)
+    assert mechanism.scale / cohorts.divisor == pytest.approx(0.25, rel=1e-15)
+    drawn = noisy_mean(torch.zeros(1, 50_000, dtype=torch.float64), mechanism, cohorts, rng(7))
+    assert stats.kstest(drawn[0].numpy(), "laplace", (0, 0.25)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"), [("gaussian", "norm"), ("laplace", "laplace"), ("paper_algorithm_3", "laplace")]
+)
+def test_a_release_is_the_clipped_sum_plus_noise_over_the_fixed_divisor(kind: Any, law: str) -> None:
+    update = {"w": torch.randn(4, 50_000, 2, generator=rng(8), dtype=torch.float64)}
+    mechanism, cohorts = Mechanism(kind, 0.3, 1.7), Cohorts(clients=100, size=8, kind="poisson")
+    released = release(update, mechanism, cohorts, rng(9)).mean
+    clipped = sum(
+        row / max(1.0, float(row.abs().sum() if kind == "laplace" else row.norm()) / 0.3) for row in update["w"]
+    )
+    rest = (released["w"][0] * 8 - clipped) / (1.7 * 0.3)
+    assert stats.kstest(rest.flatten().numpy(), law).pvalue > 1e-6
+
+
+@given(st.integers(0, 8))
+def test_the_divisor_and_the_noise_do_not_depend_on_who_answers(present: int) -> None:
+    update, here = message(8), torch.arange(8) < present
+    cohorts = Cohorts(clients=100, size=8, kind="poisson")
+    mean = rows(release(update, GAUSSIAN, cohorts, rng(), here).mean)
+    nobody = rows(release(message(0), GAUSSIAN, cohorts, rng()).mean)
+    told = rows(clip(update, GAUSSIAN).update)[:present].sum(0) / 8
+    torch.testing.assert_close(mean[0] - nobody[0], told, rtol=0, atol=2e-6)
+    assert (nobody != 0).all()  # a round without clients says so no louder than any other
+
+
+def test_chunks_released_together_are_one_release() -> None:
+    update = message(6)
+    whole = noisy_mean(clip(update, GAUSSIAN).update, GAUSSIAN, TEN, rng())
+    parts = [
+        tensors.total(clip(Message(*(leaf[at] for leaf in update)), GAUSSIAN).update) for at in ([0, 1], [2, 3, 4, 5])
+    ]
+    torch.testing.assert_close(
+        rows(noisy_mean(tensors.cat(parts), GAUSSIAN, TEN, rng())), rows(whole), rtol=0, atol=1e-6
+    )
+
+
+def test_a_release_lies_on_a_grid_far_below_the_noise_and_keeps_structure_and_dtypes() -> None:
+    update = {"w": torch.randn(3, 2, 2, generator=rng()), "b": torch.randn(3, generator=rng(), dtype=torch.float64)}
+    mean = release(update, GAUSSIAN, TEN, rng()).mean
+    assert {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in mean.items()} == {
+        "w": (torch.float32, (1, 2, 2)),
+        "b": (torch.float64, (1,)),
+    }
+    steps = mean["b"] * 10 / 2.0**-20
+    torch.testing.assert_close(steps, steps.round(), rtol=1e-15, atol=0)
+
+
+def test_one_serial_number_gives_one_noise_and_another_gives_another() -> None:
+    draws = [noise(GAUSSIAN, 4, source(seed, serial)) for seed, serial in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert torch.equal(draws[0], draws[1])
+    assert all(not torch.isclose(draws[0], other).any() for other in draws[2:])
+    assert source(None, 0) is None
+    assert not torch.equal(noise(GAUSSIAN, 4, None), noise(GAUSSIAN, 4, None))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "cauchy"}, "kind must be one of gaussian, laplace, knorm, paper_algorithm_3, got 'cauchy'"),
+        ({"clip": 0.0}, "clip must be positive and finite, got 0.0"),
+        ({"multiplier": math.nan}, "multiplier must be positive and finite, got nan"),
+        ({"clip": math.inf}, "clip must be positive"),
+    ],
+)
+def test_a_mechanism_that_hides_nothing_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        Mechanism(**{"kind": "gaussian", "clip": 1.0, "multiplier": 1.0} | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "fixed", "size": 4}, "fixed cohorts have an account only for neighbours = 'replace'"),
+        (
+            {"kind": "poisson", "size": 4, "neighbours": "replace"},
+            "poisson cohorts have an account only for neighbours",
+        ),
+        ({"size": 11}, "size must be above 0 and at most 10 clients, got 11"),
+        ({"kind": "fixed", "size": 2.5, "neighbours": "replace"}, "must be a whole number, got 2.5"),
+        ({"kind": "some"}, "kind must be one of"),
+        ({"clients": 0}, "clients must be positive"),
+    ],
+)
+def test_cohorts_without_an_account_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        Cohorts(**{"clients": 10} | given)
+
+
+def test_more_clients_than_the_account_knows_of_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="a round may have at most 2 clients, got 3"):
+        release(message(3), GAUSSIAN, Cohorts(10, 2, "fixed", "replace"), rng())
+    release(message(3), GAUSSIAN, Cohorts(10, 2, "fixed", "replace"), rng(), torch.tensor([True, False, True]))
+    release(message(3), GAUSSIAN, Cohorts(10, 2, "poisson"), rng())
+    with pytest.raises(PrivacyError, match="at most 10 clients, got 11"):
+        release(message(11), GAUSSIAN, Cohorts(10, 2, "poisson"), rng())
