@@ -102,7 +102,8 @@ def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
     # With h = -(1 - q) ln(1 - q) <= q the root lies between q e^(-(c + h) / q) and q e^(-c / q): within a factor e.
     loss = torch.where(q < 1, -(1.0 - q) * torch.log1p(-q), 0.0)
     end = torch.where(q > 0, q * (-(c + loss) / q).exp() * (1.0 - 1e-9), 0.0)
-    return torch.where(c == 0, q, _outer(lambda p: binary_kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    found = torch.where(c == 0, q, _outer(lambda p: binary_kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    return torch.where(found < torch.finfo(found.dtype).tiny, 0.0, found)  # subnormal numbers are too coarse to tell
 
 
 def _checked(q: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,8 @@ def prior_of(particles: Tensor) -> MeanField:
     Returns:
         Leaves [*, D].
     """
-    return MeanField(*particles.chunk(2, -1))
+    loc, rho = particles.chunk(2, -1)
+    return MeanField(loc, rho.clone()).bounded()  # a plain ascent may have left what softplus can tell
 
 
 def tempering(beta: float | None, batch: ClientBatch, rows: ClientBatch) -> Tensor:
