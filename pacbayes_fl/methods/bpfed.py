@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import pfedbayes
 from pacbayes_fl.methods.pfedbayes import Update, per_client, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational
@@ -63,15 +61,12 @@ class BPFed(Variational[Server, Client, Update]):
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
         super().__post_init__()
-        if not 0 < self.personal_sites < len(self.model.shapes):
-            sites = len(self.model.shapes)
-            raise StudyError(f"personal_sites must be between 1 and {sites - 1}, got {self.personal_sites}")
+        self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
     @property
     def shared(self) -> int:
         """Number of shared weights, which come first."""
-        first = next(islice(self.model.shapes, len(self.model.shapes) - self.personal_sites, None))
-        return int(self.model.span(first).start)
+        return self.model.shared(self.personal_sites)
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw zeta^0 and the eta^0 with which every client begins."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,9 +126,7 @@ class FedSI(Method[Server, Message, Client, Update]):
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
         if self.finetune < 0 or self.floor < 0:
             raise StudyError(f"finetune and floor must not be negative, got {self.finetune} and {self.floor:g}")
-        if not 0 < self.personal_sites < len(self.model.shapes):
-            sites = len(self.model.shapes)
-            raise StudyError(f"personal_sites must be between 1 and {sites - 1}, got {self.personal_sites}")
+        self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
     def about(self) -> dict[str, Any]:
         """What is uncertain, and how that is predicted with."""
@@ -143,8 +140,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     @property
     def shared(self) -> int:
         """Number of weights of the representation, R, which come first."""
-        first = next(itertools.islice(self.model.shapes, len(self.model.shapes) - self.personal_sites, None))
-        return int(self.model.span(first).start)
+        return self.model.shared(self.personal_sites)
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw mu^0 and the phi^0 with which every client begins; nothing is uncertain yet."""

@@ -292,6 +292,23 @@ class WeightModel(ABC):
         start = sum(sizes[site] for site in takewhile(lambda site: site != name, sizes))
         return slice(start, start + sizes[name])
 
+    def shared(self, personal_sites: int) -> int:
+        """Number of weights before the last sites, which are a client's own.
+
+        Args:
+            personal_sites: number of those last sites; 2 are the last layer's weight and bias.
+
+        Returns:
+            Where they begin in a flat vector of weights.
+
+        Raises:
+            StudyError: when none or all of the sites would be personal.
+        """
+        sites = list(self.shapes)
+        if not 0 < personal_sites < len(sites):
+            raise StudyError(f"personal_sites must be between 1 and {len(sites) - 1}, got {personal_sites}")
+        return int(self.span(sites[-personal_sites]).start)
+
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows: here the weights."""
         return self.dim
