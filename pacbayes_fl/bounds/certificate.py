@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context, Decimal
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.results_certificates import rounded_up
 
 Number = Tensor | float
 """One number [] or one a client [K]."""
@@ -27,9 +27,19 @@ Formula = Callable[[Terms], Mapping[str, Tensor]]
 """Turns terms into the named parts that sum to the bound."""
 Source = Literal["data-free", "other clients", "split", "eps-DP", "saw the rows", "unknown"]
 Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate"]
-Average = Literal["client", "size-weighted clients"]
+Posterior = Literal["any", "exact Gibbs", "no worse than the prior"]
+Average = Literal["client", "size-weighted clients", "clients on average", "clients by beta", "new client on average"]
 
 _ROUNDING = 1e-6
+_OVER = MappingProxyType(
+    {
+        "client": "each client on its own",
+        "size-weighted clients": "averaged over clients by their rows",
+        "clients on average": "averaged over clients",
+        "clients by beta": "averaged over clients by their beta",
+        "new client on average": "of a new client, averaged over such clients and their rows",
+    }
+)
 _NO_PRIOR = MappingProxyType(
     {
         "saw the rows": "the prior saw the rows of the bound (split them, or leave the client out of its training)",
@@ -84,16 +94,23 @@ class Premises:
 
     Args:
         prior: where the prior came from.
-        independent: whether the rows are declared to be independent draws of the client's distribution: not so for a
-            time series.
+        independent: whether the rows are declared to be independent draws of the client's distribution, and clients
+            to be independent of each other: not so for a time series.
         loss: the loss whose risk is meant.
         predictor: what predicts: "Gibbs" draws a hypothesis for every prediction; "majority vote" costs a factor 2;
             "averaged prediction" needs a convex loss; no bound here speaks of a "point estimate".
-        average: over one client's rows, or over the pooled rows of clients that need not be alike, with one posterior
-            and a prior that saw the rows of none of them.
+        average: over what; "client" is each on its own. "size-weighted clients": over the pooled rows of clients that
+            need not be alike, with one posterior for all or one a client: the tuple of them is then the posterior,
+            that of their priors the prior, and the divergences add up (see `pooled`). The other averages are those of
+            server-level bounds, which set them themselves.
         tried: number of configurations (priors, beta, settings) among which the rows of the bound chose, 1 for none:
             delta is shared between them; None when they were not counted.
-        posterior: "exact Gibbs" where it is exactly that of the same loss, beta and rows; needed by eq. (6) alone.
+        posterior: "exact Gibbs" where it is exactly that of the same loss, beta and rows: bounds by ln Z need it. "no
+            worse than the prior" where L^(Q) + KL(Q || P) / beta <= L^(P) for every prior, as when Q gives way to the
+            prior otherwise: then this free energy stays in the loss's range, which bounds on new clients and estimates
+            by draws of priors need.
+        drawn_clients: whether clients, seen and new, are declared to be independent draws of one distribution of
+            clients and their numbers of rows: what bounds on new clients need.
     """
 
     prior: Provenance = field(default_factory=Provenance)
@@ -102,12 +119,14 @@ class Premises:
     predictor: Predictor = "Gibbs"
     average: Average = "client"
     tried: int | None = 1
-    posterior: Literal["any", "exact Gibbs"] = "any"
+    posterior: Posterior = "any"
+    drawn_clients: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an unbounded loss and what cannot be."""
         require_bounded(self.loss)
-        for name, value, kind in (("predictor", self.predictor, Predictor), ("average", self.average, Average)):
+        for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):
+            value = getattr(self, name)
             if value not in get_args(kind):
                 raise AssumptionError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
         if self.tried is not None and self.tried < 1:
@@ -116,8 +135,7 @@ class Premises:
     @property
     def risk(self) -> str:
         """Which risk is bounded: of which loss and predictor, averaged over what."""
-        over = "each client on its own" if self.average == "client" else "averaged over clients by their rows"
-        return f"{self.loss.name} of the {self.predictor} predictor, {over}"
+        return f"{self.loss.name} of the {self.predictor} predictor, {_OVER[self.average]}"
 
     @property
     def factor(self) -> float:
@@ -146,7 +164,9 @@ class Premises:
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """An empirical risk that was estimated by independent draws from the posterior, each evaluated on all rows.
+    """A number that was estimated by independent draws from the posterior, each evaluated on all rows.
+
+    It is an empirical risk, or, for draws of priors from a hyper-posterior, an average of clients' free energies.
 
     Args:
         draws: number of draws, M.
@@ -164,14 +184,14 @@ class MonteCarlo:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Certificate:
-    """A bound on a true risk that holds with probability at least 1 - delta, each of K clients on its own.
+    """A bound on a true risk that holds with probability at least 1 - delta, of each of K clients or of an average.
 
     Args:
         theorem: which bound.
         value: the bound [] or [K], in the unit of the loss; larger than its range where the bound says nothing.
         delta: probability with which it may fail.
         delta_split: what delta was spent on.
-        terms: the numbers that the formula is made of, each [] or [K].
+        terms: the numbers that the formula is made of, each [] or [K], also where the bound is on an average.
         formula: turns the terms into the parts that sum to the bound.
         premises: what it rests on.
         reasons: why it is no certificate; empty for one that is.
@@ -261,16 +281,10 @@ def certify(
     Raises:
         AssumptionError: when delta is no probability or does not cover what is spent of it.
     """
-    tried = premises.tried or 1
     split = split_delta(delta, monte_carlo)
-    extra = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
-    extra["delta"] = split["bound"] / tried
+    extra = shared_terms(premises, split)
     if monte_carlo is not None:
-        extra |= {"mc_draws": monte_carlo.draws, "mc_delta": monte_carlo.delta / tried}
-    if premises.prior.source == "eps-DP" and premises.prior.epsilon is not None:
-        extra["epsilon"] = premises.prior.epsilon * premises.prior.draws
-        if premises.prior.rows is not None:
-            extra["prior_rows"] = premises.prior.rows
+        extra["mc_draws"] = monte_carlo.draws
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
     everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
@@ -285,6 +299,29 @@ def certify(
         premises,
         (*premises.broken(), *reasons),
     )
+
+
+def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, float]:
+    """Give the terms that follow from the premises and delta alone, which every formula is given.
+
+    Args:
+        premises: name the loss, the predictor, and how many configurations share delta.
+        split: what delta is spent on.
+
+    Returns:
+        Range of the loss, factor of the predictor, delta of the bound itself, and where they apply that of Monte Carlo
+        and the privacy of the prior.
+    """
+    tried, prior = premises.tried or 1, premises.prior
+    terms = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
+    terms["delta"] = split["bound"] / tried
+    if "Monte Carlo" in split:
+        terms["mc_delta"] = split["Monte Carlo"] / tried
+    if prior.source == "eps-DP" and prior.epsilon is not None:
+        terms["epsilon"] = prior.epsilon * prior.draws
+        if prior.rows is not None:
+            terms["prior_rows"] = prior.rows
+    return terms
 
 
 def split_delta(delta: float, monte_carlo: MonteCarlo | None = None) -> dict[str, float]:
@@ -337,11 +374,6 @@ def checked(name: str, value: Number, low: float, high: float = math.inf, *, str
         bounds = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
         raise AssumptionError(f"{name} must be finite, {bounds}, got {numbers[wrong].flatten()[0].item():g}{place}")
     return numbers if strict else numbers.clamp(low, high)
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """Write a bound in few digits, never as less than it is."""
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize():f}"
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:

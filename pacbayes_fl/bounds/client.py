@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -293,6 +294,7 @@ def gibbs(
     Raises:
         AssumptionError: when no number can be formed, as for a Z that no risk in [a, b] can give.
     """
+    _require_own_rows(premises)
     beta, loss = _beta(beta), premises.loss
     log_z = torch.as_tensor(log_z, dtype=torch.float64)
     checked("-log_z / beta", -log_z / beta, loss.low, loss.high)
@@ -320,6 +322,46 @@ BOUNDS: Mapping[str, Callable[..., Certificate]] = MappingProxyType(
 """Every client-level bound under the name that a command uses; the first is the default."""
 
 
+def pooled(
+    risk: Tensor,
+    kl: Tensor,
+    n: Tensor,
+    delta: float,
+    premises: Premises,
+    *,
+    bound: Callable[..., Certificate] = seeger,
+    monte_carlo: MonteCarlo | None = None,
+) -> Certificate:
+    """Bound the risk averaged over clients by their rows, each with a posterior and a prior of its own.
+
+    L = sum_i n_i L^_i / N,  KL = sum_i KL(Q_i || P_i),  N = sum_i n_i
+
+    The hypothesis is the tuple of the clients' hypotheses, its posterior and its prior are products, and its empirical
+    risk is an average of N independent losses that are not alike: these have no larger E exp(N kl(L^ || L)) than N
+    that are (Hoeffding 1956). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`.
+
+    Args:
+        risk: empirical risks [K], in the unit of the loss.
+        kl: [K], in nats.
+        n: rows [K].
+        delta: probability with which it may fail.
+        premises: of every client.
+        bound: one of risk, kl, n, delta and premises alone.
+        monte_carlo: how the risks were estimated, if they were.
+
+    Returns:
+        The certificate of the average, [].
+
+    Raises:
+        AssumptionError: when no number can be formed.
+    """
+    loss, rows = premises.loss, _rows(n)
+    average = (checked("risk", risk, loss.low, loss.high) * rows).sum() / rows.sum()
+    divergence = checked("kl", kl, 0.0).sum()
+    together = replace(premises, average="size-weighted clients")
+    return bound(average, divergence, rows.sum(), delta, together, monte_carlo=monte_carlo)
+
+
 def _of_risk(
     theorem: str,
     formula: Formula,
@@ -332,8 +374,17 @@ def _of_risk(
     **own: Tensor,
 ) -> Certificate:
     loss = premises.loss
+    _require_own_rows(premises)
     terms = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": _rows(n), **own}
     return certify(theorem, formula, terms, delta, premises, monte_carlo=monte_carlo)
+
+
+def _require_own_rows(premises: Premises) -> None:
+    if premises.average not in ("client", "size-weighted clients"):
+        raise AssumptionError(
+            f"a client-level bound is on a client or on size-weighted clients, not on {premises.average!r}",
+            hint="`server_bound` and `new_clients` speak of averages over clients",
+        )
 
 
 def _beta(beta: Number) -> Tensor:
@@ -416,3 +467,17 @@ def _fixed_beta(terms: Terms) -> dict[str, Tensor]:
     """Give what Hoeffding's lemma and delta cost at a fixed beta."""
     hoeffding = terms["beta"] * (terms["high"] - terms["low"]).square() / (8.0 * terms["n"])
     return {"Hoeffding": hoeffding, "confidence": _confidence(terms) / terms["beta"]}
+
+
+FORMULAS: Mapping[str, Formula] = MappingProxyType(
+    {
+        "seeger": _seeger,
+        "mcallester": _mcallester,
+        "pbb-quadratic": _quadratic,
+        "pbb-lambda": _lambda,
+        "catoni": _catoni,
+        "alquier": _alquier,
+        "gibbs": _gibbs,
+    }
+)
+"""Every formula under the name that a record gives it."""

@@ -1,4 +1,4 @@
-"""Hyper-priors, and the hyper-posterior that SVGD holds as particles."""
+"""Hyper-priors, the hyper-posterior that SVGD holds as particles, and one with a density that bounds can speak of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.posteriors.mean_field import DETERMINISTIC
 
@@ -176,3 +176,101 @@ class HyperPosterior(NamedTuple):
     def score(self) -> Tensor:
         """Gradient of the log hyper-prior at the particles [P, D]."""
         return self.hyper_prior.score(self.particles)
+
+
+def gibbs_tau(lam: float, beta: float, n: int, n2: float, v: float = 1e-4) -> float:
+    """Exponent of the optimal hyper-posterior.
+
+    tau = lambda / (lambda + beta n (n2 + v))      (PAC-PFL Corollary 4.4)
+
+    Args:
+        lam: lambda > n2 + v.
+        beta: temperature of the clients' posteriors.
+        n: number of clients.
+        n2: number of clients that expect new samples.
+        v: small constant of Theorem 4.2.
+
+    Returns:
+        tau in (0, 1).
+
+    Raises:
+        AssumptionError: when lambda <= n2 + v.
+    """
+    if not lam > n2 + v:
+        raise AssumptionError(f"lambda must be above n2 + v = {n2 + v:g} (Theorem 4.2), got {lam:g}")
+    return lam / (lam + beta * n * (n2 + v))
+
+
+def _gaussian(hyper_prior: HyperPrior) -> GaussianHyperPrior | DiagonalHyperPrior:
+    if isinstance(hyper_prior, GaussianHyperPrior | DiagonalHyperPrior):
+        return hyper_prior
+    raise AssumptionError(
+        f"no divergence from a {type(hyper_prior).__name__} is known: a flat one has no density at all",
+        hint="use a GaussianHyperPrior or a DiagonalHyperPrior that was fixed before any rows were seen",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothedHyperPosterior:
+    """Particles blurred into an equally weighted mixture of Gaussians, (1/P) sum_p N(phi_p, std^2 I).
+
+    Particles themselves are atoms, whose divergence from any density is infinite: no server-level bound holds for them
+    (PAC-PFL section 8.4 says so of SVGD). A coordinate that the hyper-prior knows, with std 0, is not blurred.
+
+    Args:
+        particles: phi [P, D].
+        std: of the blur, in units of the hyper-parameters; it may be chosen by looking at the rows.
+        hyper_prior: a `GaussianHyperPrior` or a `DiagonalHyperPrior`.
+    """
+
+    particles: Tensor
+    std: float
+    hyper_prior: HyperPrior
+
+    def __post_init__(self) -> None:
+        """Refuse a blur that is none and a hyper-prior without a density to compare with."""
+        if not (self.std > 0 and math.isfinite(self.std)):
+            raise AssumptionError(
+                f"the std of a smoothed hyper-posterior must be positive and finite, got {self.std:g}",
+                hint="atoms have an infinite divergence from a density",
+            )
+        _gaussian(self.hyper_prior)
+
+    def kl(self) -> Tensor:
+        """Bound the divergence from the hyper-prior, by convexity.
+
+        KL <= (1/P) sum_p KL(N(phi_p, s^2 I) || N(loc, diag(std)^2))
+
+        It is too large by no more than ln P.
+
+        Returns:
+            [], in nats, float64; infinite where a particle has moved a coordinate that the hyper-prior knows.
+        """
+        wide = self._prior_std()
+        free = wide > 0
+        scale = torch.where(free, wide, 1.0)
+        moved = self.particles.double() - _gaussian(self.hyper_prior).loc.to(self.particles).double()
+        narrow = 0.5 * math.log(self.std**2) - scale.log()
+        terms = 0.5 * ((self.std / scale).square() - 1.0 + (moved / scale).square()) - narrow
+        known = torch.where(moved == 0, 0.0, torch.inf)
+        return torch.where(free, terms, known).sum(-1).mean()
+
+    def _prior_std(self) -> Tensor:
+        """Return the hyper-prior's std [D], float64."""
+        std = torch.as_tensor(_gaussian(self.hyper_prior).std, dtype=torch.float64, device=self.particles.device)
+        return std.expand(self.particles.shape[-1])
+
+    def sample(self, draws: int, generator: torch.Generator) -> Tensor:
+        """Draw priors: a particle each, blurred.
+
+        Args:
+            draws: S.
+            generator: source of randomness, on the CPU so that every device draws alike.
+
+        Returns:
+            [S, D].
+        """
+        chosen = torch.randint(len(self.particles), (draws,), generator=generator)
+        noise = torch.randn(draws, self.particles.shape[-1], generator=generator, dtype=torch.float64)
+        blur = torch.where(self._prior_std() > 0, self.std, 0.0)
+        return self.particles[chosen.to(self.particles.device)] + (blur * noise.to(blur)).to(self.particles)

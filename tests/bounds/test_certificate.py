@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, rounded_up, split_delta
+from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, split_delta
 from pacbayes_fl.bounds.client import BOUNDS, alquier, gibbs, mcallester, seeger
 from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
 from pacbayes_fl.errors import AssumptionError
@@ -117,11 +117,6 @@ def test_a_value_that_says_nothing_is_called_vacuous() -> None:
     assert not seeger(0.1, 10.0, 100, 0.05, wide).vacuous
     one = mcallester(0.1, 1e3, 100, 0.05, wide)
     assert one.vacuous and str(one).endswith("; vacuous: the loss never exceeds 3")
-
-
-def test_nothing_is_printed_as_less_than_it_is() -> None:
-    assert [rounded_up(value) for value in (0.123401, 0.1234, 1.0, 12345.0)] == ["0.1235", "0.1234", "1", "12350"]
-    assert rounded_up(0.1 + 1e-17) == "0.1001"  # 0.1 as a float64 is more than 0.1
 
 
 def test_delta_is_split_and_checked() -> None:

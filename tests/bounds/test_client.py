@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -25,11 +27,12 @@ from pacbayes_fl.bounds.client import (
     monte_carlo_risk,
     pbb_lambda,
     pbb_quadratic,
+    pooled,
     seeger,
     theorem_3_2,
 )
 from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
-from pacbayes_fl.bounds.kl_inverse import kl_inverse_lower
+from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.errors import AssumptionError
 
@@ -343,3 +346,66 @@ def test_bounds_of_twenty_hypotheses_are_as_tight_as_was_measured(
     true_risk = (weights * truth).sum(1)
     assert [each.value.mean().item() for each in certificates] == pytest.approx(expected, abs=0.0015)
     assert all(int((each.value < true_risk).sum()) <= RED for each in certificates)
+
+
+# pooled over clients that are not alike ------------------------------------------------------------------------------
+
+
+def moment(chances: np.ndarray) -> float:
+    """E exp(N kl(L^ || L)) of the average of N independent Bernoulli losses."""
+    law, n = np.ones(1), len(chances)
+    for p in chances:
+        law = np.convolve(law, (1 - p, p))
+    divergence = binary_kl(torch.arange(n + 1).double() / n, torch.tensor(chances.mean()))
+    return float(law @ (n * divergence).exp().numpy())
+
+
+def test_losses_that_are_not_alike_have_the_smaller_moment_behind_the_pooled_bound() -> None:
+    assert moment(np.repeat((0.05, 0.6), 5)) == pytest.approx(1.9666872380627207, rel=1e-12)
+    assert moment(np.full(10, 0.325)) == pytest.approx(4.66021568, rel=1e-8)
+    chances = np.random.default_rng(0).random((50, 12))
+    for each in chances:
+        assert moment(each) <= moment(np.full(12, each.mean())) * (1 + 1e-12) <= 2 * math.sqrt(12)
+
+
+@pytest.mark.parametrize("name", ["seeger", "mcallester", "pbb-quadratic"])
+def test_the_pooled_bound_sums_rows_and_divergences(name: str) -> None:
+    risk, kl, n = (
+        torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64),
+        torch.tensor([1.0, 10.0, 0.0]),
+        torch.tensor([50, 500, 5]),
+    )
+    got = pooled(risk, kl, n, 0.05, FINE, bound=PLAIN[name], monte_carlo=MonteCarlo(100, 0.01))
+    average = (0.1 * 50 + 0.2 * 500 + 0.4 * 5) / 555
+    alone = PLAIN[name](average, 11.0, 555, 0.05, FINE, monte_carlo=MonteCarlo(100, 0.01))
+    assert got.valid and got.value.item() == pytest.approx(alone.value.item(), rel=1e-12)
+    assert "averaged over clients by their rows" in got.risk and "averaged" not in alone.risk
+    one = pooled(risk[:1], kl[:1], n[:1], 0.05, FINE)
+    assert one.value.item() == pytest.approx(seeger(0.1, 1.0, 50, 0.05, FINE).value.item(), rel=1e-12)
+    for wrong in (math.inf, -1.0):
+        with pytest.raises(AssumptionError, match="kl must be finite"):
+            pooled(risk, torch.tensor([1.0, wrong, 0.0]), n, 0.05, FINE)
+
+
+def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_their_divergences() -> None:
+    """Five clients with 40 rows, losses of different difficulty, each with the luckiest of 20 hypotheses."""
+    truth = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]).double().reshape(1, 5, 1).expand(WORLDS, 5, 20)
+    generator = torch.Generator().manual_seed(4)
+    risk = (torch.binomial(torch.full_like(truth, 40.0), truth, generator=generator) / 40).amin(-1)  # [2000, 5]
+    rows = torch.full((5,), 40.0)
+    fails = {"honest": 0, "blind": 0}
+    for each in risk[:400]:
+        for word, kl in (("honest", math.log(20)), ("blind", 0.0)):
+            certificate = pooled(each, torch.full((5,), kl), rows, DELTA, FINE, bound=mcallester)
+            fails[word] += int(certificate.value.item() < 0.5)
+    assert fails["honest"] <= stats.binom.isf(1e-6, 400, DELTA) < fails["blind"]
+
+
+def test_bounds_on_a_client_do_not_speak_of_averages_that_they_do_not_bound() -> None:
+    for average in ("clients on average", "clients by beta", "new client on average"):
+        premises = dataclasses.replace(FINE, average=average)
+        for name in BOUNDS:
+            with pytest.raises(AssumptionError, match="on a client or on size-weighted clients"):
+                call(name, 0.1, 1.0, 50, 10.0, 0.05, dataclasses.replace(private(0.1), average=average))
+        with pytest.raises(AssumptionError, match="server_bound"):
+            seeger(0.1, 1.0, 50, 0.05, premises)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from scipy import integrate
+from scipy.stats import kstest, norm
 from torch import Tensor
-from torch.distributions import Independent, Normal
+from torch.distributions import Independent, Normal, kl_divergence
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
@@ -26,6 +28,8 @@ from pacbayes_fl.posteriors.particles import (
     GaussianHyperPrior,
     HyperPosterior,
     HyperPrior,
+    SmoothedHyperPosterior,
+    gibbs_tau,
     weight_hyper_prior,
 )
 from pacbayes_fl.server import svgd
@@ -156,3 +160,74 @@ def test_the_hyper_prior_over_weights_leaves_numbers_without_a_spread() -> None:
     for spreads in ((0.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, math.nan)):
         with pytest.raises(StudyError, match="spread must be positive"):
             weight_hyper_prior(model, -3.0, *spreads)
+
+
+# smoothed -------------------------------------------------------------------------------------------------------
+
+
+def pair() -> SmoothedHyperPosterior:
+    particles = torch.tensor([[-0.741151903683737], [0.741151903683737]], dtype=torch.float64)
+    return SmoothedHyperPosterior(particles, 0.3, GaussianHyperPrior(torch.zeros(1, dtype=torch.float64), 1.0))
+
+
+def test_the_divergence_of_smoothed_particles_is_bounded_by_convexity() -> None:
+    got = pair().kl().item()
+    assert got == pytest.approx(1.0236258764929498, rel=1e-14)
+    exact = integrate.quad(lambda x: _density(x) * (math.log(_density(x)) - norm.logpdf(x)), -6, 6, epsabs=1e-12)[0]
+    assert exact == pytest.approx(0.34913119630314204, rel=1e-9)
+    assert got - math.log(2) <= exact <= got
+
+
+def _density(x: float) -> float:
+    return float(norm.pdf(x, (-0.741151903683737, 0.741151903683737), 0.3).mean())
+
+
+def test_the_divergence_agrees_with_torch_for_every_hyper_prior() -> None:
+    particles = torch.randn(5, 3, generator=rng(), dtype=torch.float64)
+    wide = DiagonalHyperPrior(LOC, torch.tensor([0.5, 2.0, 7.0]).double(), torch.zeros(3).double())
+    for prior, std in ((GaussianHyperPrior(LOC, 1.7), torch.full_like(LOC, 1.7)), (wide, wide.std)):
+        got = SmoothedHyperPosterior(particles, 0.2, prior).kl()
+        expected = kl_divergence(Normal(particles, 0.2), Normal(LOC, std)).sum(-1).mean()
+        torch.testing.assert_close(got, expected, rtol=1e-13, atol=0)
+        single = SmoothedHyperPosterior(particles.float(), 0.2, prior).kl()
+        assert single.dtype == torch.float64
+        torch.testing.assert_close(single, got, rtol=1e-5, atol=0)
+
+
+def test_what_the_hyper_prior_knows_is_neither_blurred_nor_counted() -> None:
+    prior = diagonal()  # its third coordinate is known to be 5
+    still = torch.tensor([[2.0, -1.0, 5.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
+    smoothed = SmoothedHyperPosterior(still, 0.1, prior)
+    expected = kl_divergence(Normal(still[:, :2], 0.1), Normal(prior.loc[:2], prior.std[:2])).sum(-1).mean()
+    torch.testing.assert_close(smoothed.kl(), expected, rtol=1e-13, atol=0)
+    assert (smoothed.sample(50, rng())[:, 2] == 5.0).all()
+    moved = SmoothedHyperPosterior(still + 1e-9, 0.1, prior)
+    assert moved.kl().item() == math.inf
+
+
+def test_draws_have_the_moments_of_the_mixture() -> None:
+    drawn = pair().sample(40000, rng(5))
+    assert drawn.shape == (40000, 1) and drawn.dtype == torch.float64
+    assert abs(drawn.mean().item()) <= 4 * 0.8 / 200
+    assert drawn.var().item() == pytest.approx(0.3**2 + 0.741151903683737**2, rel=0.03)
+    halves = (-0.741151903683737, 0.741151903683737)
+    assert kstest(drawn[:, 0].numpy(), lambda x: sum(0.5 * norm.cdf(x, mean, 0.3) for mean in halves)).pvalue > 1e-3
+    assert torch.equal(pair().sample(7, rng(5)), pair().sample(7, rng(5)))
+    assert not torch.equal(pair().sample(7, rng(5)), pair().sample(7, rng(6)))
+
+
+def test_without_a_density_or_a_blur_there_is_no_divergence() -> None:
+    with pytest.raises(AssumptionError, match="no divergence from a FlatHyperPrior is known"):
+        SmoothedHyperPosterior(PHI, 0.1, FlatHyperPrior(LOC, 1.0))
+    with pytest.raises(AssumptionError, match="no divergence from a LaplaceHyperPrior is known"):
+        SmoothedHyperPosterior(PHI, 0.1, LaplaceHyperPrior(0.3, 3))
+    for std in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(AssumptionError, match="std of a smoothed hyper-posterior must be positive and finite"):
+            SmoothedHyperPosterior(PHI, std, GaussianHyperPrior(LOC, 1.0))
+
+
+def test_tau_has_its_published_values() -> None:
+    for lam, n2, tau in ((10.0, 0, 0.9652509652509653), (100.0, 24, 0.0011560645527949)):
+        assert gibbs_tau(lam, 150.0, 24, n2) == pytest.approx(tau, rel=1e-12)
+    with pytest.raises(AssumptionError, match="lambda must be above n2"):
+        gibbs_tau(1.5, 150.0, 24, 1, 0.5)

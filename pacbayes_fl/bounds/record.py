@@ -1,0 +1,142 @@
+"""Certificates as JSON can hold them: all that a bound was made of, read back only where it still gives the bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.certificate import Certificate, Formula, Premises, Provenance, shared_terms
+from pacbayes_fl.bounds.client import FORMULAS as OF_CLIENTS
+from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
+from pacbayes_fl.bounds.server import FORMULAS as OF_SERVERS
+from pacbayes_fl.errors import AssumptionError, DataError
+
+FORMULAS: Mapping[str, Formula] = MappingProxyType({**OF_CLIENTS, **OF_SERVERS})
+"""Every formula under the name that a record gives it."""
+
+_LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
+    {
+        "ZeroOne": ZeroOne,
+        "ClippedNLL": ClippedNLL,
+        "ClippedSquare": ClippedSquare,
+        "SaturatingSquare": SaturatingSquare,
+        "LossRange": LossRange,
+    }
+)
+_AGREEMENT = 1e-12
+
+
+def to_record(certificate: Certificate) -> dict[str, Any]:
+    """Write a certificate as numbers, words, lists and dicts.
+
+    Args:
+        certificate: of a bound of this library.
+
+    Returns:
+        What `from_record` reads. A loss of the caller's own is kept as its name and range.
+
+    Raises:
+        AssumptionError: when its formula is of the caller's own making.
+    """
+    names = [name for name, formula in FORMULAS.items() if formula is certificate.formula]
+    if not names:
+        raise AssumptionError(
+            f"the formula of {certificate.theorem!r} is none of {', '.join(FORMULAS)}", hint="it cannot be recorded"
+        )
+    premises = {field.name: getattr(certificate.premises, field.name) for field in fields(Premises)}
+    premises |= {"prior": asdict(certificate.premises.prior), "loss": _loss_record(certificate.premises.loss)}
+    return {
+        "theorem": certificate.theorem,
+        "formula": names[0],
+        "value": certificate.value.tolist(),
+        "delta": certificate.delta,
+        "split": dict(certificate.delta_split),
+        "terms": {name: term.tolist() for name, term in certificate.terms.items()},
+        "premises": premises,
+        "reasons": list(certificate.reasons),
+    }
+
+
+def from_record(record: Mapping[str, Any]) -> Certificate:
+    """Read a certificate back and compute it again.
+
+    A premise that is broken counts, whether the record says so or not.
+
+    Args:
+        record: what `to_record` gave; further entries are ignored.
+
+    Returns:
+        The certificate, on the CPU, with the recorded value.
+
+    Raises:
+        DataError: when an entry is missing or none that `to_record` writes, when the terms do not fit the premises, or
+            when the value does not follow from the terms.
+    """
+    try:
+        certificate = _read(record)
+        again = certificate.recompute()
+    except DataError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise DataError(f"the record of a certificate is damaged: {what}") from error
+    value = certificate.value
+    if again.shape != value.shape or not torch.allclose(again, value, rtol=_AGREEMENT, atol=0.0):
+        raise DataError(
+            f"the record of a certificate is damaged: its value is {value.tolist()}, its terms give {again.tolist()}",
+            hint="write it again with `to_record`",
+        )
+    return certificate
+
+
+def _read(record: Mapping[str, Any]) -> Certificate:
+    name = record["formula"]
+    if name not in FORMULAS:
+        raise DataError(f"formula must be one of {', '.join(FORMULAS)}, got {name!r}")
+    given = dict(record["premises"])
+    premises = Premises(**{**given, "prior": Provenance(**given["prior"]), "loss": _loss(given["loss"])})
+    split = {str(key): float(share) for key, share in record["split"].items()}
+    terms = {str(key): _numbers(term) for key, term in record["terms"].items()}
+    delta = float(record["delta"])
+    for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
+        found = math.fsum(split.values()) if key == "delta of all" else terms[key].item()
+        if not math.isclose(found, expected, rel_tol=_AGREEMENT):
+            raise DataError(
+                f"the record of a certificate is damaged: {key} is {found:g}, and its premises say {expected:g}"
+            )
+    broken = premises.broken()
+    reasons = (*broken, *(str(reason) for reason in record["reasons"] if reason not in broken))
+    return Certificate(
+        str(record["theorem"]),
+        _numbers(record["value"]),
+        delta,
+        MappingProxyType(split),
+        MappingProxyType(terms),
+        FORMULAS[name],
+        premises,
+        reasons,
+    )
+
+
+def _numbers(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _loss_record(loss: BoundedLoss) -> dict[str, Any]:
+    if _LOSSES.get(type(loss).__name__) is type(loss) and is_dataclass(loss):
+        return {"kind": type(loss).__name__, **{field.name: getattr(loss, field.name) for field in fields(loss)}}
+    return {"kind": "LossRange", "name": loss.name, "low": loss.low, "high": loss.high, "convex": loss.convex}
+
+
+def _loss(record: Mapping[str, Any]) -> BoundedLoss:
+    settings = dict(record)
+    kind = settings.pop("kind")
+    if kind not in _LOSSES:
+        raise DataError(f"loss must be one of {', '.join(_LOSSES)}, got {kind!r}")
+    return _LOSSES[kind](**settings)

@@ -1,0 +1,142 @@
+"""Empirical risks of posteriors: what a bound starts from, of the Gibbs predictor that draws a hypothesis a prediction.
+
+A risk is exact where the posterior is over Gaussian functions or finitely many hypotheses; elsewhere it is an average
+over hypotheses that are drawn, each of which is tried on all rows, and the bound has to pay for the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from pyro.distributions import Categorical, Normal, TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.bounds.losses import BoundedLoss
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import Drawable, Listed, OverFunctions
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+
+_NUMBERS = 2**25  # input numbers that are predicted in one go: it bounds the activations in memory
+
+
+class GibbsRisk(NamedTuple):
+    """Risk of a Gibbs predictor on given rows.
+
+    Args:
+        risk: averaged over the client's rows and over hypotheses [K], in the unit of the loss; NaN without rows.
+        draws: number of drawn hypotheses behind it; None where it is exact.
+    """
+
+    risk: Tensor
+    draws: int | None
+
+
+def gibbs_risk(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsRisk:
+    """Average a loss over rows and hypotheses.
+
+    Args:
+        posterior: of K clients: over functions, over a list of hypotheses, or one that can be drawn from.
+        batch: rows of the K clients, with labels or real targets as the loss has them.
+        loss: of one prediction; one with `expected` for a posterior over functions.
+        draws: M, hypotheses to be drawn where the risk has no closed form.
+        noise: the clients' streams for these draws, that fitted nothing.
+
+    Returns:
+        The risk, exact or an estimate.
+
+    Raises:
+        AssumptionError: when the posterior is none of the three, or the loss is for other predictions.
+    """
+    if isinstance(posterior, OverFunctions):
+        return GibbsRisk((function_risks(posterior, batch, loss) * _weights(posterior)).sum(1), None)
+    if isinstance(posterior, Listed):
+        weights, risks = listed_risks(posterior, batch, loss)
+        return GibbsRisk((weights * risks).sum(1), None)
+    if not isinstance(posterior, Drawable):
+        raise AssumptionError(f"{type(posterior).__name__} has no hypotheses that could be drawn or listed")
+    total = torch.zeros(batch.clients, dtype=torch.float64, device=batch.x.device)
+    for rows in _blocks(batch):
+        for one in posterior.drawn(rows.x, draws, noise.copy()):  # the same hypotheses for every block of rows
+            total += _summed(one, rows, loss)
+    return GibbsRisk(_per_row(total, batch) / draws, draws)
+
+
+def function_risks(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Expected loss of every component of a mixture of Gaussian functions, without sampling.
+
+    Args:
+        posterior: over functions, a mixture of P.
+        batch: rows of K clients with real targets.
+        loss: one with a closed form, such as `SaturatingSquare`.
+
+    Returns:
+        [K, P], in the unit of the loss; NaN for a client without rows.
+
+    Raises:
+        AssumptionError: when the loss has no closed form, as that of a label.
+    """
+    expected = getattr(loss, "expected", None)
+    if expected is None:
+        raise AssumptionError(
+            f"{loss.name} is not for real targets", hint="take 'saturating-square' or 'clipped-square'"
+        )
+    found = posterior.function(batch.x)
+    losses = expected(found.means, found.variances, batch.y.unsqueeze(1))
+    return _per_row(torch.where(batch.mask.unsqueeze(1), losses, 0.0).sum(-1), batch)
+
+
+def listed_risks(posterior: Listed, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:
+    """Take weight and risk of every hypothesis of a finite list.
+
+    Args:
+        posterior: over J hypotheses.
+        batch: rows of K clients.
+        loss: of one prediction.
+
+    Returns:
+        Weights [K, J], and risks [K, J] in the unit of the loss.
+    """
+    sums: Tensor | None = None
+    log_weights: list[Tensor] = []
+    for rows in _blocks(batch):
+        found = [(log_weight, _summed(one, rows, loss)) for log_weight, one in posterior.listed(rows.x)]
+        log_weights = [log_weight for log_weight, _ in found]
+        part = torch.stack([total for _, total in found], 1)
+        sums = part if sums is None else sums + part
+    return torch.stack(log_weights, 1).double().exp(), _per_row(cast(Tensor, sums), batch)
+
+
+def _weights(posterior: Any) -> Tensor:
+    weights: Tensor = posterior.log_weights.double().exp()
+    return weights
+
+
+def _blocks(batch: ClientBatch) -> list[ClientBatch]:
+    step = max(1, _NUMBERS // max(1, batch.x[:, 0].numel()))
+    positions = torch.arange(batch.mask.shape[1], device=batch.x.device).split(step)
+    return [batch.rows(at.expand(batch.clients, -1)) for at in positions] if len(positions) > 1 else [batch]
+
+
+def _summed(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Loss of one hypothesis per client [K], summed over rows."""
+    if isinstance(one, Categorical) and not batch.y.is_floating_point():
+        prediction = one.logits
+    elif isinstance(one, Normal) and batch.y.is_floating_point():
+        prediction = one.mean
+    else:
+        raise AssumptionError(f"{loss.name} cannot be taken of {type(one).__name__} predictions and {batch.y.dtype}")
+    if hasattr(loss, "expected") != batch.y.is_floating_point():
+        raise AssumptionError(f"{loss.name} is not for {'real targets' if batch.y.is_floating_point() else 'labels'}")
+    losses = cast(RowLoss, loss)(prediction, batch.y)
+    return torch.where(batch.mask, losses, 0.0).sum(1)
+
+
+def _per_row(total: Tensor, batch: ClientBatch) -> Tensor:
+    """Divide sums [K, *] by the clients' rows."""
+    size = torch.where(batch.size > 0, batch.size, torch.nan).to(total.device)
+    return total / size.view(-1, *[1] * (total.dim() - 1))

@@ -1,0 +1,173 @@
+"""Records of certificates: the same bound comes back through JSON, and a damaged one does not."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds import client, server
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance
+from pacbayes_fl.bounds.client import BOUNDS, gibbs, seeger
+from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
+from pacbayes_fl.bounds.record import FORMULAS, from_record, to_record
+from pacbayes_fl.bounds.server import SERVER_BOUNDS
+from pacbayes_fl.errors import AssumptionError, DataError
+
+FINE = Premises(Provenance("split"), independent=True, posterior="exact Gibbs", drawn_clients=True)
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def example(name: str, premises: Premises = FINE, draws: MonteCarlo | None = None) -> Certificate:
+    energy, m = numbers(0.1, 0.2, 0.3), numbers(40, 50, 60)
+    if name == "lemma-4.6":
+        return SERVER_BOUNDS[name](-1.0, 9.0, m, 0.05, premises, lam=10.0)
+    if name in SERVER_BOUNDS:
+        more = {} if name in ("server", "new-clients") else {"lam": 10.0, "later": 1}
+        return SERVER_BOUNDS[name](energy, 9.0, m, 2.0, 0.05, premises, monte_carlo=draws, **more)
+    if name == "gibbs":
+        return gibbs(-9.0 * energy, m, 9.0, 0.05, premises, estimated=None if draws is None else draws.delta)
+    if name == "theorem-3.2":
+        premises = dataclasses.replace(premises, prior=Provenance("eps-DP", 0.02, 2, 30))
+    more = {"beta": 9.0} if name in ("catoni", "alquier", "theorem-3.2") else {}
+    return BOUNDS[name](energy, numbers(1, 2, 3), m, delta=0.05, premises=premises, monte_carlo=draws, **more)
+
+
+def through_json(certificate: Certificate) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(json.dumps(to_record(certificate), allow_nan=False))
+    return record
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("name", [*BOUNDS, *SERVER_BOUNDS])
+def test_every_certificate_comes_back_through_json(name: str, drawn: bool) -> None:
+    premises = dataclasses.replace(FINE, tried=3, predictor="majority vote")
+    before = example(name, premises, MonteCarlo(500, 0.01) if drawn and name != "lemma-4.6" else None)
+    after = from_record(through_json(before))
+    torch.testing.assert_close(after.recompute(), before.value, rtol=1e-12, atol=0)
+    assert torch.equal(after.value, before.value) and after.value.dtype == torch.float64
+    assert str(after) == str(before) and after.reasons == before.reasons and after.valid is before.valid
+    assert after.premises == before.premises and after.formula is before.formula
+    assert dict(after.delta_split) == dict(before.delta_split)
+    assert list(after.parts()) == list(before.parts()) and after.vacuous.tolist() == before.vacuous.tolist()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [ZeroOne(), ClippedNLL(1e-4), ClippedSquare(4.0), SaturatingSquare(0.3), LossRange("Brier", 0.0, 2.0, convex=True)],
+)
+def test_losses_come_back_whole(loss: BoundedLoss) -> None:
+    premises = dataclasses.replace(FINE, loss=loss)
+    assert from_record(through_json(example("seeger", premises))).premises.loss == loss
+
+
+def test_a_loss_of_one_s_own_comes_back_as_its_range() -> None:
+    class Own:
+        name, low, high, convex = "own loss", -1.0, 3.0, True
+
+    after = from_record(through_json(example("seeger", dataclasses.replace(FINE, loss=Own()))))
+    assert after.premises.loss == LossRange("own loss", -1.0, 3.0, convex=True)
+
+
+def test_provenance_comes_back_whole_and_reasons_stay() -> None:
+    premises = Premises(Provenance("eps-DP", 0.1, 2, 50, "zCDP"), tried=None, loss=ClippedNLL())
+    before = example("mcallester", premises)
+    after = from_record(through_json(before))
+    assert after.prior == premises.prior and after.reasons == before.reasons and len(after.reasons) == 3
+    assert "no certificate" in str(after)
+    refused = from_record(through_json(example("theorem-4.2")))
+    assert "step 2 of the proof" in str(refused)
+
+
+def test_a_broken_premise_counts_even_where_the_record_hides_it() -> None:
+    record = through_json(example("seeger", dataclasses.replace(FINE, independent=False)))
+    record["reasons"] = []
+    assert not from_record(record).valid
+
+
+def test_every_formula_has_one_name_and_the_table_is_read_only() -> None:
+    assert len({id(formula) for formula in FORMULAS.values()}) == len(FORMULAS)
+    assert set(FORMULAS) == set(client.FORMULAS) | set(server.FORMULAS)
+    used = {id(example(name).formula) for name in (*BOUNDS, *SERVER_BOUNDS)}
+    assert used == {id(formula) for formula in FORMULAS.values()}
+    with pytest.raises(TypeError):
+        FORMULAS["seeger"] = FORMULAS["gibbs"]  # type: ignore[index]
+
+
+def test_a_formula_of_one_s_own_is_not_recorded() -> None:
+    own = dataclasses.replace(example("seeger"), formula=lambda terms: {"bound": terms["risk"]})
+    with pytest.raises(AssumptionError, match="the formula of 'Maurer/Seeger, kl inverse' is none of seeger"):
+        to_record(own)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """Return the record of a certificate with one entry changed, or removed where the value is None."""
+    record = through_json(example("seeger", draws=MonteCarlo(500, 0.01)))
+    *folders, last = path.split(".")
+    place = record
+    for folder in folders:
+        place = place[folder]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what"),
+    [
+        ("formula", "mine", "formula must be one of seeger, .*, got 'mine'"),
+        ("formula", "mcallester", "its value is .*, its terms give"),
+        ("value", [0.1, 0.1, 0.1], "its value is .*, its terms give"),
+        ("value", 0.1, "its value is"),
+        ("value", [0.1, "a", 0.1], "damaged"),
+        ("terms.risk", [0.1, 0.2, 0.31], "its terms give"),
+        ("terms.kl", [1.0, 2.0], "damaged"),
+        ("terms.mc_draws", 501, "its terms give"),
+        ("terms.mc_draws", None, "its terms give|mc_draws"),
+        ("terms.mc_delta", 0.011, "mc_delta is 0.011, and its premises say 0.01"),
+        ("terms.high", 2.0, "high is 2, and its premises say 1"),
+        ("terms.factor", 0.5, "factor is 0.5, and its premises say 1"),
+        ("terms.delta", 0.05, "delta is 0.05, and its premises say 0.04"),
+        ("delta", 0.5, "delta of all is 0.05, and its premises say 0.5"),
+        ("terms", None, "'terms' is missing"),
+        ("terms.n", None, "'n' is missing"),
+        ("premises", None, "'premises' is missing"),
+        ("premises.tried", 2, "delta is 0.04, and its premises say 0.02"),
+        ("premises.loss.kind", "Square", "loss must be one of ZeroOne, .*, got 'Square'"),
+        ("premises.loss.high", 2.0, "high is 1, and its premises say 2"),
+        ("premises.prior.source", "hearsay", "source must be one of"),
+        ("premises.colour", "red", "damaged"),
+        ("theorem", None, "'theorem' is missing"),
+    ],
+)
+def test_a_damaged_record_is_refused(path: str, value: Any, what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        from_record(changed(path, value))
+
+
+def test_what_else_stands_in_a_record_is_ignored_and_it_is_not_changed() -> None:
+    record = through_json(example("server")) | {"valid": True, "note": "mine"}
+    kept = copy.deepcopy(record)
+    assert torch.equal(from_record(record).value, example("server").value)
+    assert record == kept
+
+
+def test_a_record_of_no_certificate_is_refused() -> None:
+    for wrong in ({}, {"formula": "seeger"}, {"formula": ["seeger"]}):
+        with pytest.raises(DataError, match="damaged"):
+            from_record(wrong)
+
+
+def test_the_value_of_many_clients_is_recorded_by_client() -> None:
+    record = to_record(seeger(numbers(0.1, 0.2), 2.0, 100, 0.05, FINE))
+    assert len(record["value"]) == 2 and record["terms"]["kl"] == 2.0 and record["formula"] == "seeger"

@@ -1,0 +1,167 @@
+"""Empirical Gibbs risks against loops over rows and hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from pyro.distributions import Categorical, Normal, TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
+from pacbayes_fl.bounds import risk as module
+from pacbayes_fl.bounds.risk import function_risks, gibbs_risk, listed_risks
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import NormalMixture
+
+NAMES = ("a", "b", "c")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def labelled(sizes: tuple[int, ...] = (5, 3, 4)) -> ClientBatch:
+    clients = [(random(m, 2, seed=m), torch.arange(m) % 3) for m in sizes]
+    return ClientBatch.pad(clients, NAMES, classes=3)
+
+
+def real(sizes: tuple[int, ...] = (5, 3, 4)) -> ClientBatch:
+    return ClientBatch.pad([(random(m, 2, seed=m), random(m, seed=m + 9)) for m in sizes], NAMES)
+
+
+def noise(batch: ClientBatch) -> Noise:
+    return Noise(1, 2, batch.ids)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Hypotheses theta [K, J, 2, C], to be listed with weights [K, J]."""
+
+    theta: Tensor
+    weights: Tensor
+
+    def listed(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+        for j in range(self.theta.shape[1]):
+            yield self.weights[:, j].log(), Categorical(logits=x @ self.theta[:, j])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """theta ~ N(loc, 1), for classes or for real targets."""
+
+    loc: Tensor
+    classes: bool = True
+
+    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        for _ in range(draws):
+            out = x @ (self.loc + noise.normal(self.loc))
+            yield Categorical(logits=out) if self.classes else Normal(out[..., 0], 7.0)
+
+
+@dataclass(frozen=True)
+class Functions:
+    found: NormalMixture
+
+    @property
+    def log_weights(self) -> Tensor:
+        return self.found.log_weights
+
+    def function(self, x: Tensor) -> NormalMixture:
+        return self.found
+
+
+def by_hand(theta: Tensor, weights: Tensor, batch: ClientBatch, loss: ZeroOne | ClippedNLL) -> list[float]:
+    out = []
+    for k in range(batch.clients):
+        total = 0.0
+        for j in range(theta.shape[1]):
+            for i in range(int(batch.size[k])):
+                scores = (batch.x[k, i] @ theta[k, j]).log_softmax(-1)
+                total += float(weights[k, j] * loss(scores, batch.y[k, i])) / float(batch.size[k])
+        out.append(total)
+    return out
+
+
+@pytest.mark.parametrize("loss", [ZeroOne(), ClippedNLL(1e-2)])
+def test_a_list_is_averaged_exactly(loss: ZeroOne | ClippedNLL) -> None:
+    batch, theta = labelled(), random(3, 4, 2, 3)
+    weights = torch.softmax(random(3, 4, seed=5), 1)
+    found = gibbs_risk(Linear(theta, weights), batch, loss, 9, noise(batch))
+    assert found.draws is None
+    assert found.risk.tolist() == pytest.approx(by_hand(theta, weights, batch, loss), abs=1e-12)
+    each, risks = listed_risks(Linear(theta, weights), batch, loss)
+    assert torch.allclose(each, weights)
+    assert torch.allclose((each * risks).sum(1), found.risk)
+
+
+@pytest.mark.parametrize("loss", [ZeroOne(), ClippedNLL(1e-2)])
+def test_draws_are_averaged_over_rows_and_hypotheses(loss: ZeroOne | ClippedNLL) -> None:
+    batch, loc = labelled(), random(3, 2, 3)
+    found = gibbs_risk(Drawn(loc), batch, loss, 6, noise(batch))
+    streams = noise(batch)
+    theta = torch.stack([loc + streams.normal(loc) for _ in range(6)], 1)
+    alike = torch.full((3, 6), 1 / 6, dtype=torch.float64)
+    assert found.draws == 6
+    assert found.risk.tolist() == pytest.approx(by_hand(theta, alike, batch, loss), abs=1e-12)
+
+
+def test_blocks_of_rows_see_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, loc, theta = labelled(), random(3, 2, 3), random(3, 4, 2, 3)
+    weights = torch.full((3, 4), 0.25, dtype=torch.float64)
+    whole = gibbs_risk(Drawn(loc), batch, ClippedNLL(), 6, noise(batch)).risk
+    listed = listed_risks(Linear(theta, weights), batch, ClippedNLL())
+    monkeypatch.setattr(module, "_NUMBERS", 12)
+    assert torch.allclose(gibbs_risk(Drawn(loc), batch, ClippedNLL(), 6, noise(batch)).risk, whole, atol=1e-12)
+    again = listed_risks(Linear(theta, weights), batch, ClippedNLL())
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(again, listed, strict=True))
+
+
+def test_real_targets_are_compared_with_the_function_and_not_with_its_noise() -> None:
+    batch, loc = real(), random(3, 2, 1)
+    found = gibbs_risk(Drawn(loc, classes=False), batch, SaturatingSquare(), 4, noise(batch))
+    streams, expected = noise(batch), torch.zeros(3, dtype=torch.float64)
+    for _ in range(4):
+        error = (batch.x @ (loc + streams.normal(loc)))[..., 0] - batch.y
+        expected += torch.where(batch.mask, -torch.expm1(-error.square()), 0.0).sum(1) / batch.size / 4
+    assert torch.allclose(found.risk, expected)
+
+
+@pytest.mark.parametrize("loss", [SaturatingSquare(0.7), ClippedSquare(1.3)])
+def test_functions_are_averaged_in_closed_form(loss: SaturatingSquare | ClippedSquare) -> None:
+    batch = real()
+    weights = torch.softmax(random(3, 2, seed=3), 1)
+    mixture = NormalMixture(weights.log(), random(3, 2, 5, seed=4), random(3, 2, 5, seed=6).exp())
+    found = gibbs_risk(Functions(mixture), batch, loss, 1, noise(batch))
+    draws = mixture.means + mixture.stds * random(20_000, 3, 2, 5, seed=8)
+    sampled = torch.where(batch.mask.unsqueeze(1), loss(draws, batch.y.unsqueeze(1)), 0.0).sum(-1).mean(0)
+    expected = (weights * sampled / batch.size.unsqueeze(1)).sum(1)
+    assert found.draws is None
+    assert torch.allclose(found.risk, expected, atol=0.01)
+    assert function_risks(Functions(mixture), batch, loss).shape == (3, 2)
+
+
+def test_a_client_without_rows_has_no_risk() -> None:
+    batch = real((5, 3, 4))
+    batch.mask[1] = False
+    found = gibbs_risk(Drawn(random(3, 2, 1), classes=False), batch, SaturatingSquare(), 2, noise(batch)).risk
+    assert found.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("posterior", "batch", "loss", "words"),
+    [
+        (object(), labelled(), ZeroOne(), "no hypotheses"),
+        (Drawn(random(3, 2, 3)), labelled(), SaturatingSquare(), "not for labels"),
+        (Drawn(random(3, 2, 1), classes=False), real(), ZeroOne(), "not for real targets"),
+        (Drawn(random(3, 2, 3)), real(), SaturatingSquare(), "cannot be taken of Categorical"),
+        (Functions(NormalMixture(*[torch.ones(3, 1, 5)] * 3)), real(), ZeroOne(), "not for real targets"),
+    ],
+)
+def test_what_does_not_fit_is_refused(posterior: object, batch: ClientBatch, loss: ZeroOne, words: str) -> None:
+    with pytest.raises(AssumptionError, match=words):
+        gibbs_risk(posterior, batch, loss, 2, noise(batch))
