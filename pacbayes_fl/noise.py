@@ -19,6 +19,7 @@ from pacbayes_fl.errors import DataError, StudyError
 Engine = Literal["philox", "generators"]
 
 _WORD = 0xFFFFFFFF
+_NO_DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
@@ -48,6 +49,25 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
     return c0, c1, c2, c3
+
+
+def keys(seed: int, round: int, ids: Sequence[int]) -> Tensor:
+    """Give every client a random number by which to put clients in order, or to draw some of them.
+
+    It depends on (seed, round, id) alone, not on who else there is, and no draw of the client's own streams meets it.
+
+    Args:
+        seed: of the experiment.
+        round: number of the round.
+        ids: of K clients.
+
+    Returns:
+        [K], int64 of 63 bits, on the CPU.
+    """
+    client = torch.tensor(ids, dtype=torch.int64)
+    zero = torch.zeros_like(client)
+    words = philox((zero, client & _WORD, client >> 32, zero + _NO_DRAW), (seed, round))
+    return (words[0] << 31) | (words[1] >> 1)
 
 
 class Noise:
@@ -166,6 +186,20 @@ class Noise:
         twin = Noise(self.seed, self.round, self.ids, self._id.device, self.engine)
         twin._draw = self._draw
         return twin
+
+    def select(self, positions: Sequence[int]) -> Noise:
+        """Give streams of some of these clients, which will draw what these would; a client may be taken twice.
+
+        Args:
+            positions: of the wanted clients.
+
+        Returns:
+            As many streams; these are left as they are.
+        """
+        ids = [self.ids[i] for i in positions]
+        some = Noise(self.seed, self.round, ids, self._id.device, self.engine)
+        some._draw = self._draw
+        return some
 
     def fork(self) -> Noise:
         """Give streams of the same clients that will not meet these: for work that some clients of a call have alone.

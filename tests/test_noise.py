@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
-from pacbayes_fl.noise import Engine, Noise, philox
+from pacbayes_fl.noise import Engine, Noise, keys, philox
 
 ENGINES: tuple[Engine, ...] = ("philox", "generators")
 IDS = (7, 2**62 + 11, 0, 2**32 + 7, 2**63 - 1)
@@ -299,6 +299,27 @@ def test_a_copy_draws_what_comes_next_and_a_fork_something_else(engine: Engine) 
     alone = Noise(3, 9, IDS[1:2], engine=engine)
     alone.normal(like(1, 2))
     assert torch.equal(alone.fork().weights(like(1, 4))[0], drawn[2][1])  # also by client
+
+
+@both
+def test_some_clients_draw_as_among_all_and_one_taken_twice_draws_the_same_twice(engine: Engine) -> None:
+    noise = Noise(3, 9, IDS, engine=engine)
+    noise.normal(like(5, 2))
+    some = noise.select([4, 1, 1])
+    assert some.ids == (IDS[4], IDS[1], IDS[1])
+    for _ in range(2):
+        assert torch.equal(some.normal(like(3, 4)), noise.normal(like(5, 4))[[4, 1, 1]])
+
+
+def test_keys_belong_to_seed_round_and_client() -> None:
+    ids = list(IDS)
+    found = keys(3, 0, ids)
+    assert found.dtype == torch.int64 and (found >= 0).all() and found.max() > 2**61
+    assert torch.equal(keys(3, 0, ids[::-1]), found.flip(0))
+    everything = torch.cat([keys(seed, round, ids) for seed in range(4) for round in range(4)])
+    assert len(everything.unique()) == len(everything)
+    bits = (keys(0, 1, range(4000)).unsqueeze(-1) >> torch.arange(63)) & 1
+    assert ((bits.double().mean(0) - 0.5).abs() < 4.5 * 0.5 / 4000**0.5).all()
 
 
 @pytest.mark.gpu

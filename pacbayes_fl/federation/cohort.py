@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.noise import philox
+from pacbayes_fl.noise import keys
 
-_DRAW = 0xFFFFFFFF  # counted down to by no client's own draws
+_BITS = 53  # of a key that decides by itself: what a double holds exactly
 
 
-def draw(seed: int, round: int, ids: Sequence[int], size: int | None) -> Tensor:
+def draw(seed: int | None, round: int, ids: Sequence[int], size: int | None) -> Tensor:
     """Draw a cohort without replacement (PAC-PFL Algorithm 1, line 4).
 
     Every client gets a random key from (seed, round, id), and those with the smallest take part: the cohort is the same
     in whatever order the clients stand.
 
     Args:
-        seed: of the experiment.
+        seed: of the experiment; None for keys from the operating system, which nobody can foretell or repeat.
         round: number of the round.
         ids: of all clients of the federation.
         size: clients wanted, all when None or at least as many.
@@ -29,8 +30,28 @@ def draw(seed: int, round: int, ids: Sequence[int], size: int | None) -> Tensor:
     """
     if size is None or size >= len(ids):
         return torch.arange(len(ids))
-    client = torch.tensor(ids, dtype=torch.int64)
-    zero = torch.zeros_like(client)
-    words = philox((zero, client & 0xFFFFFFFF, client >> 32, zero + _DRAW), (seed, round))
-    key = (words[0] << 31) | (words[1] >> 1)
-    return torch.argsort(key, stable=True)[:size].sort().values
+    return torch.argsort(_keys(seed, round, ids), stable=True)[:size].sort().values
+
+
+def draw_poisson(seed: int | None, round: int, ids: Sequence[int], share: float) -> Tensor:
+    """Draw a cohort of any size: every client takes part with the same probability, whatever the others do.
+
+    It depends on (seed, round, id) alone whether a client does, and so not on who else there is.
+
+    Args:
+        seed: of the experiment; None for keys from the operating system, which nobody can foretell or repeat.
+        round: number of the round.
+        ids: of all clients of the federation.
+        share: probability of a client.
+
+    Returns:
+        Sorted positions [*], int64, on the CPU; possibly none.
+    """
+    return ((_keys(seed, round, ids) >> (63 - _BITS)).double() < share * 2.0**_BITS).nonzero().squeeze(1)
+
+
+def _keys(seed: int | None, round: int, ids: Sequence[int]) -> Tensor:
+    """Random whole numbers [K] of 63 bits, one a client."""
+    if seed is None:
+        return torch.frombuffer(bytearray(os.urandom(8 * len(ids))), dtype=torch.int64) & (2**63 - 1)
+    return keys(seed, round, ids)

@@ -36,6 +36,20 @@ class SubnetworkPrecision(NamedTuple):
     factor: Tensor
 
 
+class AddedRows(NamedTuple):
+    """What more rows make of a subnetwork's Gaussian, whose mean stays.
+
+    Args:
+        chosen: positions of its weights [K, B], in the order of the factor.
+        factor: lower Cholesky factor of the new precision [K, B, B].
+        kl: divergence of the new Gaussian from the old one [K], in nats, float64.
+    """
+
+    chosen: Tensor
+    factor: Tensor
+    kl: Tensor
+
+
 def diagonal_ggn(model: WeightModel, weights: Tensor, batch: ClientBatch) -> Tensor:
     """Diagonal of the generalised Gauss-Newton matrix of every client's negative log likelihood.
 
@@ -103,6 +117,53 @@ def precision(
     Returns:
         The factor, NaN for a client whose precision cannot be factored, and the positions in its order.
     """
+    index, total = _subnetwork_ggn(model, weights, batch, index)
+    total.diagonal(dim1=-2, dim2=-1).add_(prior.gather(1, index).reciprocal())
+    return SubnetworkPrecision(index, _factored(total))
+
+
+def add_rows(
+    model: WeightModel, weights: Tensor, batch: ClientBatch, known: SubnetworkPrecision, more: Tensor, variance: Tensor
+) -> AddedRows:
+    """Add the curvature of more rows to the precision of weights that were Gaussian already.
+
+    L L' = J_S' Lambda J_S + H,  KL = (tr(H (L L')^-1) - B + ln |L L'| - ln |H|) / 2, the closed form for equal means
+
+    Args:
+        model: the likelihood.
+        weights: means [K, D].
+        batch: the rows that are new.
+        known: weights [K, A] that were correlated, and the factor of their block of H.
+        more: positions of weights that were correlated with none [K, M].
+        variance: of these [K, D], in squared units of a weight.
+
+    Returns:
+        Positions of all B = A + M weights, factor and divergence, which is that of the factor as its dtype holds it;
+        NaN for a client whose precision cannot be factored.
+    """
+    index = torch.cat((known.chosen, more), 1)
+    apart, block = variance.gather(1, more).double(), known.factor.double()
+    before = torch.diag_embed(torch.cat((torch.ones_like(known.chosen), apart.reciprocal()), 1))
+    before[:, : block.shape[1], : block.shape[1]] = block @ block.mT
+    arranged, total = _subnetwork_ggn(model, weights, batch, index)
+    place = torch.zeros_like(weights, dtype=torch.int64)
+    place.scatter_(1, index, torch.arange(index.shape[1], device=index.device).expand_as(index))
+    order = place.gather(1, arranged)
+    before = before.gather(1, order.unsqueeze(2).expand_as(before)).gather(2, order.unsqueeze(1).expand_as(before))
+    factor = _factored(before + total).to(weights.dtype)
+    after = factor.double()
+    spread = (torch.cholesky_inverse(after) * before).sum((-2, -1))
+    gained = _log_diagonal(after) - _log_diagonal(block) + 0.5 * apart.log().sum(1)
+    return AddedRows(arranged, factor, (0.5 * (spread - index.shape[1]) + gained).clamp_min(0.0))
+
+
+def _log_diagonal(factor: Tensor) -> Tensor:
+    """Half of the log determinants [K] of what was factored [K, B, B]."""
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _subnetwork_ggn(model: WeightModel, weights: Tensor, batch: ClientBatch, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions [K, B] in a convenient order, and the lower triangle of J_S' Lambda J_S [K, B, B] in that order."""
     total = torch.zeros(*index.shape, index.shape[1], dtype=weights.dtype, device=weights.device)
     for jacobian in _chunks(model, weights, batch, index.shape[1]):
         if _structured(jacobian):
@@ -112,9 +173,14 @@ def precision(
         else:
             columns = jacobian.columns(index).flatten(1, 2)
             total.baddbmm_(columns.mT, columns)
-    total.diagonal(dim1=-2, dim2=-1).add_(prior.gather(1, index).reciprocal())
-    factor, failed = torch.linalg.cholesky_ex(total)  # reads the lower triangle alone
-    return SubnetworkPrecision(index, factor.masked_fill_((failed > 0)[:, None, None], torch.nan))
+    return index, total
+
+
+def _factored(matrix: Tensor) -> Tensor:
+    """Cholesky factors of matrices [K, B, B], of which the lower triangle alone is read; NaN where there is none."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factored: Tensor = factor.masked_fill_((failed > 0)[:, None, None], torch.nan)
+    return factored
 
 
 def _cost(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int) -> tuple[int, int]:

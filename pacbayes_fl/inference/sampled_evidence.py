@@ -84,6 +84,19 @@ def repeated(batch: ClientBatch, times: int) -> ClientBatch:
     return replace(batch, x=x, y=y, mask=mask, ids=ids, names=names)
 
 
+def one_of(loc: Tensor, clients: int) -> Tensor:
+    """Give every client the first of P priors: what its draws, which all P see, are to be like.
+
+    Args:
+        loc: [P, D], or [K, P, D].
+        clients: K.
+
+    Returns:
+        [K, D].
+    """
+    return loc.select(-2, 0).expand(clients, -1)
+
+
 def log_values(
     model: WeightModel, priors: MeanField, batch: ClientBatch, scale: Tensor, draws: int, noise: Noise
 ) -> Tensor:
@@ -93,7 +106,7 @@ def log_values(
 
     Args:
         model: the likelihood.
-        priors: leaves [P, D].
+        priors: leaves [P, D], the same for all clients, or [K, P, D].
         batch: rows of K clients.
         scale: factor of the summed log likelihood [K].
         draws: L.
@@ -102,7 +115,7 @@ def log_values(
     Returns:
         [K, P, L], in nats, float64; a likelihood of zero is `NONE`, which counts for nothing beside any other.
     """
-    many, like = repeated(batch, len(priors.loc)), priors.loc[:1].expand(batch.clients, -1)
+    many, like = repeated(batch, priors.loc.shape[-2]), one_of(priors.loc, batch.clients)
     with torch.no_grad():
         values = []
         for _ in range(draws):
@@ -124,7 +137,8 @@ def particle_scores(
 
     Args:
         model: the likelihood.
-        particles: (mu, rho) of P priors [P, D + D]; weights without uncertainty keep their rho.
+        particles: (mu, rho) of P priors [P, D + D], the same for all clients, or [K, P, D + D]; weights without
+            uncertainty keep their rho.
         rows: of K clients; a minibatch makes the estimate of its own rows.
         scale: `tempering` of the rows [K].
         draws: L.
@@ -135,8 +149,8 @@ def particle_scores(
     """
     with torch.no_grad():
         priors = prior_of(particles)
-        opened, many = priors.opened(), repeated(rows, len(particles))
-        like = priors.loc[:1].expand(rows.clients, -1)
+        opened, many = priors.opened(), repeated(rows, particles.shape[-2])
+        like = one_of(priors.loc, rows.clients)
         sums = _Sums(rows.clients, priors.loc)
         for _ in range(draws):
             eps = noise.weights(like).unsqueeze(1)
@@ -159,9 +173,9 @@ class _Sums:
     """Sums over draws, all relative to exp of the largest value so far."""
 
     def __init__(self, clients: int, like: Tensor) -> None:
-        self.top = torch.full((clients, len(like)), -torch.inf, dtype=torch.float64, device=like.device)
+        self.top = torch.full((clients, like.shape[-2]), -torch.inf, dtype=torch.float64, device=like.device)
         self.total, self.squares = torch.zeros_like(self.top), torch.zeros_like(self.top)
-        self.by_weights = like.new_zeros(clients, *like.shape)
+        self.by_weights = like.new_zeros(clients, *like.shape[-2:])
         self.by_eps = torch.zeros_like(self.by_weights)
 
     def weigh(self, value: Tensor) -> Tensor:

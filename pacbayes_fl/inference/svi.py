@@ -111,7 +111,7 @@ def personal_steps(
         scale: factor of its log likelihood [K].
         noise: the clients' streams.
         draw: takes q and the streams, gives the random numbers of a draw.
-        free: bool [D], True for weights that may move; all when None.
+        free: bool [D] or [K, D], True for weights that may move; all when None.
 
     Returns:
         The state, and the mean scaled log likelihood [K], in nats.
@@ -155,7 +155,7 @@ def fit(
         noise: the clients' streams.
         passes: times `local.steps` minibatches.
         draw: takes q and the streams, gives the random numbers of a draw.
-        free: bool [D], True for weights that may move; all when None.
+        free: bool [D] or [K, D], True for weights that may move; all when None.
 
     Returns:
         q, leaves [K, D].

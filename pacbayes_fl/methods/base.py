@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Posterior
 
@@ -21,6 +22,18 @@ Update = TypeVar("Update")
 
 class Nothing(NamedTuple):
     """State of a client or server that keeps nothing between rounds."""
+
+
+class Refined(NamedTuple):
+    """A posterior that has seen more rows than the one it came from.
+
+    Args:
+        posterior: Q of the K clients, over the same hypotheses as the one it came from, P.
+        kl: KL(Q || P), or more where only an upper bound is known [K], in nats, float64.
+    """
+
+    posterior: Posterior
+    kl: Tensor
 
 
 class Method(ABC, Generic[Server, Message, Client, Update]):
@@ -62,6 +75,28 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     @abstractmethod
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """Each client's own posterior from its rows, also for clients that never took part."""
+
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """What more rows make of each client's posterior, and how far from it that is: the step that bounds certify.
+
+        `prior` is what `personalise` made of the rows `seen`, possibly none, without a look at `rows`.
+        """
+        raise AssumptionError(
+            f"{type(self).__name__} has no posterior over hypotheses that a bound could measure against a prior",
+            hint="certify a method whose models are uncertain",
+        )
+
+    def payload(self, message: Message, update: Update) -> Any:
+        """What of the clients' updates moves the server: floating leaves [K, *] of whose mean it makes its step.
+
+        A private round lets nothing else leave. Where clients send weights it is their distance from the message, so
+        that a clip bounds the step.
+        """
+        raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
+
+    def received(self, message: Message, mean: Any, clients: float) -> Update:
+        """Make an update of one row for `server` from the released mean [1, *] over `clients`; NaN in what stayed."""
+        raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
     def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """What the server itself would predict for these clients, to be reported beside the personal models."""

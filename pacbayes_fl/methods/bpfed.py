@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods import pfedbayes
-from pacbayes_fl.methods.pfedbayes import Update, per_client, start_clients, track_prior
+from pacbayes_fl.methods import pfedbayes, release
+from pacbayes_fl.methods.pfedbayes import Update, per_client, start_clients, stepped, track_prior
 from pacbayes_fl.methods.variational import Variational
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
@@ -93,6 +93,15 @@ class BPFed(Variational[Server, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
         return Server(joined)
 
+    def payload(self, message: Server, update: Update) -> MeanField:
+        """How far the shared part went in a round, mean and rho [K, R]."""
+        moved: MeanField = release.steps(update.w, self._sent(message), self.weighting)
+        return moved
+
+    def received(self, message: Server, mean: MeanField, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, R]."""
+        return stepped(release.arrived(mean, self._sent(message)))
+
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
         q = self._joined(message.w, state.personal)
@@ -108,6 +117,9 @@ class BPFed(Variational[Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood of the clients, and KL divergence of their posteriors from the tracked priors."""
         return per_client(update)
+
+    def _sent(self, message: Server) -> MeanField:
+        return tensors.tree_map(lambda leaf: leaf[: self.shared], message.w)
 
     def _personal(self, q: MeanField) -> MeanField:
         return tensors.tree_map(lambda leaf: leaf[:, self.shared :].clone(), q)

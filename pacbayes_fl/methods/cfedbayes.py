@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
-from pacbayes_fl.methods import pfedbayes
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.methods import pfedbayes, release
 from pacbayes_fl.methods.pfedbayes import never_trained, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
@@ -144,6 +144,26 @@ class CFedBayes(Variational[Server, Client, Update]):
         totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
+
+    def payload(self, message: Server, update: Update) -> Any:
+        """How far w went, in the slot of its cluster [K, J, D] and 0 in the others: nobody sees who is where."""
+        if self.start == "uploads":
+            what = "start = 'uploads' groups what single clients send, which a private round withholds"
+            raise PrivacyError(what, hint="method.start = 'random'")
+        moved = release.steps(update.w, tensors.select(message.w, update.cluster), self.weighting)
+        mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
+        return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
+
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
+        """Move every cluster by J times its slot's mean [1, J, D].
+
+        That is the sum over its members divided by c / J, what it would have if all were equally large: how many it
+        has is not known, so that a small cluster goes slower than its mean and a large one faster.
+        """
+        w = release.arrived(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
+        sent = pfedbayes.stepped(w)
+        unknown, cluster = sent.kl, torch.arange(self.clusters, device=sent.kl.device)
+        return Update(w, cluster, sent.weight, unknown, unknown, unknown, unknown)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""

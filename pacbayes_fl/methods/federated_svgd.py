@@ -15,11 +15,12 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, StudyError
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam, adam, adam_init, sgd
 from pacbayes_fl.posteriors.particles import HyperPosterior, HyperPrior
+from pacbayes_fl.posteriors.particles import gibbs_tau as gibbs_tau  # on offer here too
 from pacbayes_fl.server import svgd
 
 Model = TypeVar("Model")
@@ -57,29 +58,6 @@ class Scored(Protocol):
 Update = TypeVar("Update", bound=Scored)
 
 
-def gibbs_tau(lam: float, beta: float, n: int, n2: float, v: float = 1e-4) -> float:
-    """Exponent of the optimal hyper-posterior.
-
-    tau = lambda / (lambda + beta n (n2 + v))      (PAC-PFL Corollary 4.4)
-
-    Args:
-        lam: lambda > n2 + v.
-        beta: temperature of the clients' posteriors.
-        n: number of clients.
-        n2: number of clients that expect new samples.
-        v: small constant of Theorem 4.2.
-
-    Returns:
-        tau in (0, 1).
-
-    Raises:
-        AssumptionError: when lambda <= n2 + v.
-    """
-    if not lam > n2 + v:
-        raise AssumptionError(f"lambda must be above n2 + v = {n2 + v:g} (Theorem 4.2), got {lam:g}")
-    return lam / (lam + beta * n * (n2 + v))
-
-
 @dataclass(frozen=True)
 class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Update]):
     """Algorithm 1 of PAC-PFL for priors of any kind; clients keep nothing.
@@ -104,6 +82,8 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
 
     beta_tempers: ClassVar[bool] = False
     """True where beta is the clients' temperature too, and not only a number behind tau."""
+    personal_messages: ClassVar[bool] = False
+    """True where `client` and `personalise` take particles that differ between clients, [K, P, D]."""
 
     model: Model
     hyper_prior: HyperPrior
@@ -161,6 +141,10 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
         if self.optimiser == "ascent":
             return Server(sgd(server.particles, downhill, self.rate), server.adam)
         return Server(*adam(server.particles, downhill, server.adam, self.rate))
+
+    def payload(self, message: Message, update: Update) -> dict[str, Tensor]:
+        """The score of all particles together [K, P, D]: one vector, so that one clip bounds it."""
+        return {"score": update.score}
 
     def drawn_rows(self, batch: ClientBatch, noise: Noise) -> ClientBatch:
         """Draw a minibatch of every client's rows (Algorithm 2, line 2).

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.inference import curvature, map_estimate, subnetwork
+from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, SubnetworkChoice
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods import release
+from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.methods.baselines.fedavg import initial_weights
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -180,6 +182,17 @@ class FedSI(Method[Server, Message, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.moments)
         return Server(joined)
 
+    def payload(self, message: Message, update: Update) -> Moments:
+        """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
+        return release.steps(update.moments, self._known(message), self.weighting)
+
+    def received(self, message: Message, mean: Moments, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, R]; variances that noise makes negative become 0."""
+        found = release.arrived(mean, self._known(message))
+        unknown = release.withheld(found.mean)
+        found = found._replace(variance=found.variance.clamp_min(0.0))
+        return Update(found, release.ones(found.mean), unknown, unknown, unknown)
+
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""
         aside = noise.fork()
@@ -189,6 +202,39 @@ class FedSI(Method[Server, Message, Client, Update]):
             theta = map_estimate.fit(self.model, self.local, theta, batch, aside.copy(), self.finetune, free=head).theta
         infer = partial(self._infer, theta, self._prior_variance(message, batch.clients), batch, aside)
         return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
+
+    def refine(self, prior: LinearisedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Add the curvature of more rows to the precision of the Gaussian that `personalise` gave, P = N(theta, Sigma).
+
+        Estimate and subnetwork stay: they are known from other rows. A chosen weight without curvature so far, which P
+        has apart, becomes correlated where the new rows depend on it.
+
+        Args:
+            prior: P.
+            seen: rows that P has seen; what there is to know of them is in P.
+            rows: the others.
+            noise: the clients' streams.
+
+        Returns:
+            Q around the same estimate, and KL(Q || P) [K], in nats, float64.
+        """
+        p, theta = prior.gaussian, prior.loc
+        ggn = curvature.diagonal_ggn(self.model, theta, rows)
+        q: GaussianWeights
+        if isinstance(p, SubnetworkGaussian):
+            known = SubnetworkPrecision(p.chosen, p.factor)
+            more = reached(p, ggn)
+            chosen, factor, kl = curvature.add_rows(self.model, theta, rows, known, more, p.variance)
+            q = SubnetworkGaussian(theta, chosen, factor, p.variance.scatter(1, chosen, 0.0))
+        elif isinstance(p, DiagonalGaussian):
+            q = DiagonalGaussian(theta, p.variance / (1.0 + p.variance * ggn))
+            kl = shrinking_kl(q.variance, p.variance)
+        else:
+            raise AssumptionError(f"the prior must be one that `personalise` gave, got {type(p).__name__}")
+        posterior = LinearisedPosterior(
+            self.model, theta, lambda: q, self.predictive, self.draws, noise, prior.reference
+        )
+        return Refined(posterior, kl)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Chosen weights without curvature: their posterior is the prior."""
@@ -215,6 +261,11 @@ class FedSI(Method[Server, Message, Client, Update]):
             return self.model.footprint(rows)
         chosen = self.choice.size(self._candidates(torch.empty(0), torch.empty(0)))
         return max(self.model.footprint(rows), chosen**2)
+
+    def _known(self, message: Message) -> Moments:
+        """Where the clients' steps begin [R]; the prior's alpha stands for no variance."""
+        mean = message.prior.mean[: self.shared]
+        return Moments(mean, torch.zeros_like(mean))
 
     def _fit(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Tensor]:
         """MAP estimates of the representation under the global prior (eq. 10), from the global means."""
@@ -279,3 +330,35 @@ def only(values: Tensor, index: Tensor) -> Tensor:
         [K, D].
     """
     return torch.zeros_like(values).scatter(1, index, values.gather(1, index))
+
+
+def reached(gaussian: SubnetworkGaussian, ggn: Tensor) -> Tensor:
+    """Take the uncertain weights that are correlated with none, and will be: those on which new rows depend.
+
+    Args:
+        gaussian: whose weights.
+        ggn: diagonal curvature of the new rows [K, D].
+
+    Returns:
+        Positions [K, M]; see `subnetwork.curved`.
+    """
+    apart = gaussian.variance != 0
+    count = int(apart.sum(1).max())  # the same for every client: a subnetwork has one size
+    return subnetwork.curved(torch.argsort(~apart, dim=1, stable=True)[:, :count], ggn)
+
+
+def shrinking_kl(variance: Tensor, prior: Tensor) -> Tensor:
+    """KL divergence between Gaussians of independent weights and equal means.
+
+    KL = 1/2 sum_r [v_r / g_r - 1 - ln(v_r / g_r)]
+
+    Args:
+        variance: v [K, D], in squared units of a weight.
+        prior: g [K, D]; 0 for a weight that is known, to both.
+
+    Returns:
+        [K], in nats, float64.
+    """
+    v, g = variance.double(), prior.double()
+    change = (v - g) / g
+    return 0.5 * torch.where(g == 0, 0.0, change - change.log1p()).sum(1)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import evidence
-from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods import release
+from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server, gibbs_tau
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition, refined
 
 __all__ = ["Message", "PacPFL", "Server", "Update", "gibbs_tau"]
 
@@ -49,6 +49,8 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         minibatch_scale: "unscaled" takes the evidence of the b rows (Algorithm 2); "rows" multiplies it by m_k / b.
     """
 
+    personal_messages: ClassVar[bool] = True
+
     minibatch_scale: Literal["unscaled", "rows"] = "unscaled"
 
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
@@ -62,9 +64,30 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         update = Update(score, log_evidence, torch.ones_like(batch.size), jittered)
         return update, state
 
+    def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
+        """Make the sum of scores out of their mean [1, P, D]: the server restores the sum over all from it (eq. 40)."""
+        score, unknown = mean["score"] * clients, release.withheld(mean["score"])
+        log_evidence = unknown.to(score).unsqueeze(1).expand(score.shape[:2])
+        return Update(score, log_evidence, release.ones(score) * clients, unknown)
+
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
         """Condition every particle's GP on the client's rows (eqs. 35-37); no training, for new clients too."""
-        return condition(self.model, tensors.expand(message.particles, batch.clients), batch, self.weighting)
+        theta = message.particles.expand(batch.clients, *message.particles.shape[-2:])
+        return condition(self.model, theta, batch, self.weighting)
+
+    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Condition the particles' GPs on all rows: the exact posterior again, from P whose particles stay as they are.
+
+        Args:
+            prior: P, of the rows `seen`.
+            seen: rows of K clients.
+            rows: later rows of theirs.
+            noise: not used.
+
+        Returns:
+            Q, and a bound on KL(Q || P) [K]; see `posteriors.gaussian_process.refined`.
+        """
+        return Refined(*refined(prior, seen, rows, self.weighting))
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean log evidence per client, size of the summed score, spread of the particles, clients with jitter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError, outside
+from pacbayes_fl.errors import AssumptionError, ShapeError, StudyError, outside
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods import release
+from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.mixture import MixturePosterior
+from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.server import svgd
 
@@ -81,6 +82,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     """
 
     beta_tempers: ClassVar[bool] = True
+    personal_messages: ClassVar[bool] = True
     personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors"
 
     train_draws: int = 5
@@ -118,35 +120,88 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         )
         return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
 
+    def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
+        """Make the sum of scores out of their mean [1, P, 2D]: the server restores that over all from it (eq. 40)."""
+        score = mean["score"] * clients
+        unknown = release.withheld(score).to(score).unsqueeze(1).expand(score.shape[:2])
+        return Update(score, unknown, release.ones(score) * clients, unknown)
+
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
         """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
         priors = sampled_evidence.prior_of(message.particles)
-        mine = _one_by_one(priors, batch.clients)
+        mine, kept = _one_by_one(priors, batch.clients), noise.copy()  # what others draw next must not move a posterior
         if self.posterior == "importance":
             log_weights, means = self._weighed(priors, batch, noise)
-            return MixturePosterior(self.model, mine, log_weights, noise, means, batch)
+            return WeighedDraws(self.model, mine, log_weights, kept, means, batch)
         fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
         each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
         share = self._shares(priors, batch, noise).repeat_interleave(each, 1) - math.log(each * seen)
         means = tuple(fit.mean() for fit in fits)
-        return MixturePosterior(self.model, tuple(fits), share.unsqueeze(-1).expand(-1, -1, seen), noise, means, batch)
+        return FamilyMixture(self.model, tuple(fits), share.unsqueeze(-1).expand(-1, -1, seen), kept, means, batch)
 
-    def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Weigh the same draws again, by all rows, or fit every mean field on, from P's and against it.
+
+        Networks that normalise by statistics of rows keep those of P: both are about the same networks.
+
+        Args:
+            prior: P, of the rows `seen`.
+            seen: rows of K clients.
+            rows: later rows of theirs, in the same order.
+            noise: the clients' streams, for "svi".
+
+        Returns:
+            Q and KL(Q || P) [K]: that of weights on a list, or a bound for mixtures whose components keep P's weights
+            and, where a fit diverged, P's mean field.
+
+        Raises:
+            AssumptionError: for "svgd", whose points have no density.
+            ShapeError: when the clients are others.
+        """
+        if self.posterior == "svgd":
+            raise AssumptionError(
+                "a posterior of particles is infinitely far from any other: no bound holds of it",
+                hint="posterior = 'importance' or 'svi'",
+            )
+        if not prior.noise.ids == seen.ids == rows.ids:
+            raise ShapeError(f"rows must be of clients {prior.noise.ids}, got those of {seen.ids} and {rows.ids}")
+        found: FamilyMixture | WeighedDraws
+        if self.posterior == "importance":
+            priors = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *prior.components)
+            log_weights, means = self._weighed(priors, seen.extend(rows), prior.noise)
+            found = replace(prior, log_weights=log_weights, means=means)
+        else:
+            fits = tuple(self._fitted_on(one, rows, noise) for one in prior.components)
+            found = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
+        return Refined(found, found.kl(prior))
+
+    def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> FamilyMixture:
         """The priors themselves, all alike: what is known of a client without rows."""
         mine = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
         alike = torch.zeros(batch.clients, len(mine), self.draws, dtype=torch.float64, device=batch.x.device)
         means = tuple(prior.loc for prior in mine)
-        return MixturePosterior(self.model, mine, alike - math.log(len(mine) * self.draws), noise, means, batch)
+        return FamilyMixture(self.model, mine, alike - math.log(len(mine) * self.draws), noise, means, batch)
 
     def _fits(self, prior: MeanField, batch: ClientBatch, noise: Noise) -> list[Any]:
         """Posteriors under one prior, leaves [K, D]; all priors see the same minibatches and draws."""
-        local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
         if self.posterior == "svi":
-            return [svi.fit(self.model, local, prior, batch, apart, 1, svi.draw_of)]
+            return [self._fitted(prior, batch, noise)]
+        local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
         start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.companions)], 1)
         towards = partial(svgd.direction, rule=self.bandwidth)
         found = weight_svgd.fit(self.model, local, prior, start, batch, apart, towards)
         return [PointMass(theta) for theta in found.unbind(1)]
+
+    def _fitted(self, prior: MeanField, batch: ClientBatch, noise: Noise, free: Tensor | None = None) -> MeanField:
+        """Fit a mean field [K, D] from its prior and against it; weights that are not `free` [D] stay as they are."""
+        local = Tempered(**asdict(self.local), beta=self.beta)
+        found: MeanField = svi.fit(self.model, local, prior, batch, noise.fork(), 1, svi.draw_of, free)
+        return found
+
+    def _fitted_on(self, prior: MeanField, rows: ClientBatch, noise: Noise) -> MeanField:
+        """Fit a mean field [K, D] on; weights that are numbers stay as they are, and so does all where a fit fails."""
+        found = self._fitted(prior, rows, noise, self.model.stochastic_columns().to(prior.loc.device))
+        return tensors.where(tensors.finite(found), found, prior)
 
     def _values(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
         """Terms of eq. 38 for all rows [K, P, L'], of the draws that `noise` gives next; it still gives them."""
@@ -156,8 +211,8 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     def _shares(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
         """Log weights of the priors [K, P]: eq. 37b with the estimated evidence, or all alike."""
         if self.weighting == "equal":
-            alike = -math.log(len(priors.loc))
-            return torch.full((batch.clients, len(priors.loc)), alike, dtype=torch.float64, device=batch.x.device)
+            count = priors.loc.shape[-2]
+            return torch.full((batch.clients, count), -math.log(count), dtype=torch.float64, device=batch.x.device)
         values = self._values(priors, batch, noise)
         self._look_at(values, _effective(values.log_softmax(-1)).amin(1), batch.names)
         return values.logsumexp(-1).log_softmax(-1)
@@ -173,7 +228,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         each = log_weights.flatten(1) if self.weighting == "evidence" else within
         effective = _effective(each)
         self._look_at(values, effective if self.weighting == "evidence" else effective.mean(1), batch.names)
-        again, like = noise.copy(), priors.loc[:1].expand(batch.clients, -1)
+        again, like = noise.copy(), sampled_evidence.one_of(priors.loc, batch.clients)
         eps = torch.zeros_like(like.unsqueeze(1).expand(-1, count, -1))
         for weight in within.exp().to(like).unbind(-1):
             eps.addcmul_(weight.unsqueeze(-1), again.weights(like).unsqueeze(1))
@@ -232,7 +287,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:
-    """Give K clients views of each of P priors: from leaves [P, D] to P times leaves [K, D]."""
+    """Give K clients views of each of P priors: from leaves [P, D] or [K, P, D] to P times leaves [K, D]."""
+    count = priors.loc.shape[-2]
     return tuple(
-        tensors.tree_map(lambda leaf, p=p: leaf[p].expand(clients, -1), priors) for p in range(len(priors.loc))
+        tensors.tree_map(lambda leaf, p=p: leaf.select(-2, p).expand(clients, -1), priors) for p in range(count)
     )

@@ -13,6 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import elbo, svi
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.variational import PriorTracking, Variational, check_beta
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -129,6 +130,20 @@ def per_client(update: Update) -> Mapping[str, Tensor]:
     return {"log_likelihood": update.log_likelihood.sum() / clients, "kl": update.kl.sum() / clients}
 
 
+def stepped(w: Any) -> Update:
+    """Make an update of distributions that were released, with equal weights and nothing else told.
+
+    Args:
+        w: leaves [J, D].
+
+    Returns:
+        Leaves [J, *].
+    """
+    rows = len(w.loc)
+    unknown = release.withheld(w.loc, rows)
+    return Update(w, release.ones(w.loc, rows), unknown, unknown, unknown)
+
+
 @final
 @dataclass(frozen=True)
 class PFedBayes(Variational[Server, Client, Update]):
@@ -164,6 +179,15 @@ class PFedBayes(Variational[Server, Client, Update]):
         """Average and extrapolate (Algorithm 1, last line)."""
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
+
+    def payload(self, message: Server, update: Update) -> MeanField:
+        """How far w went in a round, mean and rho [K, D]."""
+        moved: MeanField = release.steps(update.w, message.w, self.weighting)
+        return moved
+
+    def received(self, message: Server, mean: MeanField, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, D]."""
+        return stepped(release.arrived(mean, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained fits it against w first."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.pfedbayes import Client, never_trained, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
@@ -61,6 +62,18 @@ class Update(NamedTuple):
     kl: Tensor
     sent: Tensor
     kept: Tensor
+
+
+def all_of(w: SpikeSlab) -> Sent:
+    """Give the tuple of a distribution of which nothing is dropped.
+
+    Args:
+        w: leaves [*].
+
+    Returns:
+        Leaves [*].
+    """
+    return Sent(w.loc, w.rho, w.inclusion)
 
 
 def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
@@ -129,9 +142,20 @@ class SFedBayes(Variational[Server, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
         mean = tensors.weighted_mean(update.w, update.weight)
-        old = Sent(server.w.loc, server.w.rho, server.w.inclusion)
-        loc, rho, inclusion = average.extrapolate(old, mean, self.beta)
+        loc, rho, inclusion = average.extrapolate(all_of(server.w), mean, self.beta)
         return Server(SpikeSlab(loc, rho, torch.logit(inclusion.clamp(0.0, 1.0))).bounded())
+
+    def payload(self, message: Server, update: Update) -> Sent:
+        """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen."""
+        moved: Sent = release.steps(update.w, all_of(message.w), self.weighting)
+        return moved
+
+    def received(self, message: Server, mean: Sent, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability."""
+        w: Sent = release.arrived(mean, all_of(message.w))
+        unknown = release.withheld(w.loc)
+        w = w._replace(inclusion=w.inclusion.clamp(0.0, 1.0))
+        return Update(w, release.ones(w.loc), unknown, unknown, unknown, unknown, unknown)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
@@ -159,6 +183,24 @@ class SFedBayes(Variational[Server, Client, Update]):
         means = {name: getattr(update, name).sum() / clients for name in names}
         dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.loc.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
+
+    def refitted(self, w: SpikeSlab, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> SpikeSlab:
+        """Fit q against a distribution that may be pruned; gates that are shut stay shut.
+
+        Args:
+            w: leaves [K, D]; left as it is.
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            free: bool [K, D], True for weights that may move; all with uncertainty that were not pruned when None.
+
+        Returns:
+            Leaves [K, D]; w itself for a client whose fit diverged.
+        """
+        shut = w.logit == -torch.inf
+        free = ~shut if free is None else free & ~shut
+        almost = w._replace(logit=w.logit.clamp_min(-15.0))  # Adam's steps need a finite logit
+        q: SpikeSlab = super().refitted(almost, rows, noise, free)
+        return q._replace(logit=torch.where(shut, -torch.inf, q.logit))
 
     def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
         """Take the random numbers of one draw, with the gates' temperature."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
@@ -126,6 +126,43 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             return q
         fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
         return tensors.where(fresh, fitted, q)
+
+    def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
+
+        Both are distributions of the same networks: statistics by which one normalises stay those that P had. Draws are
+        those of q itself, also for a preset that shrinks them.
+
+        Args:
+            prior: P, leaves [K, D].
+            seen: rows that P has seen; what there is to know of them is in P.
+            rows: the others.
+            noise: the clients' streams.
+
+        Returns:
+            Q with leaves [K, D], that of a client without rows P itself, and KL(Q || P) [K], in nats, float64.
+        """
+        q = self.refitted(prior.family, rows, noise.fork())
+        posterior = WeightPosterior(self.model, q, self.draws, noise, prior.reference)
+        return Refined(posterior, q.kl(prior.family).clamp_min(0.0))
+
+    def refitted(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
+        """Fit q from a distribution and against it; weights that are numbers stay what they are.
+
+        Args:
+            w: leaves [K, D]; left as it is.
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            free: bool [K, D], True for weights that may move; all with uncertainty when None.
+
+        Returns:
+            Leaves [K, D]; w itself for a client whose fit diverged.
+        """
+        uncertain = self.model.stochastic_columns().to(w.loc.device)
+        free = uncertain if free is None else free & uncertain
+        exact = replace(self, local=replace(self.local, noise_std=1.0))
+        q = svi.fit(self.model, exact.local, w, rows, noise, self.join_passes, exact.draw, free)
+        return tensors.where(tensors.finite(q), q, w)
 
 
 def check_beta(beta: float) -> None:

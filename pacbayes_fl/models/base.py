@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import pyro
 import torch
@@ -205,6 +205,9 @@ class WeightModel(ABC):
 
     dtype: torch.dtype = torch.float32
     """Of the weights."""
+
+    row_by_row: ClassVar[bool] = True
+    """False where a prediction depends on statistics of other rows: of the reference, or of the batch without one."""
 
     deterministic: frozenset[str] = frozenset()
     """Sites whose weights are learned as numbers, without uncertainty."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -280,6 +280,8 @@ class BayesianVGG(ImageNetwork):
     Raises:
         StudyError: for images without pixels.
     """
+
+    row_by_row: ClassVar[bool] = False
 
     def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
         """Name the weights of every layer."""

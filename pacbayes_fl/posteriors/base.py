@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.noise import Noise
@@ -62,6 +64,30 @@ class Posterior(Protocol):
 
     def predict(self, x: Tensor) -> Predictive:
         """Predictive distribution at inputs x [K, N, *feature], of real targets or of classes as the model has it."""
+
+
+@runtime_checkable
+class OverFunctions(Protocol):
+    """A posterior whose hypotheses are functions with Gaussian values."""
+
+    def function(self, x: Tensor) -> NormalMixture:
+        """Distribution of the function's values at inputs x [K, N, d]; observation noise is no part of it."""
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A posterior over finitely many hypotheses."""
+
+    def listed(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+        """Log weight [K] and predictions at inputs x [K, N, *feature], batch shape [K, N], of each of them."""
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A posterior whose hypotheses can be drawn, independently of one another."""
+
+    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Predictions of each draw at inputs x [K, N, *feature], batch shape [K, N]."""
 
 
 @dataclass(frozen=True, eq=False)

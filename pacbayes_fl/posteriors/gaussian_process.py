@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.mixture import mixture_kl
 
 JITTERS = (1e-8, 1e-6, 1e-4)
 """Rungs that are tried after 0, in units of the mean diagonal."""
@@ -171,17 +172,34 @@ class GPPosterior:
     def _noise(self) -> Tensor:
         return self.model.noise(self.theta).unsqueeze(-1)
 
-    def predict(self, x: Tensor) -> NormalMixture:
-        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37).
+    @property
+    def row_noise(self) -> Tensor:
+        """Noise that the rows were taken to have [K, P], in squared units of y: jitter is noise too."""
+        return self._noise.squeeze(-1) + self.factor_jitter
 
-        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p)
-        Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p* + s_p^2
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p^2.
 
         Args:
             x: new inputs [K, M, d].
 
         Returns:
             Mixture over particles [K, P, M], in units of y, noise included.
+        """
+        found = self.function(x)
+        return replace(found, variances=found.variances + self._noise)
+
+    def function(self, x: Tensor) -> NormalMixture:
+        """Values of the function itself (PAC-PFL eqs. 35 and 37 without the noise of new targets).
+
+        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p)
+        Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p*
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            Mixture over particles [K, P, M], in units of y; a variance may be 0.
         """
         prior_mean, embedding = self._prior(x)
         if embedding is None or self.train_embedding is None:
@@ -193,7 +211,7 @@ class GPPosterior:
         # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
         mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
         explained = (cross @ self.whitener.mT).square().sum(-1)
-        return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0) + self._noise)
+        return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
 
     def kl(self) -> Tensor:
         """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.
@@ -203,7 +221,7 @@ class GPPosterior:
         Returns:
             [K, P], in nats; 0 for a client without rows.
         """
-        noise = self._noise.squeeze(-1) + self.factor_jitter
+        noise = self.row_noise
         real = self.mask.unsqueeze(1)
         rows = real.sum(-1, dtype=noise.dtype)
         diagonal = torch.where(real, self.whitener.diagonal(dim1=-2, dim2=-1), 1.0)
@@ -298,3 +316,65 @@ def condition(
     return GPPosterior(
         model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
     )
+
+
+def refined(
+    prior: GPPosterior,
+    seen: ClientBatch,
+    rows: ClientBatch,
+    weighting: Literal["evidence", "equal"] = "evidence",
+) -> tuple[GPPosterior, Tensor]:
+    """Let clients see more rows under the same particles, and bound how far that takes their posteriors.
+
+    KL(Q || P) <= KL(a || w) + sum_p a_p KL(Q_p || P_p), a and w the mixture weights of Q and P
+
+    Args:
+        prior: P, of the rows `seen`.
+        seen: rows of the K clients that P was conditioned on, possibly none.
+        rows: later rows of these clients.
+        weighting: "evidence" or "equal", as P has it.
+
+    Returns:
+        Q, of all rows, and the bound [K] in nats, float64; infinite where P gives weight 0 to what Q uses, or where no
+        covariance could be factored.
+    """
+    everything = seen.extend(rows)
+    posterior = condition(prior.model, prior.theta, everything, weighting)
+    q, p = posterior, prior
+    if prior.theta.dtype != torch.float64:  # differences of log evidences need more digits than predictions do
+        theta = prior.theta.double()
+        everything, seen = (batch.to(dtype=torch.float64) for batch in (everything, seen))
+        q, p = (condition(prior.model, theta, batch, weighting) for batch in (everything, seen))
+    return posterior, mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, everything, seen.size))
+
+
+def function_kl(posterior: GPPosterior, prior: GPPosterior, batch: ClientBatch, seen: Tensor) -> Tensor:
+    """KL divergence, particle by particle, of a GP posterior from one that saw the first of its rows: over functions.
+
+    KL = E_Q[ln N(y | f(x), s_Q^2 I)] - ln Z_Q - E_Q[ln N(y_a | f(x_a), s_P^2 I)] + ln Z_P,  f(x) ~ Q
+
+    It is exact whatever jitter each of the two needed, which is part of its noise s^2; with the same noise the terms of
+    the rows a that both saw cancel.
+
+    Args:
+        posterior: Q, of all rows of `batch`, under particles that are those of P.
+        prior: P.
+        batch: rows of K clients, those that P saw first.
+        seen: number of rows that P saw [K].
+
+    Returns:
+        [K, P], in nats; NaN where a covariance could not be factored.
+    """
+    function = posterior.function(batch.x)
+    squares = (batch.y.unsqueeze(1) - function.means).square() + function.variances
+    early = batch.mask & (torch.arange(batch.mask.shape[1], device=seen.device) < seen.unsqueeze(-1))
+
+    def fit(noise: Tensor, mask: Tensor) -> Tensor:
+        """Expected log likelihood [K, P] of the rows in mask [K, N]."""
+        by_row = -0.5 * (squares / noise.unsqueeze(-1) + (2 * math.pi * noise).log().unsqueeze(-1))
+        return torch.where(mask.unsqueeze(1), by_row, 0.0).sum(-1)
+
+    mine, theirs = posterior.row_noise, prior.row_noise
+    known = fit(mine, early) - fit(theirs, early)
+    kl = fit(mine, batch.mask & ~early) + known - posterior.log_evidence + prior.log_evidence
+    return kl.clamp_min(0.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
@@ -149,6 +150,19 @@ class LinearisedPosterior:
             As `predict`.
         """
         return WeightPosterior(self.model, PointMass(self.loc), 1, self.noise, self.reference).predict(x)
+
+    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw networks, which are not linear in their weights, whatever `predictive` is.
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S, networks.
+            noise: the clients' streams; see `WeightPosterior.drawn`.
+
+        Yields:
+            p(y | x, theta_s), batch shape [K, N].
+        """
+        return WeightPosterior(self.model, self.gaussian, draws, noise, self.reference).drawn(x, draws, noise)
 
     def _rows(self, x: Tensor) -> int:
         """Rows whose Jacobian by the weights that count is not too large."""

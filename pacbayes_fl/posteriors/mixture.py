@@ -10,6 +10,7 @@ import torch
 from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.base import WeightModel
@@ -25,8 +26,7 @@ Weighted = Iterator[tuple[Tensor, TorchDistribution]]
 class MixturePosterior:
     """Weights of K clients as a mixture of M families, each seen through S draws that may weigh differently.
 
-    Equal weights within a family make it a plain average over draws; importance weights make a posterior of draws from
-    a prior. All families see the same random numbers.
+    What its hypotheses are, its children say. All families see the same random numbers.
 
     Args:
         model: the likelihood.
@@ -84,16 +84,109 @@ class MixturePosterior:
     def _draws(self, x: Tensor) -> Weighted:
         noise, rows = self.noise.copy(), rows_of(x, self.noise)
         for s in range(self.log_weights.shape[-1]):
-            with torch.no_grad():
-                draw = self.components[0].draw(noise)
-                for m, family in enumerate(self.components):
-                    yield self.log_weights[:, m, s], self.model.observation(family.weights(draw), rows, self.reference)
+            draw = self.components[0].draw(noise)
+            for m, family in enumerate(self.components):
+                with torch.no_grad():  # not around the loop: between draws the mode is the caller's
+                    found = self.model.observation(family.weights(draw), rows, self.reference)
+                yield self.log_weights[:, m, s], found
 
     def _means(self, x: Tensor) -> Weighted:
         rows, share = rows_of(x, self.noise), self.log_weights.logsumexp(-1)
         for m, mean in enumerate(self.means):
             with torch.no_grad():
-                yield share[:, m], self.model.observation(mean, rows, self.reference)
+                found = self.model.observation(mean, rows, self.reference)
+            yield share[:, m], found
+
+
+class FamilyMixture(MixturePosterior):
+    """A mixture of distributions over weights: draws stand for their families, and weigh alike within each."""
+
+    def __post_init__(self) -> None:
+        """Refuse draws of one family that weigh differently."""
+        super().__post_init__()
+        if not torch.equal(self.log_weights, self.log_weights[..., :1].expand_as(self.log_weights)):
+            raise StudyError("draws of one family must weigh alike", hint="a WeighedDraws has draws of any weight")
+
+    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw a family and weights from it, again and again.
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S.
+            noise: the clients' streams, left as they are: the same streams give the same weights, whatever the inputs.
+
+        Yields:
+            p(y | x, theta_s), batch shape [K, N].
+        """
+        noise, rows, clients = noise.copy(), rows_of(x, self.noise), torch.arange(len(x), device=x.device)
+        families = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *self.components)  # [K, M, D]
+        steps = self.log_weights.logsumexp(-1).double().exp().cumsum(1)[:, :-1]
+        for _ in range(draws):
+            with torch.no_grad():
+                which = (noise.weights(steps.new_empty(len(x), 1), "uniform") > steps).sum(-1)
+                family = tensors.tree_map(lambda leaf, which=which: leaf[clients, which], families)
+                found = self.model.observation(family.weights(family.draw(noise)), rows, self.reference)
+            yield found
+
+    def kl(self, prior: FamilyMixture) -> Tensor:
+        """Bound the KL divergence from a mixture of as many families; see `mixture_kl`.
+
+        Args:
+            prior: families of the same kind.
+
+        Returns:
+            [K], in nats, float64.
+        """
+        pairs = zip(self.components, prior.components, strict=True)
+        divergences = torch.stack([one.kl(other) for one, other in pairs], 1)
+        mine, theirs = (one.log_weights.logsumexp(-1) for one in (self, prior))
+        return mixture_kl(mine, theirs, divergences)
+
+
+class WeighedDraws(MixturePosterior):
+    """Finitely many weights, the draws themselves, each with its own probability: such as importance weights."""
+
+    def listed(self, x: Tensor) -> Weighted:
+        """Go through all draws of all families.
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Yields:
+            Log weight [K] and predictions with batch shape [K, N], of each.
+        """
+        return self._draws(x)
+
+    def kl(self, prior: WeighedDraws) -> Tensor:
+        """KL divergence from other weights of the same draws; see `mixture_kl`.
+
+        Args:
+            prior: of the same families under the same random numbers.
+
+        Returns:
+            [K], in nats, float64: exact.
+        """
+        return mixture_kl(self.log_weights.flatten(1), prior.log_weights.flatten(1))
+
+
+def mixture_kl(log_weights: Tensor, prior: Tensor, divergences: Tensor | None = None) -> Tensor:
+    """Bound the KL divergence between mixtures with the same number of components, from logarithms of their weights.
+
+    KL(sum_p a_p Q_p || sum_p w_p P_p) <= KL(a || w) + sum_p a_p KL(Q_p || P_p)
+
+    Args:
+        log_weights: ln a of the posterior [K, P], normalised.
+        prior: ln w of the prior [K, P], normalised.
+        divergences: KL(Q_p || P_p) [K, P], in nats, ignored where a_p = 0; none where Q_p = P_p.
+
+    Returns:
+        [K], in nats, float64; infinite where w_p = 0 < a_p, and where a number is missing.
+    """
+    log_weights, prior = log_weights.double(), prior.double()
+    terms = log_weights - prior if divergences is None else log_weights - prior + divergences.double()
+    weights = log_weights.exp()
+    kl = torch.where(weights == 0, 0.0, weights * terms).sum(-1).clamp_min(0.0)
+    return torch.where(kl.isnan(), torch.inf, kl)
 
 
 def mixed(weighted: Weighted) -> Predictive:

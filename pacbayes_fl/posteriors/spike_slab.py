@@ -122,14 +122,18 @@ def bernoulli_kl(logit: Tensor, prior: Tensor) -> Tensor:
     """KL(Bern(sigmoid(logit)) || Bern(sigmoid(prior))), from logits alone, so that it stays finite.
 
     Args:
-        logit: [*].
-        prior: [*].
+        logit: [*]; -inf for a gate that is shut.
+        prior: [*]; where it is -inf and the logit is not, the divergence is infinite.
 
     Returns:
         [*], in nats.
     """
-    on = torch.sigmoid(logit) * (logsigmoid(logit) - logsigmoid(prior))
-    return on + torch.sigmoid(-logit) * (logsigmoid(-logit) - logsigmoid(-prior))
+    terms = []
+    for sign in (1.0, -1.0):  # the gate is open, or shut; what never happens adds nothing
+        chance = torch.sigmoid(sign * logit)
+        ratio = logsigmoid(sign * logit) - logsigmoid(sign * prior)
+        terms.append(torch.where(chance == 0, 0.0, chance * ratio))
+    return terms[0] + terms[1]
 
 
 class SpikeSlab(NamedTuple):

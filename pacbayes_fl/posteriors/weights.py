@@ -58,7 +58,7 @@ class WeightPosterior:
         Returns:
             A distribution over classes, or a mixture of normals, with batch shape [K, N].
         """
-        return averaged(self._observations(x))
+        return averaged(self._each(x, self.draws, self.noise.copy(), self.noise_std))
 
     def predict_at_mean(self, x: Tensor) -> Predictive:
         """Predict with the mean weights alone.
@@ -72,13 +72,29 @@ class WeightPosterior:
         with torch.no_grad():
             return averaged(iter([self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)]))
 
-    def _observations(self, x: Tensor) -> Iterator[TorchDistribution]:
-        noise, rows = self.noise.copy(), rows_of(x, self.noise)
-        with torch.no_grad():
-            for _ in range(self.draws):
+    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw networks from the family itself, also where a preset shrinks the draws of predictions by `noise_std`.
+
+        theta_s ~ q, one at a time
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S, networks.
+            noise: the clients' streams, left as they are: the same streams give the same networks, whatever the inputs.
+
+        Yields:
+            p(y | x, theta_s), batch shape [K, N].
+        """
+        return self._each(x, draws, noise.copy())
+
+    def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
+        rows = rows_of(x, noise)
+        for _ in range(draws):
+            with torch.no_grad():  # not around the loop: between draws the mode is the caller's
                 draw = self.family.draw(noise)
-                draw = draw if self.noise_std == 1.0 else draw * self.noise_std
-                yield self.model.observation(self.family.weights(draw), rows, self.reference)
+                theta = self.family.weights(draw if std == 1.0 else draw * std)
+                found = self.model.observation(theta, rows, self.reference)
+            yield found
 
 
 def rows_of(x: Tensor, noise: Noise) -> ClientBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pacbayes_fl import bounds
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import curvature
+from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
@@ -295,3 +298,59 @@ def test_the_paper_s_prior_drowns_four_rows() -> None:
     prior = torch.full_like(theta, 1e-4)
     found = curvature.marginal_variance(model, theta, batch, torch.arange(6)[None], prior)
     assert (found > 9.999e-5).all() and (found <= 1e-4).all()
+
+
+# rows that come later ---------------------------------------------------------------------------------------------
+
+
+def gaussian_before(model: WeightModel) -> tuple[SubnetworkPrecision, Tensor, Tensor]:
+    """Return five correlated weights with their factor, two others, and these' variances."""
+    index = subnetwork(model, 7)
+    root = randn(9, K, 5, 5).tril(-1) + torch.diag_embed(1 + randn(10, K, 5).abs())
+    return SubnetworkPrecision(index[:, :5], root), index[:, 5:], 0.05 + randn(11, K, model.dim).square()
+
+
+def precision_before(known: SubnetworkPrecision, more: Tensor, variance: Tensor, k: int, order: Tensor) -> Tensor:
+    """Return the precision of some weights of a client [B, B]."""
+    whole = torch.zeros(variance.shape[1], variance.shape[1], dtype=torch.float64)
+    whole[more[k], more[k]] = 1 / variance[k, more[k]]
+    whole[known.chosen[k][:, None], known.chosen[k]] = known.factor[k] @ known.factor[k].T
+    return whole[order[:, None], order]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_more_rows_add_their_curvature_to_a_precision_and_the_divergence_is_the_oracle_s(
+    name: str, chunks: bool
+) -> None:
+    model, theta, batch, _ = scene(name)
+    known, more, variance = gaussian_before(model)
+    kept = known.factor.clone()
+    chosen, factor, kl = curvature.add_rows(model, theta, batch, known, more, variance)
+    assert torch.equal(known.factor, kept) and kl.dtype == torch.float64
+    for k in range(K):
+        assert set(chosen[k].tolist()) == {*known.chosen[k].tolist(), *more[k].tolist()}
+        before = precision_before(known, more, variance, k, chosen[k])
+        after = before + laplace.ggn(model, theta[k], laplace.own(batch, k)[0], chosen[k])
+        close(factor[k] @ factor[k].T, after)
+        zero = torch.zeros(7, dtype=torch.float64)
+        oracle = bounds.full_gaussian_kl(zero, torch.linalg.inv(after), zero, torch.linalg.inv(before))
+        torch.testing.assert_close(kl[k], oracle, rtol=1e-8, atol=1e-11)
+    assert kl.max() > 1e-3
+
+
+def test_rows_that_are_not_there_leave_a_precision_as_it_is() -> None:
+    model, theta, batch, _ = scene("2 layers")
+    known, more, variance = gaussian_before(model)
+    none = replace(batch, mask=torch.zeros_like(batch.mask))
+    chosen, factor, kl = curvature.add_rows(model, theta, none, known, more, variance)
+    assert (kl < 1e-12).all()
+    for k in range(K):
+        close(factor[k] @ factor[k].T, precision_before(known, more, variance, k, chosen[k]))
+
+
+def test_a_precision_that_is_no_number_spoils_no_other_client() -> None:
+    model, theta, batch, _ = scene("2 layers")
+    known, more, variance = gaussian_before(model)
+    known.factor[1] = torch.nan
+    _, factor, kl = curvature.add_rows(model, theta, batch, known, more, variance)
+    assert kl.isnan().tolist() == factor.isnan().all((1, 2)).tolist() == [False, True, False]

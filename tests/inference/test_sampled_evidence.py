@@ -298,3 +298,18 @@ def test_rows_are_repeated_client_by_client() -> None:
     assert twice.names == ("client_00", "client_00", "client_01", "client_01") and twice.clients == 4
     assert torch.equal(twice.x, batch.x[[0, 0, 1, 1]]) and torch.equal(twice.mask, batch.mask[[0, 0, 1, 1]])
     assert repeated(batch, 1) is batch
+
+
+@every_model
+def test_priors_may_differ_between_clients(name: str) -> None:
+    model, batch = MODELS[name], clients(name, 4, 6, 3)
+    phi = torch.stack([priors(model, 2) + 0.1 * k for k in range(3)])
+    scale = tempering(None, batch, batch)
+    whole = particle_scores(model, phi, batch, scale, 4, streams(batch))
+    values = log_values(model, prior_of(phi), batch, scale, 4, streams(batch))
+    for k in range(3):
+        one = batch.select(torch.tensor([k])).trim()
+        alone = particle_scores(model, phi[k], one, scale[k : k + 1], 4, streams(one))
+        for mine, theirs in zip(alone, whole, strict=True):
+            close(mine, theirs[k : k + 1])
+        close(log_values(model, prior_of(phi[k]), one, scale[k : k + 1], 4, streams(one)), values[k : k + 1])

@@ -15,7 +15,7 @@ from pacbayes_fl.methods.bpfed import BPFed, Server
 from pacbayes_fl.methods.pfedbayes import PriorTracking
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
-from tests.methods import by_hand
+from tests.methods import by_hand, refining
 from tests.methods.by_hand import MODEL, SHARED, SIZES, D, K, clients, close, randn
 
 LOCAL = LocalInference(steps=2, inner=2, minibatch=4, draws=2, rate=0.03, zeta=0.7)
@@ -140,3 +140,17 @@ def test_a_record_says_the_means_over_clients() -> None:
         report = algorithm.report(server(), form)
         assert report["kl"].item() == pytest.approx(update.kl.mean().item(), rel=1e-12)
         assert report["log_likelihood"].item() == pytest.approx(update.log_likelihood.mean().item(), rel=1e-12)
+
+
+def test_both_parts_are_fitted_to_more_rows() -> None:
+    refined = refining.check(method(), server(), refining.gaussian_oracle)
+    prior, _ = refining.priors(method(), server())
+    for part in (slice(0, SHARED), slice(SHARED, D)):
+        assert (refined.posterior.family.loc[:2, part] != prior.family.loc[:2, part]).any(1).all()  # type: ignore[attr-defined]
+
+
+def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution() -> None:
+    algorithm, batch = method(join_passes=5), clients(0, 0, 0)
+    posterior = algorithm.personalise(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 0, batch.ids))
+    for leaf, shared in zip(posterior.family, server().w, strict=True):
+        assert torch.equal(leaf, shared.expand(K, D))

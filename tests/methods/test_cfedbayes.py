@@ -22,7 +22,7 @@ from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
-from tests.methods import by_hand
+from tests.methods import by_hand, refining
 from tests.methods.by_hand import CLASSES, MODEL, SIZES, D, K, clients, close, randn
 
 LOCAL = LocalInference(steps=2, inner=2, minibatch=4, draws=2, rate=0.03, zeta=0.7)
@@ -220,3 +220,14 @@ def test_what_a_client_keeps_begins_with_it() -> None:
     algorithm, batch, state = method(), clients(*SIZES), server()
     kept = algorithm.init_clients(state, batch)
     assert {len(leaf) for leaf in tensors.leaves(kept).values()} == {K}
+
+
+def test_more_rows_are_fitted_against_the_cluster_that_the_others_chose() -> None:
+    refining.check(method(), server(), refining.gaussian_oracle)
+
+
+def test_what_is_known_of_a_client_without_rows_is_the_first_cluster() -> None:
+    algorithm, batch = method(join_passes=5), clients(0, 0, 0)
+    posterior = algorithm.personalise(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 0, batch.ids))
+    for leaf, shared in zip(posterior.family, server().w, strict=True):
+        assert torch.equal(leaf, shared[0].expand(K, D))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import pac_pfl, pac_pfl_bnn
-from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Server
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.noise import Noise
@@ -93,3 +98,23 @@ def test_beta_beside_tau_counts_where_it_tempers_alone() -> None:
         with pytest.raises(StudyError, match="lam and beta are needed"):
             method(kind, tau=None, lam=3.0)
         assert method(kind, tau=None, lam=3.0, beta=2.0).tau is None
+
+
+@pytest.mark.parametrize("options", [{}, {"minibatch": 3}, {"weighting": "equal"}], ids=str)
+@both
+def test_particles_may_differ_between_clients(kind: Any, options: dict[str, Any]) -> None:
+    m, batch = method(kind, **options), federation(1)
+    if kind is PacPFLBNN:
+        m = replace(m, importance_draws=5, draws=2, local=LocalInference(steps=2))  # type: ignore[call-arg]
+    assert m.personal_messages
+    particles = randn(1, batch.clients, 2, m.model.dim * (2 if kind is PacPFLBNN else 1))
+    found, _ = m.client(Message(particles), Nothing(), batch, Noise(3, 1, batch.ids))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        predicted = m.personalise(Message(particles), Nothing(), batch, Noise(3, 0, batch.ids)).predict(batch.x)
+        for k in range(batch.clients):
+            one = batch.select(torch.tensor([k])).trim()
+            alone, _ = m.client(Message(particles[k]), Nothing(), one, Noise(3, 1, one.ids))
+            assert_close(alone, tensors.select(found, torch.tensor([k])))
+            posterior = m.personalise(Message(particles[k]), Nothing(), one, Noise(3, 0, one.ids))
+            assert_close(posterior.predict(batch.x[k : k + 1]).mean[0], predicted.mean[k])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyro
@@ -12,13 +13,14 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn.functional import cross_entropy
 
+from pacbayes_fl import bounds, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import LargestMagnitude, LargestVariance, LastLayer, Mask, RandomShare
-from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Server, diagonal, only
+from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Server, diagonal, only, shrinking_kl
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.convolutional import BayesianVGG
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
@@ -344,6 +346,157 @@ def test_batch_norms_are_learned_as_numbers() -> None:
     assert number.any() and not update.moments.variance[:, number].any()
     assert (update.moments.variance > 0).sum(1).tolist() == [math.floor(0.0001 * int((~number).sum()))] * 2
     assert (update.moments.mean[:, number] != start.server.moments.mean[:shared][number]).any()
+
+
+# posteriors that have seen more ---------------------------------------------------------------------------------
+
+SEEN, NEW = (5, 0, 7), (4, 6, 0)  # the second client never trained, the third has no new rows
+
+
+def prior_and_rows(model: Any, sizes: Any = SEEN, **options: Any) -> tuple[FedSI, Any, ClientBatch, ClientBatch]:
+    algorithm, state = method(model, **options), server(model)
+    seen, rows = clients(model, *sizes), clients(model, *NEW)
+    rows = replace(rows, x=torch.where(rows.mask.unsqueeze(-1), rows.x.flip(-1) + 0.3, 0.0))
+    message = algorithm.broadcast(state)
+    fresh = algorithm.init_clients(message, seen)
+    _, kept = algorithm.client(message, fresh, seen, Noise(3, 1, seen.ids))
+    kept = tensors.where(seen.size > 0, kept, fresh)
+    return algorithm, algorithm.personalise(message, kept, seen, Noise(3, 0, seen.ids)), seen, rows
+
+
+def dense_covariance(q: Any, k: int) -> Tensor:
+    """Covariance of all weights of a client [D, D]."""
+    whole = torch.diag(q.variance[k])
+    if isinstance(q, SubnetworkGaussian):
+        at = q.chosen[k]
+        whole[at[:, None], at] += torch.linalg.inv(q.factor[k] @ q.factor[k].T)
+    return whole
+
+
+REFINED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "numbers": {"model": "numbers"},
+    "program": {"model": "program", "personal_sites": 1},
+    "last layer": {"choice": LastLayer()},
+    "map": {"predictive": "map", "finetune": 0},
+    "nobody trained": {"sizes": (0, 0, 0)},
+    "nobody trained, program": {"sizes": (0, 0, 0), "model": "program", "personal_sites": 1},
+    "nobody trained, factorised": {"sizes": (0, 0, 0), "covariance": "diagonal"},
+    "factorised": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
+    "factorised program": {"model": "program", "personal_sites": 1, "covariance": "diagonal"},
+}
+
+
+@pytest.mark.parametrize("form", REFINED)
+def test_more_rows_sharpen_the_gaussian_around_the_same_estimate(form: str) -> None:
+    options = dict(REFINED[form])
+    model = MODELS[options.pop("model", "labels")]
+    algorithm, prior, seen, rows = prior_and_rows(model, **options)
+    p = prior.gaussian
+    before = tensors.tree_map(torch.clone, p)
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    posterior: Any = refined.posterior
+    q = posterior.gaussian
+    assert type(q) is type(p) and posterior.gaussian is q and posterior.reference is prior.reference
+    assert torch.equal(q.mean(), p.mean()) and posterior.predictive == prior.predictive
+    assert all(torch.equal(now, was) for now, was in zip(p, before, strict=True))
+    assert refined.kl.dtype == torch.float64
+    for k in range(K):
+        first, second = dense_covariance(p, k), dense_covariance(q, k)
+        inside = first.diagonal() > 0
+        assert torch.equal(second.diagonal() > 0, inside) and 0 < inside.sum() < model.dim
+        index = inside.nonzero().flatten()
+        first, second = first[index[:, None], index], second[index[:, None], index]
+        found = laplace.ggn(model, p.loc[k], laplace.own(rows, k)[0], index) if NEW[k] else torch.zeros_like(first)
+        if algorithm.covariance == "diagonal":
+            found = torch.diag(found.diagonal())
+        torch.testing.assert_close(second, torch.linalg.inv(torch.linalg.inv(first) + found), rtol=1e-8, atol=1e-10)
+        zero = torch.zeros(len(index), dtype=torch.float64)
+        oracle = bounds.full_gaussian_kl(zero, second, zero, first)
+        torch.testing.assert_close(refined.kl[k], oracle, rtol=1e-8, atol=1e-11)
+        assert (refined.kl[k] > 1e-3) if NEW[k] else (refined.kl[k] < 1e-12)
+    assert posterior.predict(rows.x) is not None and next(posterior.drawn(rows.x, 1, Noise(9, 0, rows.ids))) is not None
+
+
+@pytest.mark.parametrize("form", ["plain", "program", "factorised"])
+def test_clients_are_sharpened_each_for_itself_and_padding_has_no_say(form: str) -> None:
+    options = dict(REFINED[form])
+    model = MODELS[options.pop("model", "labels")]
+    algorithm, prior, seen, rows = prior_and_rows(model, **options)
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    x, y, mask = torch.cat((rows.x, 3 * rows.x + 1), 1), torch.cat((rows.y, rows.y), 1), rows.mask
+    wide = replace(rows, x=x, y=y, mask=torch.cat((mask, torch.zeros_like(mask)), 1))
+    padded = algorithm.refine(prior, seen, wide, Noise(3, 0, rows.ids))
+    torch.testing.assert_close(padded.kl, refined.kl, rtol=1e-9, atol=1e-12)
+    for k in range(K):
+        one = torch.tensor([k])
+        gaussian = tensors.select(prior.gaussian, one)
+        alone = replace(prior, loc=prior.loc[one], infer=lambda gaussian=gaussian: gaussian)  # type: ignore[misc]
+        own = rows.select(one).trim()
+        single = algorithm.refine(alone, seen.select(one).trim(), own, Noise(3, 0, own.ids))
+        torch.testing.assert_close(single.kl[0], refined.kl[k], rtol=1e-9, atol=1e-12)
+        mine, theirs = (found.posterior.gaussian for found in (single, refined))  # type: ignore[attr-defined]
+        torch.testing.assert_close(dense_covariance(mine, 0), dense_covariance(theirs, k), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_single_precision_gives_the_divergence_of_what_is_drawn(covariance: Any) -> None:
+    """The factors are rounded; the divergence is that of the rounded ones."""
+    model = BayesianMLP((2, 12, 3), Categorical(3))
+    algorithm = method(model, covariance=covariance, choice=LargestVariance(1.0))
+    seen, rows = (laplace.clients(model, *sizes).to(dtype=torch.float32) for sizes in (SEEN, NEW))
+    mean = (0.7 * randn(20, model.dim)).float()
+    message = algorithm.broadcast(Server(Moments(mean, torch.zeros_like(mean))))
+    prior = algorithm.personalise(message, algorithm.init_clients(message, seen), seen, Noise(3, 0, seen.ids))
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    for k in range(K):
+        pair = (tensors.tree_map(double, one.gaussian) for one in (refined.posterior, prior))  # type: ignore[attr-defined]
+        second, first = (dense_covariance(one, k) for one in pair)
+        index = (first.diagonal() > 0).nonzero().flatten()
+        zero = torch.zeros(len(index), dtype=torch.float64)
+        oracle = bounds.full_gaussian_kl(zero, second[index[:, None], index], zero, first[index[:, None], index])
+        torch.testing.assert_close(refined.kl[k], oracle, rtol=1e-9, atol=1e-10)
+
+
+def double(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
+@pytest.mark.parametrize("model", [*MODELS, "vgg"])
+def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution(model: str) -> None:
+    network = BayesianVGG((1, 8, 8), Categorical(3), torch.float64) if model == "vgg" else MODELS[model]
+    share = LargestVariance(0.0001) if model == "vgg" else LargestVariance(0.4)
+    algorithm = method(network, choice=share, personal_sites=1 if model == "program" else 2)
+    feature = {"vgg": (1, 8, 8), "program": (1,)}.get(model, (2,))
+    batch = laplace.clients(network, 0, 0, feature=feature)
+    mean = network.centre() + 0.3 * randn(20, network.dim)
+    variance = torch.zeros_like(mean)
+    variance[:4] = 0.5
+    message = algorithm.broadcast(Server(Moments(mean, variance)))
+    posterior = algorithm.personalise(message, algorithm.init_clients(message, batch), batch, Noise(3, 0, batch.ids))
+    q: Any = posterior.gaussian
+    assert torch.equal(q.loc, mean.expand(2, -1))
+    found = q.covariance()[1]
+    spread = q.variance[1].scatter_add(0, q.chosen[1], found.diagonal())
+    inside = spread > 0
+    assert inside.sum() == algorithm.choice.size(algorithm._candidates(mean, variance))
+    torch.testing.assert_close(spread, message.prior.variance * inside, rtol=1e-12, atol=0)
+    assert found.equal(torch.diag(found.diagonal()))
+
+
+def test_a_diverged_prior_spoils_no_other_client() -> None:
+    algorithm, prior, seen, rows = prior_and_rows(LABELS)
+    prior.gaussian.loc[1] = torch.nan
+    kl = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids)).kl
+    assert kl.isnan().tolist() == [False, True, False]
+
+
+def test_a_variance_that_does_not_change_adds_exactly_nothing() -> None:
+    prior = float64([[0.5, 0.0, 2.0]])
+    assert shrinking_kl(prior, prior).item() == 0.0
+    found = shrinking_kl(float64([[0.25, 0.0, 2.0]]), prior)
+    assert found.item() == pytest.approx(0.5 * (0.5 - 1 + math.log(2)), rel=1e-14)
+    assert shrinking_kl(float64([[0.25, 0.0, 2.0]]), float64([[0.5, torch.nan, 2.0]])).isnan().all()
 
 
 # the network of two units ---------------------------------------------------------------------------------------

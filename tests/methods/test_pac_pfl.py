@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pacbayes_fl import tensors
+from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
@@ -25,6 +26,7 @@ from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import adam_init
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.particles import FlatHyperPrior, GaussianHyperPrior
 from tests.laws.cases import assert_close, bits, federation, plain
 
@@ -397,6 +399,34 @@ def test_the_mixture_is_weighted_as_equation_37_says(
         assert predictive.quantile(torch.tensor([0.1], dtype=torch.float64)).item() == pytest.approx(
             -0.779073626432134, abs=1e-9
         )
+
+
+# certificates' posteriors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["evidence", "equal"])
+def test_more_rows_condition_the_same_particles(weighting: Any) -> None:
+    batch, m = federation(3), method(3, weighting=weighting)
+    seen, rows = (batch.rows(torch.arange(at, 9, 2).expand(4, -1)) for at in (0, 1))
+    message = m.broadcast(m.init_server(torch.Generator().manual_seed(6)))
+    prior = m.personalise(message, Nothing(), seen, no_noise(batch))
+    found, kl = m.refine(prior, seen, rows, no_noise(batch))
+    whole = m.personalise(message, Nothing(), batch, no_noise(batch))
+    assert isinstance(found, GPPosterior) and torch.equal(found.theta, prior.theta)
+    mine, theirs = found.function(batch.x), whole.function(batch.x)
+    assert_close(mine.means, theirs.means, 1e-9)
+    assert_close(mine.log_weights, theirs.log_weights, 1e-9)
+    assert kl.dtype == torch.float64 and (kl[rows.mask.any(1)] > 1e-3).all()
+
+
+def test_a_client_that_never_trained_is_certified_from_the_priors() -> None:
+    batch, m = federation(3), method(3)
+    none = batch.rows(torch.empty(4, 0, dtype=torch.int64))
+    message = m.broadcast(m.init_server(torch.Generator().manual_seed(6)))
+    prior = m.personalise(message, Nothing(), none, no_noise(batch))
+    assert_close(prior.log_weights.exp(), torch.full((4, 3), 1 / 3, dtype=torch.float64), 1e-12)
+    kl = m.refine(prior, none, batch, no_noise(batch)).kl
+    assert_close(kl, gp_posterior_kl(m.personalise(message, Nothing(), batch, no_noise(batch))), 1e-9)
 
 
 # options --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -17,10 +18,12 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.pfedbayes import Client, PFedBayes, PriorTracking, Server, never_trained
 from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.convolutional import BayesianVGG
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
-from tests.methods import by_hand
+from tests import laplace
+from tests.methods import by_hand, refining
 from tests.methods.by_hand import CLASSES, MODEL, SIZES, D, K, clients, close, randn
 
 LOCAL = LocalInference(steps=2, inner=2, minibatch=4, draws=2, rate=0.03, zeta=0.7)
@@ -189,6 +192,86 @@ def test_a_client_without_rows_keeps_the_prior() -> None:
     x = randn(70, 2, 4, 2)
     prior = algorithm.global_model(state, algorithm.init_clients(state, batch), batch, Noise(3, 0, batch.ids))
     assert torch.equal(posterior.predict(x).probs[1], prior.predict(x).probs[1])
+
+
+# posteriors that have seen more ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["plain", "reverse", "public code"])
+def test_more_rows_move_the_posterior_and_the_divergence_is_the_oracle_s(form: str) -> None:
+    values = {name: getattr(LOCAL, name) for name in LocalInference.__dataclass_fields__} | FORMS[form].get("local", {})
+    refining.check(method(LocalInference(**values)), server(), refining.gaussian_oracle)
+
+
+def test_more_rows_are_fitted_against_the_prior_in_plain_torch() -> None:
+    algorithm = method()
+    prior, seen = refining.priors(algorithm, server())
+    rows = refining.more(*refining.NEW)
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    for k in (0, 1):
+        p = [leaf[k] for leaf in prior.family]
+        one = by_hand.Client(p, p, (0.03, 0.0))  # the prior does not move
+        x, y = rows.x[k][rows.mask[k]], rows.y[k][rows.mask[k]]
+        _, kl = one.play(LOCAL, x, y, Noise(3, 0, rows.ids[k : k + 1]).fork())
+        close([leaf[k] for leaf in refined.posterior.family], one.q)  # type: ignore[attr-defined]
+        assert refined.kl[k].item() == pytest.approx(kl, rel=1e-8)
+
+
+def test_draws_of_a_preset_that_shrinks_them_are_those_of_q_where_a_bound_needs_them() -> None:
+    whole, shrunk = (method(LocalInference(2, 2, 4, 2, 0.03, 0.7, noise_std=std)) for std in (1.0, 1e-3))
+    prior, seen = refining.priors(whole, server())
+    rows = refining.more(*refining.NEW)
+    first, second = (
+        algorithm.refine(replace(prior, noise_std=std), seen, rows, Noise(3, 0, rows.ids))
+        for algorithm, std in ((whole, 1.0), (shrunk, 1e-3))
+    )
+    for mine, theirs in zip(first.posterior.family, second.posterior.family, strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(mine, theirs)
+    assert torch.equal(first.kl, second.kl)
+
+
+def test_new_rows_become_likelier() -> None:
+    long = method(LocalInference(steps=100, minibatch=50, rate=0.03, zeta=0.1))
+    prior, seen = refining.priors(method(), server())
+    rows = refining.learnable(8, 20, 5)
+    refined = long.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    gained = refining.likelihoods(refined.posterior, rows) - refining.likelihoods(prior, rows)  # type: ignore[arg-type]
+    assert (gained > 1.0).all() and (refined.kl > 1.0).all()
+
+
+def test_a_fit_that_diverges_is_not_taken() -> None:
+    algorithm = method()
+    prior, seen = refining.priors(algorithm, server())
+    rows = refining.more(4, 6, 5)
+    rows.x[1] = torch.nan
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    for now, was in zip(refined.posterior.family, prior.family, strict=True):  # type: ignore[attr-defined]
+        assert now.isfinite().all() and torch.equal(now[1], was[1]) and not torch.equal(now[0], was[0])
+    assert refined.kl[1] == 0.0 and (refined.kl[[0, 2]] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_are_numbers_stay_those_of_the_prior(dtype: torch.dtype) -> None:
+    model = BayesianVGG((1, 8, 8), Categorical(3), dtype)
+    algorithm = PFedBayes(model, LocalInference(steps=2, minibatch=4, rate=0.01), join_passes=1)
+    batch = laplace.clients(model, 3, 2, feature=(1, 8, 8)).to(dtype=dtype)
+    state = algorithm.init_server(torch.Generator().manual_seed(1))
+    _, kept = algorithm.client(state, algorithm.init_clients(state, batch), batch, Noise(3, 1, batch.ids))
+    prior = algorithm.personalise(state, kept, batch, Noise(3, 0, batch.ids))
+    refined = algorithm.refine(prior, batch, batch, Noise(4, 0, batch.ids))
+    q, number = refined.posterior.family, ~model.stochastic_columns()  # type: ignore[attr-defined]
+    for mine, theirs in zip(q, prior.family, strict=True):
+        assert number.any() and torch.equal(mine[:, number], theirs[:, number])
+    torch.testing.assert_close(refined.kl, refining.gaussian_oracle(q, prior.family), rtol=1e-9, atol=0)
+    assert (refined.kl > 0.1).all() and (refined.kl < 1e6).all()
+
+
+def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution() -> None:
+    algorithm, batch = method(join_passes=5), clients(0, 0, 0)
+    assert batch.mask.shape == (K, 1) and not batch.mask.any()
+    posterior = algorithm.personalise(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 0, batch.ids))
+    for leaf, shared in zip(posterior.family, server().w, strict=True):
+        assert torch.equal(leaf, shared.expand(K, D))
 
 
 # sizes and checks -----------------------------------------------------------------------------------------------

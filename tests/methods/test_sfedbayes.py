@@ -15,7 +15,7 @@ from pacbayes_fl.methods.pfedbayes import PriorTracking
 from pacbayes_fl.methods.sfedbayes import Sent, Server, SFedBayes, Update, sparse_bytes
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.spike_slab import SpikeSlab
-from tests.methods import by_hand
+from tests.methods import by_hand, refining
 from tests.methods.by_hand import MODEL, SIZES, D, K, clients, close, randn
 
 LOCAL = LocalInference(steps=2, inner=2, minibatch=4, draws=2, rate=0.03, zeta=0.7)
@@ -191,6 +191,37 @@ def test_a_client_without_rows_keeps_the_prior() -> None:
     x = randn(70, 2, 4, 2)
     prior = algorithm.global_model(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 0, batch.ids))
     assert torch.equal(posterior.predict(x).probs[1], prior.predict(x).probs[1])
+
+
+def test_more_rows_open_no_gate_that_was_pruned() -> None:
+    algorithm = method()
+    refined = refining.check(algorithm, server(), refining.pruned_oracle)
+    prior, _ = refining.priors(algorithm, server())
+    q, shut = refined.posterior.family, prior.family.inclusion == 0  # type: ignore[attr-defined]
+    assert 0 < shut[:2].sum() < shut[:2].numel() and torch.equal(q.inclusion == 0, shut)
+    assert not q.mean()[shut].any() and (q.logit[:2] != prior.family.logit[:2])[~shut[:2]].any()
+    for _ in range(5):
+        assert not q.weights(q.draw(Noise(5, 0, prior.noise.ids)))[shut].any()
+
+
+def test_new_rows_become_likelier_without_the_pruned_weights() -> None:
+    long = method(local=LocalInference(steps=100, minibatch=50, rate=0.03, zeta=0.01))
+    prior, seen = refining.priors(method(), server())
+    rows = refining.learnable(8, 20, 5)
+    refined = long.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    gained = refining.likelihoods(refined.posterior, rows) - refining.likelihoods(prior, rows)  # type: ignore[arg-type]
+    assert (gained > 0.3).all() and refined.kl.isfinite().all() and (refined.kl > 1.0).all()
+
+
+def test_a_fit_that_diverges_is_not_taken() -> None:
+    algorithm = method()
+    prior, seen = refining.priors(algorithm, server())
+    rows = refining.more(4, 6, 5)
+    rows.x[1] = torch.nan
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    for now, was in zip(refined.posterior.family, prior.family, strict=True):  # type: ignore[attr-defined]
+        assert not now.isnan().any() and torch.equal(now[1], was[1]) and not torch.equal(now[0], was[0])
+    assert refined.kl[1] == 0.0 and (refined.kl[[0, 2]] > 0).all()
 
 
 def test_the_start_includes_every_weight_alike() -> None:

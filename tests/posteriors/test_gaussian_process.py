@@ -16,22 +16,30 @@ from gpytorch.means import ConstantMean
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds.divergence import full_gaussian_kl, gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
+from pacbayes_fl.posteriors import gaussian_process
+from pacbayes_fl.posteriors.base import OverFunctions
 from pacbayes_fl.posteriors.gaussian_process import (
     JITTERS,
+    Factor,
     GPPosterior,
     add_noise,
     condition,
     factorise,
+    function_kl,
     gaussian_kl,
     gaussian_log_evidence,
     inverse,
+    refined,
     squared_exponential,
 )
+from pacbayes_fl.posteriors.mixture import mixture_kl
 
 SIZES = (5, 1, 12, 3)
 
@@ -358,3 +366,167 @@ def test_kl_of_the_posterior_is_that_at_the_rows_and_makes_the_elbo_tight(name: 
 def test_kl_of_a_client_without_rows_is_zero() -> None:
     model, batch = models()["deep"], clients(2, (0, 4))
     assert condition(model, particles(model, 2, 3), batch).kl()[0].tolist() == [0.0, 0.0, 0.0]
+
+
+# more rows -------------------------------------------------------------------------------------------------------
+
+
+def spread_clients(sizes: tuple[int, ...], seed: int = 1) -> ClientBatch:
+    """Return clients whose inputs are far enough apart for covariances that a dense check can invert."""
+    rows = []
+    for k, m in enumerate(sizes):
+        corner = torch.arange(m).double().view(-1, 1)
+        at = (
+            torch.cat((corner, 0.5 * corner), 1) + 0.1 * draw(m, 2, seed=10 * seed + k) - 0.5 * seed
+        )  # between the others
+        rows.append((at, draw(m, seed=20 * seed + k)))
+    return ClientBatch.pad(rows, allow_empty=True)
+
+
+def joined(first: ClientBatch, second: ClientBatch) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Return rows (x_a, y_a, x_b, y_b) of every client."""
+    return [
+        (a.x[k][a.mask[k]], a.y[k][a.mask[k]], b.x[k][b.mask[k]], b.y[k][b.mask[k]])
+        for a, b in [(first, second)]
+        for k in range(a.clients)
+    ]
+
+
+def dense(
+    model: FunctionModel, theta: Tensor, x: Tensor, y: Tensor, at: Tensor, jitter: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the function at inputs, given rows, under one particle."""
+    one, both = theta.view(1, 1, -1), torch.cat((x, at)).unsqueeze(0)
+    mean, covariance, m = model.mean(one, both)[0, 0], model.covariance(one, both)[0, 0], len(x)
+    noisy = covariance[:m, :m] + (model.noise(one)[0, 0] + jitter) * torch.eye(m).double()
+    gain = torch.linalg.solve(noisy, covariance[:m, m:]).mT
+    return mean[m:] + gain @ (y - mean[:m]), covariance[m:, m:] - gain @ covariance[:m, m:]
+
+
+@every_model
+def test_the_function_is_the_prediction_without_noise(name: str) -> None:
+    model, batch, x = models()[name], clients(2), draw(4, 7, 2, seed=5)
+    theta = particles(model, 4, 3)
+    posterior = condition(model, theta, batch)
+    function, prediction = posterior.function(x), posterior.predict(x)
+    assert isinstance(posterior, OverFunctions)
+    assert torch.equal(function.means, prediction.means) and torch.equal(function.log_weights, prediction.log_weights)
+    assert torch.equal(function.variances + model.noise(theta).unsqueeze(-1), prediction.variances)
+    for k, (a, y, _, _) in enumerate(joined(batch, batch)):
+        mean, covariance = dense(model, theta[k, 1], a, y, x[k])
+        torch.testing.assert_close(function.means[k, 1], mean, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(function.variances[k, 1], covariance.diagonal(), rtol=1e-9, atol=1e-9)
+    certain = condition(model, theta, replace(batch, x=batch.x[:, :1].expand_as(batch.x))).function(batch.x[:, :1])
+    assert (certain.variances >= 0).all()
+
+
+def short(seed: int = 3, *shape: int) -> tuple[FunctionModel, Tensor]:
+    """Return a prior with lengthscales below the distance of inputs."""
+    model = models()["gpytorch"]
+    return model, model.location() + 0.3 * draw(*shape, model.dim, seed=seed)
+
+
+@pytest.mark.parametrize("weighting", ["evidence", "equal"])
+def test_the_divergence_of_refined_posteriors_is_that_at_all_inputs(weighting: Any) -> None:
+    early, late = spread_clients((5, 0, 3, 1)), spread_clients((2, 4, 0, 6), seed=2)
+    model, theta = short(3, 4, 3)
+    prior = condition(model, theta, early, weighting)
+    posterior, kl = refined(prior, early, late, weighting)
+    by_particle = function_kl(posterior, prior, early.extend(late), early.size)
+    assert kl.dtype == torch.float64 and kl.shape == (4,)
+    for k, (x_a, y_a, x_b, y_b) in enumerate(joined(early, late)):
+        x, y = torch.cat((x_a, x_b)), torch.cat((y_a, y_b))
+        for p in range(3):
+            q = dense(model, theta[k, p], x, y, x)
+            expected = full_gaussian_kl(*q, *dense(model, theta[k, p], x_a, y_a, x))
+            assert by_particle[k, p].item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
+    weights = [one.log_weights.exp() for one in (posterior, prior)]
+    torch.testing.assert_close(kl, bounds.mixture_kl(weights[0], by_particle, weights[1]), rtol=1e-9, atol=1e-9)
+    assert (kl[[0, 1, 3]] > 0.01).all() and kl[2] < 1e-12
+    whole = condition(model, theta, early.extend(late), weighting)
+    assert torch.equal(posterior.alpha, whole.alpha) and torch.equal(posterior.log_weights, whole.log_weights)
+
+
+@every_model
+def test_from_no_rows_the_divergence_is_that_from_the_prior(name: str) -> None:
+    model, batch = models()[name], clients(2)
+    theta, none = particles(model, 4, 3), clients(2, (0, 0, 0, 0))
+    posterior, kl = refined(condition(model, theta, none), none, batch)
+    torch.testing.assert_close(kl, gp_posterior_kl(condition(model, theta, batch)), rtol=1e-9, atol=1e-9)
+    by_particle = function_kl(posterior, condition(model, theta, none), batch, none.size)
+    torch.testing.assert_close(by_particle, posterior.kl(), rtol=1e-9, atol=1e-9)
+
+
+@every_model
+def test_refining_does_not_depend_on_padding_or_on_other_clients(name: str) -> None:
+    model, early, late = models()[name], clients(2, (4, 0, 7, 2)), clients(2)
+    theta = particles(model, 4, 3)
+    _, whole = refined(condition(model, theta, early), early, late)
+    for k in range(4):
+        index = torch.tensor([k])
+        one, more = early.select(index).trim(), late.select(index).trim()
+        _, alone = refined(condition(model, theta[k : k + 1], one), one, more)
+        torch.testing.assert_close(alone, whole[k : k + 1], rtol=1e-9, atol=1e-9)
+    turned = late.select(torch.tensor([2, 0, 3, 1]))  # clients are told apart by their ids
+    torch.testing.assert_close(refined(condition(model, theta, early), early, turned)[1], whole, rtol=1e-9, atol=1e-9)
+
+
+def test_no_more_rows_change_nothing() -> None:
+    model, batch = models()["deep"], clients(2)
+    prior = condition(model, particles(model, 4, 3), batch)
+    posterior, kl = refined(prior, batch, clients(2, (0, 0, 0, 0)))
+    assert torch.equal(posterior.alpha, prior.alpha) and (kl < 1e-11).all()
+
+
+def test_in_float32_the_divergence_is_still_that_in_float64() -> None:
+    model, early, late = models()["deep"], clients(2, (4, 0, 7, 2)).to(dtype=torch.float32), clients(2)
+    late = late.to(dtype=torch.float32)
+    theta = particles(model, 4, 3).float()
+    posterior, kl = refined(condition(model, theta, early), early, late)
+    first, then = (batch.to(dtype=torch.float64) for batch in (early, late))
+    _, expected = refined(condition(model, theta.double(), first), first, then)
+    assert posterior.alpha.dtype == torch.float32 and torch.equal(kl, expected)
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.0, 0.3), (0.3, 0.0), (0.2, 0.2)])
+def test_jitter_is_noise_of_the_rows(first: float, then: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever jitter P and Q needed, the divergence is that of the two posteriors that predict."""
+    early, late = spread_clients((4, 3)), spread_clients((2, 3), seed=2)
+    model, theta = short(4, 2, 2)
+
+    def jittered(batch: ClientBatch, jitter: float) -> GPPosterior:
+        def climb(matrix: Tensor, mask: Tensor) -> Factor:
+            more = jitter * torch.diag_embed(mask.to(matrix).unsqueeze(1).expand(matrix.shape[:-1]))
+            return factorise(matrix + more, mask)._replace(jitter=matrix.new_full(matrix.shape[:2], jitter))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gaussian_process, "factorise", climb)
+            return condition(model, theta, batch)
+
+    everything = early.extend(late)
+    posterior, prior = jittered(everything, then), jittered(early, first)
+    got = function_kl(posterior, prior, everything, early.size)
+    for k, (x_a, y_a, x_b, y_b) in enumerate(joined(early, late)):
+        x, y = torch.cat((x_a, x_b)), torch.cat((y_a, y_b))
+        for p in range(2):
+            q, w = dense(model, theta[k, p], x, y, x, then), dense(model, theta[k, p], x_a, y_a, x, first)
+            assert got[k, p].item() == pytest.approx(full_gaussian_kl(*q, *w).item(), rel=1e-9, abs=1e-9)
+
+
+def test_what_cannot_be_factored_is_infinitely_far_where_it_counts() -> None:
+    model, early, late = Choice(2, (4,), (4,)), clients(2, (5, 3)), clients(2, (2, 2))
+    none, theta = clients(2, (0, 0)), particles(Choice(2, (4,), (4,)), 2, 3)
+    theta[0, 1, -1] += 1e6
+    kept = theta[:, [0, 2]]
+    rest = refined(condition(model, kept, early), early, late)[1]
+    found = refined(condition(model, theta, early), early, late)[1]  # neither P nor Q has the particle
+    torch.testing.assert_close(found[0], rest[0], rtol=1e-9, atol=1e-9)
+    found = refined(condition(model, theta, none), none, early)[1]  # P has it, and Q has not
+    fewer = refined(condition(model, kept, none), none, early)[1]
+    torch.testing.assert_close(found[0], fewer[0] + math.log(3 / 2), rtol=1e-9, atol=1e-9)
+    prior = condition(model, theta, early)
+    only = replace(prior, log_weights=torch.tensor([[0.0, 0.0, -torch.inf]]).double().log_softmax(1).expand(2, -1))
+    kl = mixture_kl(prior.log_weights, only.log_weights, torch.zeros(2, 3))
+    assert kl.tolist() == [math.inf, math.inf]  # Q has what P has not
+    theta[0, :, -1] += 1e6
+    assert refined(condition(model, theta, early), early, late)[1][0] == math.inf

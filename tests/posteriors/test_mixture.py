@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,16 @@ import torch
 from pyro import distributions
 from torch import Tensor
 
+from pacbayes_fl import bounds
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.base import Drawable, Listed, NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.mixture import MixturePosterior, mixed
+from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws, mixed, mixture_kl
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from tests.methods.by_hand import randn
@@ -147,3 +149,116 @@ def test_what_does_not_fit_is_refused() -> None:
         MixturePosterior(LABELS, q, weights(), noise(), means[:1], batch())
     with pytest.raises(StudyError, match="Categorical or Normal observation, got Poisson"):
         mixed(iter([(torch.zeros(1), distributions.Poisson(torch.ones(1, 2)))]))
+
+
+# hypotheses -----------------------------------------------------------------------------------------------------
+
+
+def family_mixture(model: BayesianMLP, draws: int = S) -> FamilyMixture:
+    q = families(model)
+    share = randn(62, K, M, 1).log_softmax(1) - math.log(draws)
+    return FamilyMixture(model, q, share.expand(-1, -1, draws), noise(), tuple(one.loc for one in q), batch())
+
+
+def weighed(model: BayesianMLP, log_weights: Tensor | None = None) -> WeighedDraws:
+    q = families(model)
+    log_weights = weights() if log_weights is None else log_weights
+    return WeighedDraws(model, q, log_weights, noise(), tuple(one.loc for one in q), batch())
+
+
+def test_lists_and_families_are_told_apart() -> None:
+    q = weighed(LABELS), family_mixture(LABELS), posterior(LABELS)
+    assert [isinstance(one, Listed) for one in q] == [True, False, False]
+    assert [isinstance(one, Drawable) for one in q] == [False, True, False]
+
+
+@engines
+def test_a_list_gives_every_draw_with_its_weight(engine: Engine) -> None:
+    listed = replace(weighed(LABELS), noise=noise(engine)).listed(X)
+    for (log_weight, one), (weight, out) in zip(listed, by_draw(LABELS, engine), strict=True):
+        assert torch.is_grad_enabled()
+        assert isinstance(one, distributions.Categorical)
+        torch.testing.assert_close(log_weight.exp(), weight, rtol=1e-12, atol=0)
+        torch.testing.assert_close(one.probs, torch.softmax(out, -1), rtol=1e-12, atol=1e-14)
+
+
+def test_families_are_drawn_by_their_weights_and_weights_from_them() -> None:
+    """At these inputs a line's predictions are its intercept, and that plus a slope: moments of the mixture."""
+    line, clients, draws = BayesianMLP((2, 1), Gaussian(0.3), torch.float64), 3000, 2
+    axes = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double().expand(clients, -1, -1)
+    loc, rho = randn(70, M, 3), randn(71, M, 3) - 1  # the same families for all clients
+    q = tuple(MeanField(loc[m].expand(clients, -1), rho[m].expand(clients, -1)) for m in range(M))
+    share = torch.tensor([0.3, 0.7]).double()
+    streams = Noise(8, 0, range(clients))
+    log_weights = share.log().view(1, M, 1).expand(clients, -1, -1)
+    mixture = FamilyMixture(line, q, log_weights, streams, tuple(one.loc for one in q))
+    outputs = torch.stack([one.mean for one in mixture.drawn(axes, draws, streams)]).flatten(0, 1)
+    theta = torch.cat((outputs[:, 1:] - outputs[:, :1], outputs[:, :1]), -1)
+    count, scale = clients * draws, torch.nn.functional.softplus(rho)
+    mean = (share.unsqueeze(-1) * loc).sum(0)
+    apart = loc - mean
+    variance = (share.unsqueeze(-1) * (scale.square() + apart.square())).sum(0)
+    cross = (share.view(-1, 1, 1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)).sum(0)  # one family for all weights
+    assert theta.shape == (count, 3)
+    assert ((theta.mean(0) - mean).abs() < 4.5 * (variance / count).sqrt()).all()
+    found = theta.T.cov()
+    slack = 6 * (variance.unsqueeze(-1) * variance / count).sqrt()
+    assert ((found - cross - torch.diag(variance - cross.diagonal())).abs() < slack).all()
+    off = ~torch.eye(3, dtype=torch.bool)
+    assert (cross.abs() > 3 * slack)[off].any()  # weights drawn from different families would not go together
+
+
+@engines
+def test_the_same_streams_draw_the_same_weights_whatever_the_inputs(engine: Engine) -> None:
+    q, streams = family_mixture(LABELS), Noise(8, 0, IDS, engine=engine)
+    whole = torch.stack([one.probs for one in q.drawn(X, 9, streams)])
+    again = torch.cat([torch.stack([one.probs for one in q.drawn(part, 9, streams)]) for part in X.split(4, 1)], 2)
+    torch.testing.assert_close(again, whole, rtol=0, atol=1e-14)
+    other = torch.stack([one.probs for one in q.drawn(X, 9, Noise(9, 0, IDS, engine=engine))])
+    assert (other - whole).abs().amax((1, 2, 3)).min() > 1e-3
+    assert (whole[1:] - whole[:-1]).abs().amax((1, 2, 3)).min() > 1e-3
+    for _ in q.drawn(X, 1, streams):
+        assert torch.is_grad_enabled()
+
+
+def test_draws_of_a_family_weigh_alike() -> None:
+    q = families(LABELS)
+    with pytest.raises(StudyError, match="weigh alike"):
+        FamilyMixture(LABELS, q, weights(), noise(), tuple(one.loc for one in q), batch())
+
+
+def test_the_divergence_of_weighed_draws_is_that_of_their_weights() -> None:
+    mine, theirs = weights(), randn(63, K, M * S).log_softmax(-1).view(K, M, S)
+    expected = bounds.discrete_kl(mine.flatten(1).exp(), theirs.flatten(1).exp())
+    found = weighed(LABELS, mine).kl(weighed(LABELS, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert found.dtype == torch.float64 and (weighed(LABELS).kl(weighed(LABELS)) == 0).all()
+
+
+def test_the_divergence_of_families_is_bounded_by_convexity() -> None:
+    q = family_mixture(LABELS)
+    moved = tuple(MeanField(one.loc + 0.1 * m, one.rho + 0.2) for m, one in enumerate(q.components))
+    p = replace(q, components=moved, log_weights=q.log_weights.flip(1))
+    each = torch.stack(
+        [
+            bounds.diagonal_gaussian_kl(mine.loc, mine.scale.square(), prior.loc, prior.scale.square())
+            for mine, prior in zip(q.components, moved, strict=True)
+        ],
+        1,
+    )
+    shares = [one.log_weights.exp().sum(-1) for one in (q, p)]
+    torch.testing.assert_close(q.kl(p), bounds.mixture_kl(shares[0], each, shares[1]), rtol=1e-10, atol=1e-12)
+    assert (q.kl(q) < 1e-12).all()
+
+
+def test_weights_of_zero_are_no_numbers_to_add() -> None:
+    none, sure = -math.inf, torch.tensor([[0.0, -math.inf]])
+    even = torch.full((1, 2), -math.log(2.0))
+    assert mixture_kl(sure, even).item() == pytest.approx(math.log(2), rel=1e-7)
+    assert mixture_kl(even, sure).item() == math.inf
+    assert mixture_kl(sure, sure, torch.tensor([[0.5, math.nan]])).item() == 0.5
+    assert mixture_kl(even, even, torch.tensor([[0.5, math.nan]])).item() == math.inf
+    assert mixture_kl(torch.full((1, 2), math.nan), even).item() == math.inf
+    far = torch.tensor([[0.0, -1e30]]).double()  # what a likelihood of zero leaves
+    assert mixture_kl(far, even).item() == pytest.approx(math.log(2), rel=1e-7)
+    assert mixture_kl(torch.tensor([[0.0, none]]), far).item() == 0.0

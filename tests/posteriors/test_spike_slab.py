@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 from torch.nn.functional import logsigmoid, softplus
 
+from pacbayes_fl import bounds
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.spike_slab import (
@@ -242,3 +243,22 @@ def test_the_density_has_a_mass_at_zero() -> None:
     value = torch.full((D,), 0.3, dtype=torch.float64)
     slab = stats.norm(q.loc.numpy(), softplus(q.rho).numpy()).pdf(0.3) * q.inclusion.numpy()
     assert law.log_prob(value).exp().numpy() == pytest.approx(slab, rel=1e-12)
+
+
+def test_the_divergence_of_pruned_distributions_is_the_certificates_oracle() -> None:
+    """A gate that is shut in both adds nothing; one that the prior shuts and q may open makes it infinite."""
+    p, q = some(3, K, D), some(4, K, D)
+    shut = torch.zeros(K, D, dtype=torch.bool)
+    shut[0, :3] = shut[1, 5] = True
+    p = p._replace(logit=p.logit.masked_fill(shut, -torch.inf))
+    closed = q._replace(logit=q.logit.masked_fill(shut, -torch.inf))
+    more = closed._replace(logit=closed.logit.index_fill(1, torch.tensor([6]), -torch.inf))  # q may prune by itself
+    for one in (closed, more):
+        oracle = bounds.bernoulli_gaussian_kl(
+            *(one.loc, softplus(one.rho).square(), one.inclusion), *(p.loc, softplus(p.rho).square(), p.inclusion)
+        )
+        torch.testing.assert_close(one.kl(p), oracle, rtol=1e-12, atol=0)
+        assert oracle.isfinite().all()
+    assert q.kl(p).isinf().tolist() == [True, True, False] and not closed.kl(closed).any()
+    broken = closed._replace(logit=closed.logit.index_fill(1, torch.tensor([6]), torch.nan))
+    assert broken.kl(p).isnan().all()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.noise import Noise
 
@@ -38,3 +39,7 @@ class Alone(Method[Start, Start, Nothing, Took]):
     def server(self, server: Start, update: Took, n_clients: int) -> Start:
         """Learn nothing from the clients."""
         return server
+
+    def payload(self, message: Start, update: Took) -> Start:
+        """Nothing: no number leaves its client."""
+        raise release.nothing_sent(type(self).__name__)

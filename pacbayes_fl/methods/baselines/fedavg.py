@@ -15,6 +15,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -113,6 +114,15 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average."""
         return Server(tensors.weighted_mean(update.theta, update.weight))
+
+    def payload(self, message: Server, update: Update) -> Server:
+        """How far the weights went in a round [K, D]."""
+        return release.steps(Server(update.theta), message, self.weighting)
+
+    def received(self, message: Server, mean: Server, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, D]."""
+        theta, unknown = release.arrived(mean, message).theta, release.withheld(mean.theta)
+        return Update(theta, release.ones(theta), unknown, unknown)
 
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the global weights, fine-tuned on the client's rows where that is asked for."""

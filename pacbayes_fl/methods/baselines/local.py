@@ -14,6 +14,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.fedavg import POINT_ESTIMATE, Server, initial_weights
 from pacbayes_fl.models.base import WeightModel
@@ -90,6 +91,10 @@ class LocalOnly(Method[Server, Server, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Learn nothing."""
         return server
+
+    def payload(self, message: Server, update: Update) -> Server:
+        """Nothing: no weight leaves its client."""
+        raise release.nothing_sent(type(self).__name__)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now."""

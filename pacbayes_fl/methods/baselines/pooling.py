@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.noise import Noise
 
@@ -71,3 +72,8 @@ class Pooled(Method[Model, Model, Nothing, Rows]):
     def client(self, message: Model, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
         """Send all rows."""
         return send(batch), state
+
+    def payload(self, message: Model, update: Rows) -> Rows:
+        """Nothing private: the rows themselves leave."""
+        what = f"{type(self).__name__} has no private release: its clients send their rows"
+        raise PrivacyError(what, hint="train it without [privacy]")

@@ -11,12 +11,12 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
-from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import adam, adam_init
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition, refined
 from pacbayes_fl.posteriors.particles import FlatHyperPrior
 
 
@@ -60,6 +60,20 @@ class VanillaGP(Alone[Start]):
             score = particle_scores(self.model, theta, batch).score
             theta, moments = adam(theta, -score, moments, self.rate)
         return condition(self.model, theta, batch)
+
+    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Condition on all rows under the hyper-parameters that P was fitted with; they have not seen `rows`.
+
+        Args:
+            prior: P, of the rows `seen`.
+            seen: rows of K clients.
+            rows: later rows of theirs.
+            noise: not used.
+
+        Returns:
+            Q, and KL(Q || P) [K]; see `posteriors.gaussian_process.refined`.
+        """
+        return Refined(*refined(prior, seen, rows))
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance."""

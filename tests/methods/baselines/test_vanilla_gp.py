@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
@@ -14,7 +15,7 @@ from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition
 from tests.laws.cases import assert_close, bits, deep, federation, strangers
 
 BATCH = federation(3)
@@ -68,3 +69,17 @@ def test_a_client_without_rows_gets_the_starting_prior() -> None:
     prior, noise = deep(3).prior(theta, new.x[:1])
     assert_close(predictive.means[1:], prior.mean, 1e-12)
     assert_close(predictive.variances[1:], prior.variance + noise.unsqueeze(-1), 1e-12)
+
+
+def test_more_rows_do_not_move_the_hyper_parameters_of_the_prior() -> None:
+    seen, rows = (BATCH.rows(torch.arange(at, 9, 2).expand(4, -1)) for at in (0, 1))
+    prior = fit(seen)
+    found, kl = METHOD.refine(prior, seen, rows, Noise(0, 0, BATCH.ids))
+    assert isinstance(found, GPPosterior) and torch.equal(found.theta, prior.theta)
+    assert_close(found.log_evidence, condition(METHOD.model, prior.theta, BATCH).log_evidence, 1e-9)
+    assert (kl[rows.mask.any(1)] > 1e-3).all() and (kl[~rows.mask.any(1)] < 1e-9).all()
+    none = BATCH.rows(torch.empty(4, 0, dtype=torch.int64))
+    start = fit(none)
+    assert torch.equal(start.theta, SERVER.theta.expand(4, 1, -1))
+    fresh = METHOD.refine(start, none, BATCH, Noise(0, 0, BATCH.ids))
+    assert_close(fresh.kl, gp_posterior_kl(condition(METHOD.model, start.theta, BATCH)), 1e-9)
