@@ -15,6 +15,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
@@ -105,8 +106,27 @@ def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: Feder
     return calls
 
 
+class _Joining:
+    """Updates of a round; where they add up, memory does not grow with the number of calls."""
+
+    def __init__(self, method: AnyMethod) -> None:
+        self._reduce, self._updates = method.reduce, list[Any]()
+
+    def add(self, update: Any, good: Tensor) -> None:
+        self._updates.append(self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))))
+        if len(self._updates) == _JOINED_AT:
+            self._updates = [self._reduce(tensors.cat(self._updates))]
+
+    def joined(self) -> Any:
+        return tensors.cat(self._updates)
+
+
 def rounds(
-    method: AnyMethod, batch: ClientBatch, plan: FederationPlan, state: FederationState | None = None
+    method: AnyMethod,
+    batch: ClientBatch,
+    plan: FederationPlan,
+    state: FederationState | None = None,
+    room: Room | None = None,
 ) -> Iterator[tuple[RoundRecord, FederationState]]:
     """Run the rounds that are left, one at a time.
 
@@ -115,6 +135,8 @@ def rounds(
         batch: training rows of all clients [K, N, *].
         plan: how to run.
         state: where to go on; the start when None.
+        room: makes the rounds private (see `federation.private`), with cohorts of its own. Their records tell how many
+            clients were expected, and of all numbers only those that follow from what was released.
 
     Yields:
         After each round its record and the state to go on from.
@@ -122,40 +144,49 @@ def rounds(
     Raises:
         ClientError: when fewer than `min_clients` were good; the last state that was yielded still holds.
         NumericalError: when a client fails and `on_bad_client` is "stop", or the server's state is not finite.
+        PrivacyError: when the budget does not allow another round.
     """
     if plan.min_clients > batch.clients:
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
     state = start(method, batch, plan) if state is None else state
     sizes = [int(m) for m in batch.size.tolist()]
-    everyone = _calls(method, batch, sizes, list(range(batch.clients)), plan) if plan.cohort is None else None
+    some = plan.cohort is not None if room is None else room.draws
+    everyone = None if some else _calls(method, batch, sizes, list(range(batch.clients)), plan)
     failures, said = dict.fromkeys(batch.names, 0), set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        chosen = cohort.draw(plan.seed, t, batch.ids, plan.cohort).tolist()
+        chosen = (cohort.draw(plan.seed, t, batch.ids, plan.cohort) if room is None else room.draw(batch.ids)).tolist()
         message = method.broadcast(state.server)
         clients = tensors.tree_map(torch.clone, state.clients)  # once a round: what was yielded before stays as it is
-        updates, flags = [], []
+        joining: _Joining | Gathering = _Joining(method) if room is None else room.gather(method, message, t)
+        flags = []
         members: list[str] = []
         for index, rows in everyone if everyone is not None else _calls(method, batch, sizes, chosen, plan):
             before = tensors.select(clients, index)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
-            update = tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))
+            joining.add(update, good)
             _write(clients, index, tensors.where(good, after, before))
-            updates.append(method.reduce(update))
-            if len(updates) == _JOINED_AT:  # where updates add up, memory does not grow with the number of calls
-                updates = [method.reduce(tensors.cat(updates))]
-            flags.append(good)
-            members += rows.names
-        joined = tensors.cat(updates)
+            if room is None:
+                flags.append(good)
+                members += rows.names
+        joined = joining.joined()
         server = method.server(state.server, joined, batch.clients)
         values = method.report(server, joined)
         host = _read(flags, server, values)  # the one look at the device in a round
-        dropped = tuple(name for name, good in zip(members, host[: len(members)], strict=True) if not good)
-        _judge(plan, t, dropped, members, failures, bool(host[len(members)]))
+        found, (finite, *scalars) = host[: len(members)], host[len(members) :]
+        dropped = tuple(name for name, good in zip(members, found, strict=True) if not good)
+        if room is None:
+            _judge(plan, t, dropped, members, failures)
+        if not finite:
+            raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
         state = FederationState(server, clients, t)
-        numbers = dict(zip(values, host[len(members) + 1 :], strict=True)) | {"seconds": time.perf_counter() - begun}
+        numbers = dict(zip(values, scalars, strict=True))
+        if room is not None:
+            yield room.record(t, numbers), state
+            continue
+        numbers["seconds"] = time.perf_counter() - begun
         remark = method.remark(numbers)
         if remark is not None and remark not in said:
             said.add(remark)
@@ -188,7 +219,7 @@ def _read(flags: list[Tensor], server: Any, values: Any) -> list[float]:
 
 
 def _judge(
-    plan: FederationPlan, t: int, dropped: tuple[str, ...], members: list[str], failures: dict[str, int], finite: bool
+    plan: FederationPlan, t: int, dropped: tuple[str, ...], members: list[str], failures: dict[str, int]
 ) -> None:
     """Raise when the round must not count; remember who failed."""
     if dropped and plan.on_bad_client == "stop":
@@ -203,8 +234,6 @@ def _judge(
             client=dropped[0] if dropped else None,
             hint="nothing was changed; the last round's state holds",
         )
-    if not finite:
-        raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
     for name in members:
         failures[name] = failures[name] + 1 if name in dropped else 0
         if failures[name] == _TIRES_AFTER:

@@ -27,7 +27,7 @@ Tree = TypeVar("Tree")
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
-_AHEAD: Final = 1024  # rounds that are looked ahead for at once, since one account by PLD takes half a second
+_AHEAD: Final = 1024
 
 
 class Ledger:
@@ -37,14 +37,16 @@ class Ledger:
         folder: the run folder, which exists.
         budget: what all releases may cost together, those on disk included.
         released: how many releases the state to go on with has seen; a ledger that knows of fewer was lost.
+        ahead: releases that are looked ahead for at once, since one account by PLD takes a second: those that a run
+            still plans, so that one account is all it needs.
 
     Raises:
         PrivacyError: when the ledger on disk is damaged, of a later version, or knows of fewer releases than that.
     """
 
-    def __init__(self, folder: Path | str, budget: Budget, released: int = 0) -> None:
+    def __init__(self, folder: Path | str, budget: Budget, released: int = 0, ahead: int = _AHEAD) -> None:
         """Read what was spent."""
-        self.path, self.budget = Path(folder) / NAME, budget
+        self.path, self.budget, self._ahead = Path(folder) / NAME, budget, max(1, ahead)
         self._entries: list[tuple[Charge, int]] = _read(self.path)
         self._limit: tuple[Charge, int, bool] | None = None  # of one charge, how many releases in all, and may be more
         if len(self) < released:
@@ -69,7 +71,7 @@ class Ledger:
         return statement(self.charges, self.budget.delta)
 
     def room(self, charge: Charge) -> int:
-        """Count the releases that the budget still allows, up to 1024.
+        """Count the releases that the budget still allows, as far as it looks ahead.
 
         Args:
             charge: of each of them.
@@ -79,9 +81,28 @@ class Ledger:
         """
         known = self._limit
         if known is None or known[0] != charge or (known[1] == len(self) and known[2]):
-            more = rounds_within(charge, self.budget, self.charges, _AHEAD)
-            self._limit = known = charge, len(self) + more, more == _AHEAD
+            more = rounds_within(charge, self.budget, self.charges, self._ahead)
+            self._limit = known = charge, len(self) + more, more == self._ahead
         return known[1] - len(self)
+
+    def afford(self, charge: Charge, round: int | None = None) -> None:
+        """Refuse a release that the budget does not allow.
+
+        Args:
+            charge: of the release.
+            round: number of the round, for the error.
+
+        Raises:
+            PrivacyError: when the budget would be exceeded.
+        """
+        if self.room(charge) < 1:
+            raise PrivacyError(
+                f"one more release would exceed (epsilon, delta) = ({self.budget.epsilon:g}, {self.budget.delta:g}); "
+                f"{len(self)} releases have spent epsilon = {self.epsilon():.4g}",
+                round=round,
+                cause="budget spent",
+                hint="the model of the last round is what this budget buys",
+            )
 
     def spend(self, charge: Charge, round: int | None = None) -> int:
         """Pay for one release: on return it is on disk.
@@ -97,14 +118,7 @@ class Ledger:
             PrivacyError: when the budget would be exceeded; nothing is written then, and nothing may be released.
             CheckpointError: when it cannot be written; nothing may be released then.
         """
-        if self.room(charge) < 1:
-            raise PrivacyError(
-                f"one more release would exceed (epsilon, delta) = ({self.budget.epsilon:g}, {self.budget.delta:g}); "
-                f"{len(self)} releases have spent epsilon = {self.epsilon():.4g}",
-                round=round,
-                cause="budget spent",
-                hint="the model of the last round is what this budget buys",
-            )
+        self.afford(charge, round)
         serial = len(self)
         last, count = self._entries[-1] if self._entries else (None, 0)
         entries = [*self._entries[:-1], (charge, count + 1)] if last == charge else [*self._entries, (charge, 1)]

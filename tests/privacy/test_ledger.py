@@ -55,9 +55,8 @@ def test_it_stops_before_the_budget_is_exceeded_and_writes_nothing_then(tmp_path
     assert Ledger(tmp_path, Budget(1.1, 0.0)).room(LAPLACE) == 1
 
 
-def test_looking_ahead_sets_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacbayes_fl.privacy.ledger._AHEAD", 4)
-    ledger = Ledger(tmp_path, PURE)
+def test_looking_ahead_sets_no_limit(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, PURE, ahead=4)
     assert ledger.room(LAPLACE) == 4
     assert [ledger.spend(LAPLACE) for _ in range(10)] == list(range(10))
     with pytest.raises(PrivacyError, match="would exceed"):

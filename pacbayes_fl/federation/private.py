@@ -1,0 +1,197 @@
+"""The room in which a private round happens: of what clients send only a noisy mean leaves, and only when it is paid.
+
+Nothing else of a private round depends on the clients: not who or how many took part, not who failed, no loss and no
+time. Scores of test rows are no part of a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.federation import cohort
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.accounting import Charge
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+from pacbayes_fl.results import RoundRecord
+
+if TYPE_CHECKING:
+    from pacbayes_fl.federation.engine import FederationPlan
+
+
+@dataclass(frozen=True)
+class Room:
+    """How the rounds of a federation are made private; `enter` checks and makes one.
+
+    Args:
+        mechanism: the clip and the noise.
+        cohorts: how many clients there are, who takes part in a round, and what the guarantee hides.
+        ledger: pays for every release before it happens.
+        seed: of cohorts and noise in a simulation; None for randomness from the operating system, without which
+            nothing is private.
+        empty: a payload of no clients, leaves [0, *] of the dtypes and on the device of the method's payloads.
+    """
+
+    mechanism: Mechanism
+    cohorts: Cohorts
+    ledger: Ledger
+    seed: int | None
+    empty: Any
+
+    @property
+    def charge(self) -> Charge:
+        """What a round costs."""
+        return Charge.of(self.mechanism, self.cohorts, mechanisms.coordinates(self.empty))
+
+    @property
+    def draws(self) -> bool:
+        """Whether some clients may be left out of a round."""
+        return self.cohorts.kind == "poisson" or self.cohorts.divisor < self.cohorts.clients
+
+    def draw(self, ids: Sequence[int]) -> Tensor:
+        """Draw the cohort of the next release.
+
+        It depends on the number of the release and not on that of the round: a round that is repeated after a crash
+        draws anew, as its account takes it.
+
+        Args:
+            ids: of all clients.
+
+        Returns:
+            Sorted positions [*], int64, on the CPU; possibly none.
+
+        Raises:
+            PrivacyError: when the budget does not allow another release.
+        """
+        self.ledger.afford(self.charge)
+        serial = len(self.ledger) + 1
+        if self.cohorts.kind == "poisson":
+            return cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
+        return cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
+
+    def record(self, t: int, values: Mapping[str, float]) -> RoundRecord:
+        """Say of a round what follows from its release.
+
+        Args:
+            t: number of the round.
+            values: numbers of the method; NaN where they would need what was withheld.
+
+        Returns:
+            The record, with the number of clients that were to be expected.
+        """
+        told = {name: value for name, value in values.items() if math.isfinite(value)}
+        return RoundRecord(t, round(self.cohorts.divisor), values=told)
+
+    def gather(self, method: Method[Any, Any, Any, Any], message: Any, t: int) -> Gathering:
+        """Open a round.
+
+        Args:
+            method: the algorithm.
+            message: what the server has sent.
+            t: number of the round.
+
+        Returns:
+            What takes the clients' updates.
+        """
+        return Gathering(self, method, message, t)
+
+
+class Gathering:
+    """Clipped payloads of a round, added up call by call: one payload's memory, however many clients there are.
+
+    Args:
+        room: mechanism, cohorts and ledger.
+        method: the algorithm.
+        message: what the server has sent.
+        t: number of the round.
+    """
+
+    def __init__(self, room: Room, method: Method[Any, Any, Any, Any], message: Any, t: int) -> None:
+        """Begin with nobody."""
+        self._room, self._method, self._message, self._round = room, method, message, t
+        self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, room.empty))
+
+    def add(self, update: Any, good: Tensor) -> None:
+        """Clip the clients of a call and add them to the sum.
+
+        Args:
+            update: of k clients, leaves [k, *].
+            good: bool [k], False for a client that failed: it adds zeros.
+        """
+        payload = self._method.payload(self._message, update)
+        clipped = mechanisms.clip(payload, self._room.mechanism, good).update
+        self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped))
+
+    def joined(self) -> Any:
+        """Pay, then release the noisy mean; divided by a number that does not depend on who replied.
+
+        Returns:
+            The update that the method makes of it.
+
+        Raises:
+            PrivacyError: when the budget does not allow it.
+            CheckpointError: when the payment cannot be written; nothing is released then.
+        """
+        room = self._room
+        serial = room.ledger.spend(room.charge, self._round)
+        source = mechanisms.source(room.seed, serial)
+        mean = mechanisms.noisy_mean(self._sum, room.mechanism, room.cohorts, source)
+        mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, room.empty)
+        return self._method.received(self._message, mean, room.cohorts.divisor)
+
+
+def enter(
+    method: Method[Any, Any, Any, Any],
+    server: Any,
+    batch: ClientBatch,
+    plan: FederationPlan,
+    mechanism: Mechanism,
+    cohorts: Cohorts,
+    ledger: Ledger,
+    seed: int | None,
+) -> Room:
+    """Check that a federation can be trained privately, before anything is trained.
+
+    The method is asked once what it would release of the first client, to know its shape; the numbers are not used.
+
+    Args:
+        method: the algorithm.
+        server: its state.
+        batch: rows of all clients.
+        plan: how the federation runs.
+        mechanism: the clip and the noise.
+        cohorts: who takes part; instead of `plan.cohort`.
+        ledger: pays.
+        seed: as `Room`.
+
+    Returns:
+        The room.
+
+    Raises:
+        PrivacyError: when the method has no private release, the plan tells how many clients failed, or the cohorts
+            are of another federation.
+    """
+    if plan.min_clients > 1:
+        what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
+        raise PrivacyError(what, hint="federation.min_clients = 1")
+    if plan.on_bad_client == "stop":
+        what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
+        raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")
+    if cohorts.clients != batch.clients:
+        raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {batch.clients}")
+    message, one = method.broadcast(server), batch.select(torch.zeros(1, dtype=torch.int64)).trim()
+    noise = Noise(plan.seed, 0, one.ids, one.x.device, plan.noise)
+    update, _ = method.client(message, method.init_clients(message, one), one, noise)
+    payload = method.payload(message, update)
+    return Room(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))

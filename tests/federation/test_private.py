@@ -1,0 +1,358 @@
+"""Private rounds through the engine: what leaves, when it is paid, and what nobody gets to see."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import CheckpointError, PrivacyError
+from pacbayes_fl.federation import cohort, engine, private
+from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.private import Room
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import LinearPoint
+from pacbayes_fl.privacy import ledger, mechanisms
+from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
+from pacbayes_fl.results import RoundRecord
+from tests.laws.cases import bits, federation, from_recipe
+from tests.private import Free, enter
+
+PLAN = FederationPlan(rounds=1, seed=3)
+
+
+class Server(NamedTuple):
+    """What was received last, and how often."""
+
+    value: Tensor  # [D]
+    rounds: Tensor  # []
+
+
+class Client(NamedTuple):
+    seen: Tensor  # [K]
+
+
+class Update(NamedTuple):
+    value: Tensor  # [K, D]
+    weight: Tensor  # [K]
+    loss: Tensor  # [K]
+
+
+@final
+@dataclass(frozen=True)
+class Sends(Method[Server, Server, Client, Update]):
+    """Clients send their first row, and the server keeps the mean."""
+
+    d: int
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        return Server(torch.zeros(self.d, dtype=torch.float64), torch.zeros((), dtype=torch.int64))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        return Client(torch.zeros(batch.clients, dtype=torch.int64))
+
+    def broadcast(self, server: Server) -> Server:
+        return server
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        value = batch.x[:, 0]
+        return Update(value, torch.ones_like(batch.size), value.square().sum(1)), Client(state.seen + 1)
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        assert update.weight.tolist() == [1.0] and update.loss.isnan().all()
+        return Server(update.value[0], server.rounds + 1)
+
+    def payload(self, message: Server, update: Update) -> dict[str, Tensor]:
+        return {"value": update.value}
+
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
+        return Update(mean["value"], torch.ones(1, dtype=torch.float64), torch.full((1,), math.nan))
+
+    def report(self, server: Server, update: Update) -> dict[str, Tensor]:
+        return {"length": update.value.norm(), "loss": update.loss.sum()}
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> LinearPoint:
+        raise AssertionError("nobody asks")
+
+
+def rows(values: Tensor) -> ClientBatch:
+    """Return clients with one row each, of the values [K, D] that they will send."""
+    return ClientBatch.pad([(value.unsqueeze(0), value[:1]) for value in values])
+
+
+def drawn(clients: int, d: int, scale: float = 1.0) -> ClientBatch:
+    generator = torch.Generator().manual_seed(0)
+    return rows(scale * torch.randn(clients, d, generator=generator, dtype=torch.float64))
+
+
+def room_of(batch: ClientBatch, mechanism: Mechanism, cohorts: Cohorts | None = None, seed: int | None = 5) -> Room:
+    method = Sends(batch.x.shape[2])
+    server = engine.start(method, batch, PLAN).server
+    return private.enter(method, server, batch, PLAN, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
+
+
+def play(batch: ClientBatch, room: Room, rounds: int = 1, chunk: int = 2**20) -> list[tuple[RoundRecord, Any]]:
+    plan = replace(PLAN, rounds=rounds, chunk=chunk)
+    return list(engine.rounds(Sends(batch.x.shape[2]), batch, plan, None, room))
+
+
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the noise zero."""
+
+    def zeros(mechanism: Mechanism, coordinates: int, generator: Any, draws: int = 1) -> Tensor:
+        return torch.zeros(draws, coordinates, dtype=torch.float64)
+
+    monkeypatch.setattr(mechanisms, "noise", zeros)
+
+
+# what leaves ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "paper_algorithm_3", "knorm"])
+def test_what_leaves_is_the_clipped_sum_with_the_noise_that_was_asked_for(kind: Kind, chunk: int) -> None:
+    d, mechanism = 20_000, Mechanism(kind, 3.0, 0.7)
+    batch = drawn(4, d)
+    ((record, state),) = play(batch, room_of(batch, mechanism, Cohorts(4, 2.5)), chunk=chunk)
+    x = batch.x[:, 0]
+    norm = torch.linalg.vector_norm(x, 1 if kind == "laplace" else 2, dim=1)
+    expected = (x * (3.0 / norm).clamp_max(1.0).unsqueeze(1)).sum(0)
+    noise = (2.5 * state.server.value - expected) / (0.7 * 3.0)
+    assert (record.clients, record.dropped) == (2, ())
+    if kind == "knorm":
+        radius = float(noise.norm())
+        assert radius == pytest.approx(d, rel=5 / math.sqrt(d))  # Gamma(d, 1)
+        noise = noise * math.sqrt(d) / radius
+    reference = stats.laplace() if kind in ("laplace", "paper_algorithm_3") else stats.norm()
+    assert stats.kstest(noise.numpy(), reference.cdf).pvalue > 1e-6
+    assert stats.kstest(1.1 * noise.numpy(), reference.cdf).pvalue < 1e-6, "the test would see more noise"
+
+
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_no_client_adds_more_than_the_clip(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    silence(monkeypatch)
+    lengths = torch.tensor([0.1, 0.5, 3.0, 1e9, math.nan, math.inf, 1e300], dtype=torch.float64)
+    batch = rows(torch.eye(7, dtype=torch.float64))
+    batch = replace(batch, x=torch.where(batch.x > 0, lengths.view(-1, 1, 1), 0.0))  # behind the back of `pad`
+    ((_, state),) = play(batch, room_of(batch, Mechanism("gaussian", 0.8, 1.0)), chunk=chunk)
+    added = state.server.value * 7
+    expected = torch.tensor([0.1, 0.5, 0.8, 0.8, 0.0, 0.0, 0.0], dtype=torch.float64)  # 1e300 has no square
+    torch.testing.assert_close(added, expected, rtol=0, atol=2e-6)  # the grid
+
+
+def test_many_calls_need_the_memory_of_one_payload() -> None:
+    batch = drawn(6, 50)
+    gathering = room_of(batch, Mechanism("gaussian", 1.0, 1.0)).gather(Sends(50), None, 1)
+    for k in range(6):
+        one = batch.select(torch.tensor([k]))
+        gathering.add(Update(one.x[:, 0], one.size, one.size), torch.ones(1, dtype=torch.bool))
+        assert {name: leaf.shape for name, leaf in tensors.leaves(gathering._sum).items()} == {"value": (1, 50)}
+
+
+def test_what_is_received_has_the_methods_own_dtype() -> None:
+    batch = federation(3, labelled=True).to(dtype=torch.float32)
+    from pacbayes_fl.models.bayesian_network import BayesianMLP
+    from pacbayes_fl.models.likelihoods import Categorical
+
+    model = BayesianMLP((3, 4, 3), Categorical(3))
+    method: Any = from_recipe(METHODS["pfedbayes"], 3, {}, lambda d: model)
+    start = engine.start(method, batch, PLAN)
+    room = private.enter(
+        method, start.server, batch, PLAN, Mechanism("gaussian", 1.0, 0.1), Cohorts(batch.clients), Free(), 5
+    )
+    ((_, state),) = engine.rounds(method, batch, PLAN, start, room)
+    assert {leaf.dtype for leaf in tensors.leaves(state.server).values()} == {torch.float32}
+
+
+# who takes part -------------------------------------------------------------------------------------------------
+
+
+def test_a_poisson_round_adds_those_who_came_and_divides_by_those_who_were_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence(monkeypatch)
+    batch = rows(torch.eye(6, dtype=torch.float64))
+    room, seen, sizes = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 2.0, "poisson")), torch.zeros(6), []
+    for record, state in play(batch, room, 40):
+        came = cohort.draw_poisson(5, record.round, batch.ids, 1 / 3)
+        here = torch.zeros(6, dtype=torch.float64).index_fill(0, came, 1.0)
+        torch.testing.assert_close(state.server.value, here / 2, rtol=0, atol=1e-6)
+        seen += here
+        assert state.clients.seen.tolist() == seen.tolist()
+        assert record.clients == 2
+        sizes.append(len(came))
+    assert min(sizes) == 0 and max(sizes) > 3
+
+
+def test_a_round_without_anybody_releases_noise() -> None:
+    d = 5000
+    batch = drawn(3, d)
+    room = room_of(batch, Mechanism("gaussian", 2.0, 1.5), Cohorts(3, 1e-9, "poisson"))
+    played = play(batch, room, 2)
+    values = [state.server.value * 1e-9 / 3.0 for _, state in played]
+    for (record, state), value in zip(played, values, strict=True):
+        assert stats.kstest(value.numpy(), "norm").pvalue > 1e-6
+        assert state.clients.seen.tolist() == [0, 0, 0] and record.clients == 0
+    assert abs(float(torch.corrcoef(torch.stack(values))[0, 1])) < 0.1
+    assert len(room.ledger) == 2
+
+
+def test_the_systems_randomness_is_nobodys_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = os.urandom, list[int]()
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return real(count)
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    batch = drawn(40, 7)
+    cohorts = Cohorts(40, 20, "poisson")
+    one, other = (play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, None), 2) for _ in range(2))
+    assert asked == [8 * 40, 8 * 7] * 4  # a cohort and a noise in every round
+    for (_, mine), (_, theirs) in zip(one, other, strict=True):
+        assert not torch.isclose(mine.server.value, theirs.server.value).any()
+        assert mine.clients.seen.tolist() != theirs.clients.seen.tolist()
+    asked.clear()
+    again = [play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, 5), 2) for _ in range(2)]
+    assert not asked
+    assert bits(again[0][1][1].server) == bits(again[1][1][1].server)
+
+
+def test_a_round_that_is_repeated_draws_its_cohort_and_its_noise_anew() -> None:
+    batch = drawn(30, 9)
+    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(30, 10, "poisson"))
+    (_, first), (_, second) = play(batch, room, 2)
+    plan = replace(PLAN, rounds=2)
+    ((record, again),) = engine.rounds(Sends(9), batch, plan, first, room)
+    assert record.round == 2 and len(room.ledger) == 3
+    assert not torch.isclose(again.server.value, second.server.value).any()
+    assert not torch.equal(again.clients.seen, second.clients.seen)
+
+
+# what is paid ---------------------------------------------------------------------------------------------------
+
+CHARGE = Charge("laplace", 10.0, 6, Cohorts(4))  # a tenth of an epsilon
+
+
+def paid_room(tmp_path: Path, budget: Budget, batch: ClientBatch) -> Room:
+    return enter(Sends(6), batch, PLAN, tmp_path, Mechanism("laplace", 1.0, 10.0), budget=budget)
+
+
+def test_a_round_is_paid_for_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, counted, real = drawn(4, 6), list[int](), mechanisms.noise
+
+    def noise(*arguments: Any, **named: Any) -> Tensor:
+        counted.append(len(Ledger(tmp_path, Budget(1.0, 0.0))))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(mechanisms, "noise", noise)
+    room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
+    assert len(room.ledger) == 0  # the look at the payload's shape has cost nothing
+    play(batch, room, 3)
+    assert counted == [1, 2, 3]
+    assert room.ledger.charges == (CHARGE,) * 3 == Ledger(tmp_path, Budget(1.0, 0.0)).charges
+    assert room.ledger.epsilon() == pytest.approx(epsilon([CHARGE] * 3, 0.0))
+
+
+def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = drawn(4, 6)
+    room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
+    ((_, first),) = play(batch, room)
+
+    def full(path: Path, data: bytes) -> None:
+        raise CheckpointError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(ledger, "write_atomic", full)
+    monkeypatch.setattr(mechanisms, "noise", lambda *_: pytest.fail("released without payment"))
+    before = bits(first.server)
+    with pytest.raises(CheckpointError, match="No space left"):
+        list(engine.rounds(Sends(6), batch, replace(PLAN, rounds=2), first, room))
+    assert bits(first.server) == before and first.clients.seen.tolist() == [1] * 4
+    assert len(room.ledger) == 1
+
+
+def test_a_budget_that_is_spent_ends_the_rounds_before_anybody_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, worked, real = drawn(4, 6), list[int](), Sends.client
+
+    def client(self: Sends, *arguments: Any) -> Any:
+        worked.append(arguments[2].clients)
+        return real(self, *arguments)
+
+    room = paid_room(tmp_path, Budget(0.35, 0.0), batch)
+    monkeypatch.setattr(Sends, "client", client)
+    done = []
+    with pytest.raises(PrivacyError, match="one more release would exceed") as caught:
+        for record, _ in engine.rounds(Sends(6), batch, replace(PLAN, rounds=9), None, room):
+            done.append(record.round)
+    assert (done, worked, len(room.ledger), caught.value.cause) == ([1, 2, 3], [4] * 3, 3, "budget spent")
+
+
+# what nobody gets to see ----------------------------------------------------------------------------------------
+
+
+def test_clients_that_fail_leave_no_trace_in_records_and_warnings() -> None:
+    batch = drawn(4, 6)
+    hurt = replace(batch, x=batch.x.index_fill(0, torch.tensor([2]), math.nan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        well, ill = (play(one, room_of(one, Mechanism("gaussian", 1.0, 1.0)), 5) for one in (batch, hurt))
+    for (record, _), (other, state) in zip(well, ill, strict=True):
+        assert (other.clients, other.dropped) == (record.clients, record.dropped) == (4, ())
+        assert other.values.keys() == record.values.keys() == {"length"}
+        assert state.clients.seen[2] == 0 and state.server.value.isfinite().all()
+
+
+def test_when_all_fail_a_round_is_noise_like_any_other() -> None:
+    batch = drawn(4, 6)
+    hurt = replace(batch, x=torch.full_like(batch.x, math.nan))
+    ((record, state),) = play(hurt, room_of(hurt, Mechanism("gaussian", 1.0, 1.0)))
+    assert record.clients == 4 and (state.server.value != 0).all() and state.clients.seen.tolist() == [0] * 4
+
+
+def test_what_a_method_remarks_on_numbers_that_are_withheld_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sends, "remark", lambda self, values: pytest.fail("asked"))
+    batch = drawn(4, 6)
+    play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0)))
+
+
+def test_the_rooms_cohorts_count_and_not_the_plans() -> None:
+    batch = drawn(6, 4)
+    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 4, "fixed", "replace"))
+    plan = replace(PLAN, rounds=3, cohort=2)
+    for record, state in engine.rounds(Sends(4), batch, plan, None, room):
+        assert record.clients == 4 and int(state.clients.seen.sum()) == 4 * record.round
+        assert isinstance(state, FederationState)
+
+
+# what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "cohorts", "text"),
+    [
+        ({"min_clients": 2}, Cohorts(4), r"min_clients = 2 would tell .*\(federation.min_clients = 1\)"),
+        ({"on_bad_client": "stop"}, Cohorts(4), r"on_bad_client = 'stop' would tell who failed.*'drop'"),
+        ({}, Cohorts(5), "cohorts are of 5 clients, and the federation has 4"),
+    ],
+)
+def test_what_would_tell_of_clients_is_refused(plan: dict[str, Any], cohorts: Cohorts, text: str) -> None:
+    batch, method = drawn(4, 6), Sends(6)
+    server = engine.start(method, batch, PLAN).server
+    with pytest.raises(PrivacyError, match=text):
+        private.enter(method, server, batch, replace(PLAN, **plan), Mechanism("gaussian", 1.0, 1.0), cohorts, Free(), 5)

@@ -1,0 +1,202 @@
+"""Laws of private rounds, for every method that has them: only what is released moves the server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.federation import engine, private
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.private import Room
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+from tests.laws.cases import Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
+from tests.private import HUGE, Free
+
+RELEASED = (
+    *("pac-pfl", "pfedgp", "pac-pfl-bnn", "pfedbayes", "sfedbayes", "cfedbayes", "bpfed"),
+    *("fedsi", "fedsi-fac", "fedavg", "fedavg-ft"),
+)
+
+
+def case_of(name: str, **options: Any) -> Case:
+    """Return a method of the table with options under which it may be private."""
+    recipe = METHODS[name]
+    own: dict[str, Any] = {"weighting": "uniform"} if recipe.model == "weights" and name != "pac-pfl-bnn" else {}
+    own |= {"start": "random"} if name == "cfedbayes" else {}
+    return Case(f"{name}{options or ''}", partial(from_recipe, recipe, options=own | options))
+
+
+CASES = (
+    *map(case_of, RELEASED),
+    case_of("pac-pfl", cohort_scale="mean", minibatch=4, optimiser="ascent"),
+    case_of("pac-pfl-bnn", cohort_scale="mean", optimiser="ascent"),
+    case_of("pfedbayes", beta=1.7, noise_std=0.5),
+    case_of("sfedbayes", inclusion=0.31, threshold=0.3, beta=0.6),
+    case_of("bpfed", upload="tracked"),
+    case_of("fedsi", upload="curvature", alpha=3.0, subnetwork="random", fraction=0.3),
+)
+every_released = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def room_of(s: Scene, mechanism: Mechanism = HUGE, cohorts: Cohorts | None = None, seed: int | None = 5) -> Room:
+    cohorts = cohorts or Cohorts(s.batch.clients)
+    return private.enter(s.method, s.server, s.batch, s.plan, mechanism, cohorts, Free(), seed)
+
+
+def third(s: Scene, room: Room | None, **plan: Any) -> tuple[Any, FederationState]:
+    """Play the scene's third round."""
+    state = FederationState(s.server, s.clients, 2)
+    ((record, after),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3, **plan), state, room)
+    return record, after
+
+
+def test_the_methods_with_and_without_a_release_are_the_table() -> None:
+    refused = {}
+    for name in METHODS.keys() - set(RELEASED):
+        case = Case(name, partial(from_recipe, METHODS[name]))
+        with pytest.raises(PrivacyError, match="has no private release: its clients send") as caught:
+            room_of(scene(case, 1))
+        refused[name] = "their rows" in str(caught.value)
+    assert refused == {name: not METHODS[name].federated for name in refused} and len(refused) >= 6
+
+
+@every_released
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_without_clip_and_noise_a_private_round_is_a_plain_one(case: Case, chunk: int) -> None:
+    s = scene(case, 1)
+    record, plain = third(s, None)
+    told, state = third(s, room_of(s), chunk=chunk)
+    assert_close(state.clients, plain.clients, 1e-12)
+    if isinstance(s.method, CFedBayes):  # which divides by a public number instead: below
+        assert not torch.equal(state.server.w.loc, plain.server.w.loc)
+    else:
+        assert_close(identified(s.method, state.server), identified(s.method, plain.server), 1e-9)
+        same = (told.values.keys() & record.values.keys()) - {"uncertain"}  # any noise at all makes a variance of 0 one
+        assert {n: told.values[n] for n in same} == pytest.approx({n: record.values[n] for n in same}, rel=1e-9)
+    withheld = {"seconds", "log_evidence", "log_likelihood", "kl", "loss", "jittered", "effective_samples", "sent"}
+    assert (told.clients, told.dropped) == (s.batch.clients, ()) and not withheld & told.values.keys()
+
+
+@every_released
+def test_a_cohort_is_divided_by_what_was_expected_of_it(case: Case) -> None:
+    """Fixed cohorts, so that the plain round knows as many."""
+    s = scene(case, 1)
+    if isinstance(s.method, CFedBayes):
+        return
+    room = room_of(s, cohorts=Cohorts(s.batch.clients, 3, "fixed", "replace"), seed=s.plan.seed)
+    room.ledger.spend(room.charge), room.ledger.spend(room.charge)  # those of rounds 1 and 2: the same cohort then
+    _, plain = third(s, None, cohort=3)
+    told, state = third(s, room)
+    assert told.clients == 3
+    assert_close(identified(s.method, state.server), identified(s.method, plain.server), 1e-9)
+    assert_close(state.clients, plain.clients, 1e-12)
+
+
+def test_clusters_move_by_the_sum_of_their_members_over_a_public_number() -> None:
+    s = scene(case_of("cfedbayes", clusters=3), 1)
+    update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
+    _, state = third(s, room_of(s))
+    assert len(set(update.cluster.tolist())) > 1, "the scene must have members in several clusters"
+    for name, leaf in tensors.leaves(state.server.w).items():
+        sent, old = tensors.leaves(update.w)[name], tensors.leaves(s.server.w)[name]
+        for j in range(3):
+            step = sum((sent[k] - old[j] for k in range(5) if update.cluster[k] == j), torch.zeros_like(old[j]))
+            torch.testing.assert_close(leaf[j], old[j] + step * 3 / 5, rtol=1e-9, atol=1e-9)
+    assert state.server.rounds == s.server.rounds + 1
+
+
+@every_released
+def test_a_client_that_fails_adds_zeros_and_moves_nobody_else(case: Case) -> None:
+    s = scene(case, 1)
+    x = s.batch.x.clone()
+    x[2, 0] = torch.nan
+    hurt = s._replace(batch=replace(s.batch, x=x))
+    update, _ = s.method.client(s.message, s.clients, hurt.batch, s.noise(s.batch.ids))
+    if tensors.finite(update).all():  # its minibatch has missed the row
+        x[2] = torch.nan
+        update, _ = s.method.client(s.message, s.clients, hurt.batch, s.noise(s.batch.ids))
+    assert tensors.finite(update).tolist() == [True, True, False, True, True]
+    payload = s.method.payload(s.message, update)
+    rest = torch.tensor([0, 1, 3, 4])
+    mean = tensors.tree_map(lambda leaf: leaf[rest].sum(0, keepdim=True) / 5, payload)  # of five, one of them zeros
+    expected = s.method.server(s.server, s.method.received(s.message, mean, 5.0), 5)
+    _, state = third(hurt, room_of(hurt))
+    assert_close(identified(s.method, state.server), identified(s.method, expected), 1e-9)
+    assert bits(tensors.select(state.clients, torch.tensor([2]))) == bits(tensors.select(s.clients, torch.tensor([2])))
+
+
+class Elsewhere:
+    """A method whose updates differ in everything but what is released of them."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def client(self, *arguments: Any) -> Any:
+        update, after = self._method.client(*arguments)
+        message = arguments[0]
+        kept = {id(leaf) for leaf in self._source(update)}
+
+        def disturbed(leaf: torch.Tensor) -> torch.Tensor:
+            if id(leaf) in kept or not leaf.is_floating_point():
+                return leaf
+            return 7.0 * leaf - 3.0
+
+        other = tensors.tree_map(disturbed, update)
+        assert bits(self._method.payload(message, other)) == bits(self._method.payload(message, update))
+        assert bits(other) != bits(update)
+        return other, after
+
+    def _source(self, update: Any) -> list[torch.Tensor]:
+        """Return the leaves that the payload is made of."""
+        for name in ("score", "w", "moments", "theta"):
+            if hasattr(update, name):
+                return list(tensors.leaves(getattr(update, name)).values())
+        raise AssertionError("what is released of it?")
+
+
+@every_released
+def test_the_server_depends_on_what_is_released_and_on_nothing_else(case: Case) -> None:
+    s = scene(case, 1)
+    mechanism = Mechanism("gaussian", 0.5, 2.0)
+    told, state = third(s, room_of(s, mechanism))
+    elsewhere = s._replace(method=Elsewhere(s.method))  # type: ignore[arg-type]
+    again, other = third(elsewhere, room_of(elsewhere, mechanism))
+    assert bits(other.server) == bits(state.server) and again == told
+    assert bits(third(s, room_of(s, mechanism, seed=6))[1].server) != bits(state.server)
+
+
+@every_released
+def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
+    """Whatever noise does to it, the server takes it: finite, and valid."""
+    s = scene(case, 1)
+    for kind in ("gaussian", "laplace", "knorm", "paper_algorithm_3"):
+        room = room_of(s, Mechanism(kind, 1.0, 20.0), Cohorts(5, 2.0))
+        _, state = third(s, room)
+        assert all(leaf.isfinite().all() for leaf in tensors.leaves(state.server).values())
+        assert room.charge.coordinates == mechanisms.coordinates(room.empty)
+        x = s.batch.x
+        for index, posterior in engine.personalise(s.method, state, s.batch, s.plan):
+            assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedavg"])
+def test_clients_that_weigh_by_their_rows_are_refused(name: str) -> None:
+    with pytest.raises(PrivacyError, match="weighting = 'rows' needs every client's number of rows"):
+        room_of(scene(case_of(name, weighting="rows"), 1))
+
+
+def test_clusters_that_the_server_finds_are_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"start = 'uploads' groups what single clients send.*start = 'random'"):
+        room_of(scene(case_of("cfedbayes", start="uploads"), 1))

@@ -1,0 +1,53 @@
+"""A private round by hand: a room that hides nothing, and one of any mechanism."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import engine, private
+from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
+from pacbayes_fl.federation.private import Room
+from pacbayes_fl.privacy.accounting import Budget
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+
+HUGE = Mechanism("gaussian", 1e6, 1e-22)
+"""Shortens nothing, and its noise is far below the last digit of what the tests compare."""
+
+UNLIMITED = Budget(1e300, 0.0, "pure")
+
+
+def enter(
+    method: AnyMethod,
+    batch: ClientBatch,
+    plan: FederationPlan,
+    folder: Path,
+    mechanism: Mechanism = HUGE,
+    cohorts: Cohorts | None = None,
+    seed: int | None = 5,
+    budget: Budget = UNLIMITED,
+) -> Room:
+    """Return a room whose ledger lies in a folder; everybody takes part where no cohorts are given."""
+    server = engine.start(method, batch, plan).server
+    ledger = Ledger(folder, budget)
+    return private.enter(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), ledger, seed)
+
+
+class Free(Ledger):
+    """A ledger that costs nothing, for rounds that are about something else."""
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+    def __len__(self) -> int:
+        return self.spent
+
+    def afford(self, charge: Any, round: int | None = None) -> None:
+        assert math.isfinite(charge.multiplier)
+
+    def spend(self, charge: Any, round: int | None = None) -> int:
+        self.spent += 1
+        return self.spent - 1

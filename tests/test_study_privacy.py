@@ -1,0 +1,462 @@
+"""Private studies: what [privacy] means, what labels say, what is refused, and that no crash makes anything cheaper."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import cli, results, study, study_choice, study_privacy, tune
+from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
+from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon, noise_multiplier, pure_epsilon, zcdp
+from pacbayes_fl.privacy.ledger import NAME, Ledger
+from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.results import Result
+from pacbayes_fl.study_data import load
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_privacy import PrivacyPart
+from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, state, tiny, write_study
+
+ANYTHING = Budget(1e300, 1e-9)
+COORDINATES = 2 * 32  # two particles of the tiny study's prior
+ON = "privacy.epsilon=10"
+
+
+def run(folder: Path, *sets: str, resume: bool = False) -> Result:
+    return study.run(tiny(*sets), folder, resume)
+
+
+def said(result: Result) -> dict[str, Any]:
+    about: dict[str, Any] = result.labels["privacy"]
+    return about
+
+
+def releases(folder: Path) -> int:
+    return len(Ledger(folder, ANYTHING))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a private run that nobody disturbed; only to be read."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    run(folder, ON)
+    return folder
+
+
+# what a run says ------------------------------------------------------------------------------------------------
+
+
+def test_one_option_makes_a_run_private_and_its_labels_say_what_that_gives(finished: Path) -> None:
+    result = results.load(finished)
+    about, cohorts = said(result), Cohorts(4)
+    multiplier = noise_multiplier("gaussian", Budget(10.0, 0.025), ROUNDS, cohorts)
+    charges = [Charge("gaussian", multiplier, COORDINATES, cohorts)] * ROUNDS
+    assert Ledger(finished, ANYTHING).charges == tuple(charges)
+    assert about["epsilon"] == epsilon(charges, 0.025) <= 10 < epsilon([*charges, charges[0]], 0.025)
+    assert about["rho"] == zcdp(charges) == pytest.approx(ROUNDS / 2 / multiplier**2)
+    statement = about.pop("statement")
+    assert about == {
+        "mechanism": "gaussian",
+        "clip": 1.0,
+        "multiplier": multiplier,
+        "epsilon": about["epsilon"],
+        "delta": 0.1 / 4,
+        "rho": about["rho"],
+        "pure": None,
+        "claimed": None,
+        "cohort": "all",
+        "neighbours": "add-or-remove",
+        "releases": ROUNDS,
+        "rounds": ROUNDS,
+        "randomness": "simulation",
+    }
+    assert f"({about['epsilon']:.4g}, 0.025)-DP" in statement and "sum of 4 clients" in statement
+    assert "comes from the seed" in statement and "test scores" in statement and "outside of the guarantee" in statement
+
+
+def test_what_was_spent_so_far_stands_beside_the_learning_curve(finished: Path) -> None:
+    records = results.load(finished).rounds
+    charge = Ledger(finished, ANYTHING).charges[0]
+    assert [record.round for record in records] == [*range(1, ROUNDS + 1)]
+    for record in records:
+        assert record.values.keys() == {"score_norm", "spread", "rsmse", "epsilon"}
+        assert record.values["epsilon"] == epsilon([charge] * record.round, 0.025)
+        assert (record.clients, record.dropped) == (4, ())
+    few = run(finished.parent / "few", ON, "report.evaluate_every=5").rounds
+    assert [record.round for record in few if "epsilon" in record.values] == [5, 10, 12]
+
+
+def test_a_run_that_is_not_private_says_nothing(tmp_path: Path) -> None:
+    assert "privacy" not in run(tmp_path / "run").labels and not (tmp_path / "run" / NAME).exists()
+    saved = checkpoint.load(tmp_path / "run")
+    assert saved is not None and "released" not in saved.meta
+
+
+def test_the_command_prints_the_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = write_study(tmp_path), tmp_path / "run"
+    assert cli.main(["run", str(path), "--set", ON, "--out", str(folder), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert f"privacy: {said(results.load(folder))['statement']}\n" in printed
+    assert cli.main(["show", str(folder)]) == 0 and "-DP; " in capsys.readouterr().out
+
+
+def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
+    pure = said(run(tmp_path / "pure", ON, "privacy.mechanism=laplace", "privacy.clip=0.5"))
+    assert (pure["delta"], pure["clip"], pure["neighbours"]) == (0.0, 0.5, "add-or-remove")
+    assert pure["epsilon"] == pure["pure"] == pytest.approx(10.0) and pure["multiplier"] == pytest.approx(1.2)
+    known = said(run(tmp_path / "knorm", ON, "privacy.mechanism=knorm", "privacy.neighbours=replace"))
+    assert known["epsilon"] == pytest.approx(10.0) and known["multiplier"] == pytest.approx(2.4)
+    system = said(run(tmp_path / "system", ON, "privacy.randomness=system"))
+    assert system["randomness"] == "system" and "seed" not in system["statement"]
+    mine = said(run(tmp_path / "mine", ON, "privacy.multiplier=50", "privacy.delta=0.001"))
+    assert mine["epsilon"] == epsilon([Charge("gaussian", 50.0, COORDINATES, Cohorts(4))] * ROUNDS, 0.001) < 10
+
+
+@pytest.mark.parametrize(
+    ("sets", "kind", "neighbours", "clients"),
+    [
+        (["federation.cohort=2"], "poisson", "add-or-remove", 2),
+        (["federation.cohort=9"], "poisson", "add-or-remove", 4),
+        (["federation.cohort=2", "privacy.cohort=fixed"], "fixed", "replace", 2),
+        (["federation.cohort=2", "privacy.cohort=all"], "all", "add-or-remove", 2),
+        (["privacy.neighbours=replace"], "all", "replace", 4),
+        (["privacy.mechanism=paper_algorithm_3"], "all", "replace", 4),
+        (["privacy.mechanism=paper_algorithm_3", "federation.cohort=2"], "fixed", "replace", 2),
+    ],
+)
+def test_cohorts_and_neighbours_that_are_not_given(
+    tmp_path: Path, sets: list[str], kind: str, neighbours: str, clients: int
+) -> None:
+    size = [] if "paper_algorithm_3" in str(sets) else ["privacy.multiplier=5"]
+    result = run(tmp_path, ON, "federation.rounds=3", "report.evaluate_every=3", *size, *sets)
+    about = said(result)
+    assert (about["cohort"], about["neighbours"]) == (kind, neighbours)
+    assert {record.clients for record in result.rounds} == {clients}
+    charge = Ledger(tmp_path, ANYTHING).charges[0]
+    assert (charge.cohorts.clients, charge.cohorts.divisor) == (4, clients)
+
+
+def test_algorithm_3_says_what_it_gives_beside_what_it_claims(tmp_path: Path) -> None:
+    """rho = 2 epsilon^2 / T and pure 2 sqrt(D) epsilon."""
+    result = run(tmp_path, "privacy.epsilon=3", "privacy.mechanism=paper_algorithm_3")
+    about = said(result)
+    assert (about["claimed"], about["multiplier"], len(result.rounds)) == (3.0, ROUNDS / 3, ROUNDS)
+    assert about["rho"] == pytest.approx(2 * 9 / ROUNDS)
+    assert about["pure"] == pytest.approx(2 * math.sqrt(COORDINATES) * 3)
+    charges = Ledger(tmp_path, ANYTHING).charges
+    assert about["pure"] == pure_epsilon(charges) and about["epsilon"] == epsilon(charges, 0.025) != 3.0
+    assert about["epsilon"] > 3
+    assert "claims epsilon = 3" in about["statement"] and "does not hold" in about["statement"]
+    assert f"({about['epsilon']:.4g}, 0.025)-DP" in about["statement"]
+
+
+# what is learned ------------------------------------------------------------------------------------------------
+
+
+def test_pac_pfl_learns_under_a_generous_budget_and_not_under_a_tiny_one(tmp_path: Path) -> None:
+    start = engine.start(*_parts(), tiny().plan).server.particles
+    run(tmp_path / "plain")
+    moved = {"plain": state(tmp_path / "plain")["server.particles"] - start}
+    for name, budget in (("generous", 1e7), ("tiny", 1e-3)):
+        run(tmp_path / name, f"privacy.epsilon={budget}", "privacy.clip=1000")
+        moved[name] = state(tmp_path / name)["server.particles"] - start
+
+    def like(name: str) -> float:
+        return float(torch.cosine_similarity(moved[name].flatten(), moved["plain"].flatten(), 0))
+
+    assert like("generous") > 0.99 and abs(like("tiny")) < 0.5
+
+
+def _parts() -> tuple[Any, Any]:
+    method, groups = study.prepare(tiny(), load(tiny()))
+    return method, groups["existing"].train
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedavg", "pac-pfl-bnn"])
+def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
+    own = {"cfedbayes": ["method.start=random"], "fedavg": ["method.weighting=uniform"]}.get(name, [])
+    result = run(tmp_path, *quick(name), *own, ON, "federation.rounds=2", "federation.cohort=none")
+    assert said(result)["releases"] == 2 and all(math.isfinite(v) for v in result.column("new", "rsmse"))
+
+
+# what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (["federation.min_clients=2"], "min_clients = 2 would tell"),
+        (["federation.on_bad_client=stop"], "on_bad_client = 'stop' would tell"),
+        (["privacy.delta=0.25"], r"delta must be below 1 / N = 0.25, got 0.25"),
+        (["privacy.delta=0"], "Gaussian noise has no guarantee with delta = 0"),
+        (["privacy.cohort=poisson"], r"cohort = 'poisson' needs the size of a cohort \(give federation.cohort\)"),
+        (["federation.cohort=2", "privacy.cohort=poisson", "privacy.neighbours=replace"], "poisson cohorts have an"),
+        (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
+        (["method.name=fedavg"], "weighting = 'rows' needs"),
+        (["method.name=cfedbayes"], "start = 'uploads' groups"),
+        (["method.name=fedsi"], "method.alpha would be chosen by training rows"),
+        (["method.name=pac-pfl-bnn"], "method.posterior would be chosen by training rows"),
+        (["method.name=local"], "its clients send nothing"),
+        (["method.name=ridge"], "its clients send nothing"),
+        (["method.name=pooled-ridge"], "its clients send their rows"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_private_is_refused_in_a_line_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sets: list[str], text: str
+) -> None:
+    with pytest.raises(PrivacyError, match=text):
+        run(tmp_path / "run", ON, *sets)
+    path = write_study(tmp_path)
+    given = [word for one in (ON, *sets) for word in ("--set", one)]
+    assert cli.main(["run", str(path), *given, "--out", str(tmp_path / "command")]) == 1
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 1 and printed.out == "" and "(" in printed.err
+    assert not (tmp_path / "command").exists()
+
+
+def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
+    with pytest.raises(PrivacyError, match=r"has no folder for it \(give the run a folder: --out DIR\)"):
+        study.run(tiny(ON))
+    with pytest.raises(PrivacyError, match="has no folder"):
+        study_privacy.enter(tiny(ON), *_parts()[:1], None, _parts()[1], None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"clip": -1.0}, "clip must be positive"),
+        ({"multiplier": 0.0}, "multiplier must be positive"),
+        ({"delta": 1.0}, r"delta must be in \[0, 1\)"),
+        ({"mechanism": "paper_algorithm_3", "multiplier": 2.0}, "multiplier is not for paper_algorithm_3"),
+    ],
+    ids=str,
+)
+def test_numbers_that_mean_nothing_are_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(PrivacyError, match=text):
+        PrivacyPart(**values)
+
+
+def test_choices_by_training_rows_are_refused(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    with pytest.raises(PrivacyError, match=r"method.\w+ would be chosen by training rows.*\(set method.\w+ to a value"):
+        tune.tune(path, "pac-pfl", 2, 2, sets=[ON])
+    assert cli.main(["tune", str(path), "--set", ON, "--out", str(tmp_path / "tuned.toml"), "--quiet"]) == 1
+    open_study = Study.from_table({"method": {"name": "fedsi"}, "privacy": {"epsilon": 1.0}})
+    with pytest.raises(PacBayesFLError, match="chosen by training rows"):
+        study_privacy.check(open_study, tmp_path)
+    assert study_choice.recall(open_study, tmp_path) == (open_study, {})
+
+
+def test_a_budget_cannot_be_raised_afterwards(finished: Path, tmp_path: Path) -> None:
+    run(tmp_path / "run", ON)
+    before = releases(tmp_path / "run")
+    for other in ("privacy.epsilon=20", "privacy.clip=2", "privacy.mechanism=laplace", "privacy.epsilon=none"):
+        with pytest.raises(CheckpointError, match=other.split("=")[0].replace(".", r"\.")):
+            run(tmp_path / "run", ON, other, resume=True)
+    assert releases(tmp_path / "run") == before
+
+
+# what is left of a budget ---------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_spent_ends_the_run_with_what_it_has_bought(tmp_path: Path) -> None:
+    sets = ("privacy.epsilon=0.5", "privacy.mechanism=laplace", "privacy.multiplier=10")  # a tenth of epsilon a round
+    with pytest.warns(UserWarning, match="the run ends before its last round: .*5 releases have spent epsilon = 0.5"):
+        result = run(tmp_path, *sets)
+    about = said(result)
+    assert [record.round for record in result.rounds] == [1, 2, 3, 4, 5]
+    assert (about["releases"], about["rounds"], releases(tmp_path)) == (5, 5, 5)
+    assert about["epsilon"] == pytest.approx(0.5) and f"before the {ROUNDS} rounds" in about["statement"]
+    saved = checkpoint.load(tmp_path)
+    assert saved is not None and (saved.round, saved.meta["released"]) == (5, 5)
+    kept = state(tmp_path)
+    with pytest.warns(UserWarning, match="the run ends before its last round"):
+        again = run(tmp_path, *sets, resume=True)
+    assert said(again) == about and releases(tmp_path) == 5
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state(tmp_path).items())
+    assert again.summary() == result.summary()
+
+
+def test_a_budget_that_buys_nothing_leaves_the_start(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="0 releases have spent"):
+        result = run(tmp_path, "privacy.epsilon=0.05", "privacy.mechanism=laplace", "privacy.multiplier=10")
+    assert result.rounds == () and (said(result)["releases"], said(result)["epsilon"]) == (0, 0.0)
+
+
+def test_more_rounds_do_not_make_a_larger_budget(tmp_path: Path) -> None:
+    run(tmp_path, ON)
+    with pytest.warns(UserWarning, match="the run ends before its last round"):
+        about = said(run(tmp_path, ON, "federation.rounds=20", resume=True))
+    assert about["epsilon"] <= 10 and releases(tmp_path) < 20
+
+
+# crashes --------------------------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """What nothing catches."""
+
+
+def stages() -> dict[str, tuple[Any, str]]:
+    return {
+        "before the payment": (Ledger, "spend"),
+        "before the noise": (mechanisms, "noise"),
+        "before the server's step": (_parts()[0].__class__, "server"),
+        "before the record": (results, "append_round"),
+        "before the checkpoint": (checkpoint, "save"),
+    }
+
+
+@pytest.mark.parametrize("stage", stages())
+@pytest.mark.parametrize("at", [1, 6])
+def test_a_crash_at_any_stage_costs_at_least_what_was_released(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, at: int
+) -> None:
+    home, name = stages()[stage]
+    real, calls, serials = getattr(home, name), [0], list[int]()
+    source = mechanisms.source
+
+    def crashing(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at:
+            raise Crash
+        return real(*arguments, **named)
+
+    def watched(seed: int | None, serial: int) -> Any:
+        serials.append(serial)
+        return source(seed, serial)
+
+    monkeypatch.setattr(mechanisms, "source", watched)
+    monkeypatch.setattr(home, name, crashing)
+    sets = (ON, "federation.checkpoint_every=1", "privacy.multiplier=5")
+    with pytest.raises(Crash):
+        run(tmp_path / "run", *sets)
+    monkeypatch.setattr(home, name, real)
+    paid, done = releases(tmp_path / "run"), len(serials)
+    assert paid >= done and paid == at - (stage == "before the payment")
+    saved = checkpoint.load(tmp_path / "run")
+    assert (0 if saved is None else saved.meta["released"]) <= paid
+    about = said(run(tmp_path / "run", *sets, resume=True))
+    assert len(set(serials)) == len(serials), "two releases shared their noise"
+    repeated = paid - (0 if saved is None else saved.round)
+    assert about["releases"] == releases(tmp_path / "run") == ROUNDS + repeated
+    charge = Ledger(tmp_path / "run", ANYTHING).charges[0]
+    assert about["epsilon"] == epsilon([charge] * (ROUNDS + repeated), 0.025)
+
+
+def test_a_kill_between_payment_and_checkpoint_is_paid_for_again(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.cli import main
+save, saved = checkpoint.save, []
+def killed(*arguments):
+    saved.append(1)
+    if len(saved) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return save(*arguments)
+checkpoint.save = killed
+main(sys.argv[1:])
+"""
+    path, folder = write_study(tmp_path), tmp_path / "run"
+    options = ["run", str(path), "--out", str(folder), "--set", ON, "--set", "privacy.multiplier=5", "--quiet"]
+    done = subprocess.run([sys.executable, "-c", code, *options], timeout=120, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    saved = checkpoint.load(folder)
+    assert saved is not None and saved.round == saved.meta["released"] == 4 and releases(folder) == 8
+    spent = Ledger(folder, Budget(10.0, 0.025)).epsilon()
+    assert cli.main([*options, "--resume"]) == 0
+    about = said(results.load(folder))
+    assert about["releases"] == ROUNDS + 4 and about["epsilon"] > spent
+    assert about["epsilon"] == Ledger(folder, Budget(10.0, 0.025)).epsilon()
+
+
+def stop_at(round: int) -> Callable[[Any], None]:
+    return lambda record: os.kill(os.getpid(), signal.SIGTERM) if record.round == round else None
+
+
+def test_a_run_that_is_stopped_in_order_goes_on_to_the_same_bits_for_the_same_price(
+    finished: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(ON), tmp_path, on_round=stop_at(5))
+    assert releases(tmp_path) == 5
+    run(tmp_path, ON, resume=True)
+    assert_same_results(tmp_path, finished)
+    assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
+
+
+def test_the_same_seed_gives_the_same_run_and_the_systems_randomness_does_not(finished: Path, tmp_path: Path) -> None:
+    run(tmp_path / "again", ON)
+    assert_same_results(tmp_path / "again", finished)
+    for name in ("one", "other"):
+        run(tmp_path / name, ON, "privacy.randomness=system", "federation.rounds=2")
+    with pytest.raises(AssertionError, match=r"server\."):
+        assert_same_state(tmp_path / "one", tmp_path / "other")
+
+
+def test_a_ledger_that_was_lost_or_damaged_ends_the_run(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(ON), tmp_path, on_round=stop_at(5))
+    path = tmp_path / NAME
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"count": 5', b'"count": 4'))
+    with pytest.raises(PrivacyError, match="is damaged"):
+        run(tmp_path, ON, resume=True)
+    path.unlink()
+    with pytest.raises(PrivacyError, match="knows of 0 releases, the run of 5"):
+        run(tmp_path, ON, resume=True)
+    path.write_bytes(good)
+    run(tmp_path, ON, resume=True)
+    assert_same_results(tmp_path, finished)
+
+
+def test_a_crash_may_leave_too_little_for_the_last_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save
+
+    def crashing(folder: Path, round: int, *arguments: Any) -> Any:
+        if round == 8:
+            raise Crash
+        return real(folder, round, *arguments)
+
+    monkeypatch.setattr(checkpoint, "save", crashing)
+    with pytest.raises(Crash):
+        run(tmp_path, ON)
+    monkeypatch.setattr(checkpoint, "save", real)
+    assert releases(tmp_path) == 8
+    with pytest.warns(UserWarning, match="the run ends before its last round"):
+        about = said(run(tmp_path, ON, resume=True))
+    assert (about["rounds"], about["releases"]) == (8, ROUNDS) and about["epsilon"] <= 10
+
+
+# files ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_survives_toml_and_a_study_without_it_has_its_defaults() -> None:
+    one = tiny(ON, "privacy.mechanism=laplace", "privacy.cohort=all", "privacy.delta=0.01")
+    assert Study.from_table(one.table()) == one and one.privacy.epsilon == 10.0
+    assert Study.from_table({key: part for key, part in tiny().table().items() if key != "privacy"}) == tiny()
+    with pytest.raises(StudyError, match=r"unknown key 'epsilom'.*did you mean 'epsilon'"):
+        tiny("privacy.epsilom=1")
+
+
+def test_labels_are_json(finished: Path) -> None:
+    assert json.loads((finished / "labels.json").read_text("utf-8"))["privacy"] == said(results.load(finished))
+
+
+def test_spent_and_saved_are_empty_where_nothing_is_private() -> None:
+    assert study_privacy.spent(None) == study_privacy.to_save(None) == study_privacy.labels(tiny(), None, 3) == {}
