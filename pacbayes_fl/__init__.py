@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pacbayes_fl import bounds as bounds
     from pacbayes_fl import metrics as metrics
     from pacbayes_fl import plots as plots
     from pacbayes_fl.data.batch import ClientBatch as ClientBatch
@@ -99,6 +100,7 @@ __all__ = [
     "Study",
     "VanillaGP",
     "WeightModel",
+    "bounds",
     "join",
     "metrics",
     "pfedgp",
@@ -110,7 +112,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home."""
-    if name in ("metrics", "plots"):
+    if name in ("bounds", "metrics", "plots"):
         return import_module(f"pacbayes_fl.{name}")
     for home, names in _HOMES:
         if name in names:

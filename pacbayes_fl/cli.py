@@ -21,9 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli_output import print_cells, print_predictions, print_table, progress
+from pacbayes_fl.cli_output import print_cells, print_certificates, print_predictions, print_table, progress
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.results import RoundRecord, load, write_atomic
+from pacbayes_fl.results_certificates import tables_of
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_file import Study
@@ -87,6 +88,41 @@ def parser() -> argparse.ArgumentParser:
         "run", type=Path, metavar="RUN", nargs="+", help="several runs: box plots and the particle ablation too"
     )
     sub.add_argument("--clients", default="", metavar="A,B", help="clients of the predictive bands")
+
+    sub = command("certify", _certify, "bounds on the true risk of every client of a finished run")
+    sub.add_argument("run", type=Path, metavar="RUN")
+    sub.add_argument("--bound", default="seeger", metavar="NAME", help="see `list bounds` (default: seeger)")
+    sub.add_argument("--delta", type=float, default=0.05, metavar="D", help="each bound may fail with (default: 0.05)")
+    sub.add_argument("--loss", metavar="NAME[=VALUE]", help="0-1, clipped-nll=P, clipped-square=LIMIT, ...")
+    sub.add_argument("--beta", metavar="B", help="of bounds that need one, fixed before: a number, rows, or root")
+    sub.add_argument("--draws", type=int, default=1000, metavar="M", help="hypotheses that estimate a risk")
+    sub.add_argument("--smooth", type=float, metavar="STD", help="of a server's bound: smooth the particles")
+    sub.add_argument("--jointly", action="store_true", help="all clients at once hold with probability 1 - D")
+    sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which these rows have chosen")
+    sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("bound", _bound, "a certificate from numbers alone")
+    sub.add_argument("name", metavar="NAME", help="see `list bounds`")
+    for name, text in (
+        ("risk", "empirical risk, in the unit of the loss"),
+        ("kl", "KL divergence of the posterior from the prior, in nats"),
+        ("beta", "fixed before, in 1 / unit of the loss"),
+        ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
+        ("epsilon", "of a prior drawn with pure eps-DP"),
+        ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
+    ):
+        sub.add_argument(f"--{name}", type=float, metavar="X", help=text)
+    sub.add_argument("--n", type=float, required=True, metavar="N", help="rows")
+    sub.add_argument("--delta", type=float, required=True, metavar="D", help="the bound may fail with")
+    sub.add_argument("--low", type=float, default=0.0, metavar="A", help="smallest value of the loss (default: 0)")
+    sub.add_argument("--high", type=float, default=1.0, metavar="B", help="its largest value (default: 1)")
+    sub.add_argument("--draws", type=int, metavar="M", help="hypotheses behind an estimated risk")
+    sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which the rows have chosen")
+    sub.add_argument("--prior", default="data-free", metavar="SOURCE", help="data-free, 'other clients', split, eps-DP")
+    sub.add_argument("--predictor", default="Gibbs", metavar="P", help="Gibbs, 'majority vote', ...")
+    sub.add_argument("--dependent", action="store_true", help="the rows are not independent draws")
+    sub.add_argument("--json", action="store_true")
 
     sub = command("join", _join, "a client that never trained personalises and predicts")
     sub.add_argument("run", type=Path, metavar="RUN")
@@ -359,11 +395,63 @@ def _plot(options: argparse.Namespace) -> None:
 
     found = [load(folder) for folder in options.run]
     for result, folder in zip(found, options.run, strict=True):
-        for path in plots.save_all(result, folder / "figures", clients=_names(options.clients) or None):
+        written = plots.save_all(result, folder / "figures", clients=_names(options.clients) or None)
+        for path in [*written, *plots.save_certificates(tables_of(folder), folder / "figures")]:
             print(path)
     if len(found) > 1:
         for path in plots.save_joint(found, options.run[0].parent / "figures"):
             print(path)
+
+
+def _certify(options: argparse.Namespace) -> None:
+    from pacbayes_fl import study_certify, study_certify_request
+    from pacbayes_fl.study import open_run
+
+    request = study_certify_request.Request(
+        options.bound,
+        options.delta,
+        study_certify_request.loss_of(options.loss),
+        options.draws,
+        beta=study_certify_request.beta_of(options.beta),
+        jointly=options.jointly,
+        tried=options.tried,
+        smooth=options.smooth,
+    )
+    folder = _retrained(options) if options.retrain else options.run
+    table = study_certify.certify(open_run(folder), request)
+    path = table.save(folder)
+    if options.json:
+        print(path.read_text("utf-8"))
+    else:
+        print_certificates(table)
+        print(f"file: {path}")
+
+
+def _retrained(options: argparse.Namespace) -> Path:
+    """Run the study of a folder again with rows kept for certificates, or go on with that run."""
+    from pacbayes_fl.study import run
+    from pacbayes_fl.study_certify import certifiable
+
+    study, folder = certifiable(options.run)
+    if folder != options.run and not (folder / "metrics.json").exists():
+        options.stopped = "go on with the same command"
+        with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+            run(study, folder, resume=True, on_round=on_round)
+    return folder
+
+
+def _bound(options: argparse.Namespace) -> None:
+    from pacbayes_fl import study_bound
+
+    fields = study_bound.Numbers.__dataclass_fields__
+    given = {name: value for name, value in vars(options).items() if name in fields}
+    numbers = study_bound.Numbers(**given, independent=not options.dependent)
+    certificate = study_bound.certificate(options.name, numbers)
+    if options.json:
+        print(json.dumps(study_bound.record(certificate), indent=1))
+        return
+    print(certificate)
+    print(study_bound.trusted(numbers))
 
 
 def _join(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_compare import Cell
@@ -59,6 +61,8 @@ def print_table(result: Result) -> None:
     for group, entry in result.summary()["groups"].items():
         cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
         print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+    if "privacy" in result.labels:
+        print(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
         for rule, chosen in rules.items():
             words = f"accuracy {chosen['accuracy']:.4f} at round {chosen['round']}, mean weights"
@@ -102,6 +106,42 @@ def print_cells(cells: Sequence[Cell]) -> None:
     print(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
         print(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+
+
+def print_certificates(table: CertifiedRun) -> None:
+    """Print the bounds of a run: a line a client, and what they come to.
+
+    Args:
+        table: as `study_certify.certify` gives it.
+    """
+    print(f"{table.method} on {table.study}, seed {table.seed}: {table.theorem or table.bound}, delta {table.delta:g}")
+    if table.risk:
+        print(f"risk: {table.risk}")
+    width = max([14, *(len(line.name) + 2 for line in table.clients)])
+    for group, reasons in table.reasons.items():
+        lines = [line for line in table.clients if line.group == group]
+        if reasons:
+            print(f"{group}: valid = false: {'; '.join(reasons)}")
+            continue
+        print(f"{group}: {table.labels.get('rows', {}).get(group, '')}")
+        print(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
+        for line in lines:
+            risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
+            vacuous = "  vacuous" if is_vacuous(line.bound, table.high) else ""
+            above = "  test risk above the bound" if line.test_risk > line.bound else ""
+            print(
+                f"{line.name:{width}}{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}"
+                f"{line.test_rows:>8}{vacuous}{above}"
+            )
+        below = sum(line.test_risk <= line.bound for line in lines)
+        middle = statistics.median(line.bound for line in lines)
+        useful = sum(not is_vacuous(line.bound, table.high) for line in lines)
+        print(
+            f"median bound {rounded_up(middle)}; {useful} of {len(lines)} not vacuous; test risk below the bound for "
+            f"{below} of {len(lines)} (its own chance included; delta allows {table.delta:.0%} of bounds to fail)"
+        )
+        if group in table.summary:
+            print(f"average over the clients' rows: at most {rounded_up(table.summary[group]['value'])}")
 
 
 @contextmanager

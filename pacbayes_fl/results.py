@@ -39,12 +39,13 @@ class RoundRecord:
 
     Args:
         round: rounds finished, counted from 1.
-        clients: how many took part.
+        clients: how many took part; of a private round how many were expected.
         dropped: names of clients that were left out for a fault.
         values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds. Training of
             classifiers gives elbo, kl, loss, kept (share of the weights that are kept), bytes_dense and bytes_sparse;
             rounds that are evaluated have pm.accuracy (personal models) and gm.accuracy (global model) on test rows,
-            and both with "validation." in front on validation rows.
+            and both with "validation." in front on validation rows. Private rounds have the epsilon spent so far where
+            they are evaluated, and nothing else that tells of clients.
         histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
             predictive entropy over ln C lies in each of equal bins on [0, 1].
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacbayes_fl import results, study_choice, study_classes, study_report, tensors
+from pacbayes_fl import results, study_choice, study_classes, study_hold_out, study_privacy, study_report, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.private import Room
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
 from pacbayes_fl.study_data import ScaledGroup, check_saved, load, provenance, reopen, to_saved
@@ -41,8 +43,10 @@ class Trained:
         state: after the last round.
         groups: clients by group.
         dataset: rows in their own units.
+        held: training rows of existing clients that the training never saw, in the data's own units.
         rounds: the record of every round.
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
+        row_epsilon: pure epsilon of one row that all releases of a private run together have; infinite without one.
     """
 
     study: Study
@@ -50,8 +54,10 @@ class Trained:
     state: FederationState
     groups: Mapping[str, ScaledGroup]
     dataset: tables.Dataset
+    held: ClientBatch | None = None
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    row_epsilon: float = math.inf
 
 
 @contextmanager
@@ -81,6 +87,7 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
     Raises:
         StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
             the study asks for.
+        PrivacyError: when the study asks for a guarantee that it cannot have.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
         DataError: when rows of a client that the run knows have changed.
         KeyboardInterrupt: after SIGTERM or Ctrl-C, when the state has been saved.
@@ -108,6 +115,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     Raises:
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
+    study_privacy.check(study, folder)
     saved: checkpoint.Checkpoint | None = None
     notes: Mapping[str, Any] = {}
     if folder is not None and (folder / "study.toml").exists():
@@ -126,19 +134,24 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
         check_saved(folder / "data.npz", dataset)
+    division = study_hold_out.divide(study, dataset)  # before anything looks at the rows
+    if folder is not None and (folder / "data.npz").exists():
+        study_hold_out.check(folder, division)
     if study.held_out is not None:
-        study, notes = study_choice.choose(study, dataset, on_round)
-    method, groups = prepare(study, dataset)
+        study, notes = study_choice.choose(study, study_hold_out.open_rows(study, dataset), on_round)
+    method, groups = prepare(study, division.dataset)
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
+    room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
         _open_folder(folder, study, dataset, notes)
+        study_hold_out.save(folder, division)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
         try:
-            for record, after in engine.rounds(method, clients, study.plan, state):
+            for record, after in study_privacy.until_spent(engine.rounds(method, clients, study.plan, state, room)):
                 state = after
-                record = _watched(study, method, state, groups["existing"], record)
+                record = _watched(study, method, state, groups["existing"], record, room)
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -148,16 +161,17 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                 stopping = stop is not None and stop.requested
                 last = record.round == study.plan.rounds
                 if stopping or last or record.round % study.federation.checkpoint_every == 0:
-                    _save(folder, study, clients, state)
+                    _save(folder, study, clients, state, room)
                 if stopping:
                     raise KeyboardInterrupt
         except (ClientError, NumericalError):
             if folder is not None:
-                _save(folder, study, clients, state)  # nothing is lost: the last good round is on disk
+                _save(folder, study, clients, state, room)  # nothing is lost: the last good round is on disk
             raise
-    if folder is not None and state.round == 0:
-        _save(folder, study, clients, state)
-    return Trained(study, method, state, groups, dataset, tuple(records), notes)
+    if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
+        _save(folder, study, clients, state, room)
+    notes = {**notes, **study_privacy.labels(study, room, state.round)}
+    return Trained(study, method, state, groups, dataset, division.held, tuple(records), notes)
 
 
 def _watched(
@@ -166,13 +180,14 @@ def _watched(
     state: FederationState,
     group: ScaledGroup,
     record: RoundRecord,
+    room: Room | None,
 ) -> RoundRecord:
-    """Add the scores of the learning curve, and how uncertain classifiers are, to the rounds that are to have them."""
+    """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
     every, last = study.report.evaluate_every or max(1, study.plan.rounds // 10), record.round == study.plan.rounds
     classes = not group.train.y.is_floating_point()
     if study.recipe.rounds and (last or record.round % every == 0):
         scores = (study_classes.curve if classes else study_report.curve)(method, state, group, study.plan)
-        record = replace(record, values={**record.values, **scores})
+        record = replace(record, values={**record.values, **scores, **study_privacy.spent(room)})
     if classes and (last or record.round in study.report.uncertainty_rounds):
         record = replace(record, histograms=study_classes.histograms(method, state, group, study.plan))
     return record
@@ -190,10 +205,10 @@ def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Map
     results.write_atomic(folder / "data.npz", buffer.getvalue())
 
 
-def _save(folder: Path, study: Study, clients: ClientBatch, state: FederationState) -> None:
+def _save(folder: Path, study: Study, clients: ClientBatch, state: FederationState, room: Room | None) -> None:
     flat = tensors.leaves({"server": state.server, "clients": state.clients})
     meta = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
-    checkpoint.save(folder, state.round, flat, meta)
+    checkpoint.save(folder, state.round, flat, {**meta, **study_privacy.to_save(room)})
 
 
 def _restore(
@@ -296,6 +311,9 @@ def open_run(folder: Path | str) -> Trained:
     for message in saved.warnings:
         warnings.warn(message, stacklevel=2)
     dataset = reopen(study, folder / "data.npz")
-    method, groups = prepare(study, dataset)
+    division = study_hold_out.divide(study, dataset)
+    study_hold_out.check(folder, division)
+    method, groups = prepare(study, division.dataset)
     state = _restore(method, groups["existing"].train, study, saved)
-    return Trained(study, method, state, groups, dataset, results.read_rounds(folder))
+    spent = study_privacy.row_epsilon(study, folder)
+    return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), row_epsilon=spent)

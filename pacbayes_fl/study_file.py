@@ -9,13 +9,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pacbayes_fl import settings
+from pacbayes_fl import settings, study_bound
 from pacbayes_fl.data import images
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
+from pacbayes_fl.study_privacy import PrivacyPart
 
 BUNDLED = Path(__file__).parent / "studies"
 
@@ -87,6 +88,38 @@ class FederationPart:
 
 
 @dataclass(frozen=True)
+class CertifyPart:
+    """Table [report.certify]: what a run leaves for certificates, which has to be said before it begins.
+
+    Args:
+        scheme: "split" keeps some training rows of every client from the training; "folds" trains a hyper-posterior for
+            every fold of clients without them, so that all their rows are left; "none" leaves clients that never
+            train.
+        share: of every client's training rows that "split" trains on.
+        folds: number of folds.
+        prior: of "split": what the client's own training rows made of its model, or what the server "global"ly knows.
+        independent: whether the rows of a client are independent draws of its distribution, as bounds need them; None
+            where the source is known to say so: images and polynomials are, series are not, files have to be declared.
+        drawn_clients: whether clients, those of the training and new ones, are independent draws of one distribution of
+            clients, as a bound on new clients needs them.
+    """
+
+    scheme: Literal["none", "split", "folds"] = "none"
+    share: float = 0.5
+    folds: int = 4
+    prior: Literal["personal", "global"] = "personal"
+    independent: bool | None = None
+    drawn_clients: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if not 0 < self.share < 1:
+            raise StudyError(f"[report.certify] share must be strictly between 0 and 1, got {self.share:g}")
+        if self.folds < 2:
+            raise StudyError(f"[report.certify] folds must be at least 2, got {self.folds}")
+
+
+@dataclass(frozen=True)
 class ReportPart:
     """Table [report].
 
@@ -94,11 +127,13 @@ class ReportPart:
         levels: confidence levels of the calibration error, by name (`metrics.levels`).
         evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
         uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
+        certify: what is left for certificates.
     """
 
     levels: Literal["paper", "pacoh"] = "paper"
     evaluate_every: int | None = None
     uncertainty_rounds: tuple[int, ...] = (1, 10)
+    certify: CertifyPart = field(default_factory=CertifyPart)
 
     def __post_init__(self) -> None:
         """Refuse a number that means nothing."""
@@ -109,6 +144,7 @@ class ReportPart:
 _PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
     ("report", ReportPart),
+    ("privacy", PrivacyPart),
 )
 
 
@@ -128,6 +164,7 @@ class Study:
     method: MethodPart = field(default_factory=MethodPart)
     federation: FederationPart = field(default_factory=FederationPart)
     report: ReportPart = field(default_factory=ReportPart)
+    privacy: PrivacyPart = field(default_factory=PrivacyPart)
 
     @property
     def recipe(self) -> Recipe:
@@ -373,7 +410,7 @@ def listing(what: str) -> list[tuple[str, str]]:
         ]
     if what == "studies":
         return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
-    return [("-", "no bounds yet")]
+    return study_bound.listing()
 
 
 def _comment(file: Path) -> str:

@@ -9,6 +9,8 @@ import torch
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.federated_svgd import FederatedSVGD
+from pacbayes_fl.methods.folded import Folded, balanced_folds
 from pacbayes_fl.study_data import ScaledGroup, scale
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_model import ModelPart, check_task
@@ -56,4 +58,16 @@ def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any
             model = study.model.build(dataset.feature_shape or (len(dataset.features),), dataset.classes)
             dtype = model.dtype
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
+    if study.report.certify.scheme == "folds":
+        method = _folded(study, method, dataset)
     return method, {name: scale(group, method.raw_units, device, dtype) for name, group in dataset.groups.items()}
+
+
+def _folded(study: Study, method: Method[Any, Any, Any, Any], dataset: tables.Dataset) -> Folded:
+    """Train a hyper-posterior for every fold of the existing clients without them."""
+    if not (isinstance(method, FederatedSVGD) and method.personal_messages):
+        raise StudyError(
+            f"{study.method.name} cannot be trained in folds of clients", hint="report.certify.scheme = 'split'"
+        )
+    folds = study.report.certify.folds
+    return Folded(method, folds, balanced_folds(dataset.groups["existing"].train.ids, folds, study.seed))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl import settings
+from pacbayes_fl import settings, study_hold_out, study_privacy
 from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
@@ -252,9 +252,10 @@ def tune(
     search = searched(path, method, sets)
     if not search:
         raise StudyError(f"{method} has nothing to tune", hint="drop it from --methods")
+    study_privacy.refuse_choice(base, next(iter(search)).partition(".")[2])
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
-    dataset = load(base)
+    dataset = study_hold_out.open_rows(base, load(base))
     scores = SCORES["regression" if dataset.classes is None else "classification"]
     wanted = score or scores[0]
     if wanted not in scores:

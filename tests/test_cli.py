@@ -24,7 +24,7 @@ from pacbayes_fl.results import nested_bootstrap
 from pacbayes_fl.study_file import Study
 from tests.tiny import ROUNDS, TABLE, assert_same_results, rows, tiny, write_csv, write_study
 
-COMMANDS = ("run", "compare", "tune", "list", "show", "plot", "join", "predict")
+COMMANDS = ("run", "compare", "tune", "list", "show", "plot", "certify", "bound", "join", "predict")
 NAN = float("nan")
 
 
@@ -85,6 +85,8 @@ def test_help_is_no_failure(arguments: list[str], capsys: pytest.CaptureFixture[
         ["list", "bugs"],
         ["predict", "run"],
         ["tune", "tiny.toml", "--score", "crps"],
+        ["bound", "seeger", "--risk", "0.1", "--kl", "1"],
+        ["certify"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,10 +331,59 @@ def test_plot_of_several_runs_compares_them(
     assert (tmp_path / "figures" / "particles.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("command", ["show", "plot", "predict", "join"])
+@pytest.mark.parametrize("command", ["show", "plot", "predict", "join", "certify"])
 def test_a_folder_that_is_no_run_is_refused(call: Call, command: str) -> None:
     more = {"predict": ["--client", "a", "--data", "a.csv"], "join": ["--data", "a.csv"]}.get(command, [])
     assert_one_line(call(command, ".", *more), "run folder", "missing")
+
+
+# certificates ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bound_from_numbers_alone(call: Call) -> None:
+    numbers = ("--risk", 0.03, "--kl", 500, "--n", 30000, "--delta", 0.025)
+    code, out, err = call("bound", "seeger", *numbers)
+    assert (code, err) == (0, "")
+    assert "risk at most 0.0725 with probability at least 0.975" in out and "taken on trust: the rows are" in out
+    record = json.loads(call("bound", "seeger", *numbers, "--json").out)
+    assert (record["valid"], record["value"]) == (True, pytest.approx(0.07249532731061159, rel=1e-12))
+    assert "not declared independent" in call("bound", "seeger", *numbers, "--dependent").out
+    assert "0.07" not in call("bound", "seeger", *numbers, "--dependent").out
+    assert_one_line(call("bound", "seger", *numbers), "bound must be one of seeger")
+    assert_one_line(call("bound", "seeger", *numbers[:2], *numbers[4:]), "needs kl")
+    assert_one_line(call("bound", "seeger", *numbers[:2], "--kl", "inf", *numbers[4:]), "kl must be finite")
+
+
+def test_certify_prints_a_line_a_client_and_keeps_the_table(call: Call, tmp_path: Path) -> None:
+    call("run", "tiny.toml", "--set", "report.certify.scheme=split", "--out", "run", "--quiet")
+    code, out, err = call("certify", "run")
+    assert (code, err) == (0, "")
+    table = json.loads((tmp_path / "run/certificates/seeger.json").read_text())
+    for client in table["clients"]:
+        (line,) = [line.split() for line in out.splitlines() if line.split()[0] == client["name"]]
+        assert line[1:4] == [str(client["rows"]), f"{client['risk']:.4f}", f"{client['kl']:.3f}"]
+        assert float(line[4]) >= client["bound"]
+    assert out.count("test risk below the bound for") == 2 and "valid = false" not in out
+    assert json.loads(call("certify", "run", "--bound", "catoni", "--beta", "rows", "--json").out)["bound"] == "catoni"
+    written = call("plot", "run").out
+    assert all(f"certificates-{name}.png" in written for name in ("seeger", "catoni"))
+    assert_one_line(call("certify", "run", "--bound", "catoni"), "needs a beta")
+    assert_one_line(call("certify", "run", "--loss", "nlpd"), "unbounded")
+    assert_one_line(call("certify", "run", "--loss", "0-1"), "not for real targets")
+
+
+def test_certify_refuses_a_run_that_kept_nothing_and_makes_it_again(call: Call, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    code, out, _ = call("certify", "run")
+    assert code == 0
+    assert "existing: valid = false: the prior saw the rows of the bound" in out
+    assert "new_poly_00" in out and "\npoly_00" not in out
+    code, out, _ = call("certify", "run", "--retrain", "--quiet")
+    assert code == 0
+    assert "\npoly_00" in out and "valid = false" not in out
+    before = (tmp_path / "run-certify/rounds.jsonl").read_bytes()
+    assert call("certify", "run", "--retrain").out == out
+    assert (tmp_path / "run-certify/rounds.jsonl").read_bytes() == before
 
 
 # join and predict -----------------------------------------------------------------------------------------------

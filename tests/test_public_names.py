@@ -24,7 +24,7 @@ def test_the_names_are_sorted_once_each_and_listed() -> None:
     assert len(set(pacbayes_fl.__all__)) == len(pacbayes_fl.__all__)
     assert dir(pacbayes_fl) == sorted(pacbayes_fl.__all__)
     homes = [name for _, names in pacbayes_fl._HOMES for name in names]
-    assert sorted([*homes, "metrics", "plots"]) == sorted(pacbayes_fl.__all__)
+    assert sorted([*homes, "bounds", "metrics", "plots"]) == sorted(pacbayes_fl.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

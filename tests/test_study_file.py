@@ -173,7 +173,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 3}
+    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 4, "privacy": 8}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"

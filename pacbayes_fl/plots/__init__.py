@@ -9,17 +9,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.calibration import calibration_curve
 from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
 from pacbayes_fl.plots.convergence import convergence_curves
 from pacbayes_fl.plots.learning import learning_curve
 from pacbayes_fl.plots.predictive import predictive_bands
+from pacbayes_fl.plots.privacy import privacy_utility
 from pacbayes_fl.plots.reliability import reliability_diagram
 from pacbayes_fl.plots.sparsity import kept_share, sparsity_curve
 from pacbayes_fl.plots.style import NothingToDrawError, drawing
 from pacbayes_fl.plots.sweep import sweep_curve
 from pacbayes_fl.plots.uncertainty import uncertainty_histograms
 from pacbayes_fl.results import Result
+from pacbayes_fl.results_certificates import CertifiedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,14 +32,17 @@ __all__ = [
     "NothingToDrawError",
     "box_plots",
     "calibration_curve",
+    "certificates",
     "client_boxes",
     "convergence_curves",
     "kept_share",
     "learning_curve",
     "particle_ablation",
     "predictive_bands",
+    "privacy_utility",
     "reliability_diagram",
     "save_all",
+    "save_certificates",
     "save_joint",
     "sparsity_curve",
     "sweep_curve",
@@ -81,11 +87,33 @@ def save_all(
     return _save({name: partial(draw, result) for name, draw in figures.items()}, Path(folder), formats)
 
 
+def save_certificates(
+    tables: Sequence[CertifiedRun], folder: Path | str, formats: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    """Write a figure for every table of certificates; the same table gives the same bytes.
+
+    Args:
+        tables: of one run, as `results_certificates.tables_of` reads them.
+        folder: where the files go, made if it does not exist.
+        formats: file endings that matplotlib knows.
+
+    Returns:
+        The files written, such as `certificates-seeger.png`; tables without clients are left out.
+
+    Raises:
+        StudyError: when matplotlib does not know a format.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    figures = {f"certificates-{table.bound}": partial(certificates.figure, table) for table in tables}
+    return _save(figures, Path(folder), formats)
+
+
 def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write the figures that compare runs, as far as the results hold what they show.
 
     Box plots by method, the convergence of classifiers, and for methods that ran with several numbers of particles or
-    several shares of weights kept, or with several values of what a comparison varied, what comes of it.
+    several shares of weights kept, or with several values of what a comparison varied, what comes of it. Where a run
+    was private, what privacy costs.
 
     Args:
         results: finished runs.
@@ -109,6 +137,8 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         figures["sparsity"] = partial(sparsity_curve, pruned)
     if any("varied" in result.labels for result in results):
         figures["sweep"] = partial(sweep_curve, results)
+    if any(result.labels.get("privacy") for result in results):
+        figures["privacy_utility"] = partial(privacy_utility, results)
     return _save(figures, Path(folder), formats)
 
 

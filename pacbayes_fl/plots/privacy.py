@@ -1,0 +1,191 @@
+"""What privacy costs: a metric against the epsilon that the releases of a run truly spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from pacbayes_fl.plots.style import (
+    CYCLE,
+    FAINT,
+    GREEN,
+    INK,
+    PURPLE,
+    RED,
+    SKY,
+    NothingToDrawError,
+    joint_title,
+    metric_label,
+    panels,
+)
+from pacbayes_fl.results import GROUPS, Result, nested_bootstrap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_METRIC: Final = MappingProxyType({"regression": "rsmse", "classification": "pm.accuracy"})
+_LEVELS: Final = (
+    INK,
+    PURPLE,
+    SKY,
+    RED,
+    GREEN,
+    FAINT,
+)  # colours that the first lines do not have, of what is not private
+
+
+class _Point(NamedTuple):
+    """Runs that differ in their seed: the largest epsilon of them, what was claimed, and their score with interval."""
+
+    epsilon: float
+    claimed: float | None
+    mean: float
+    low: float
+    high: float
+
+
+def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Figure:
+    """Draw a metric against the epsilon that was spent, a line per mechanism (as PAC-PFL, Figure 4).
+
+    A point is the mean over seeds and clients, the bar its 95 % bootstrap interval; what was not private is a dashed
+    line with a band. Where a mechanism claims another epsilon than it gives, as PAC-PFL's Algorithm 3 does, a light
+    mark stands at the claim, joined to the point at the epsilon that holds. Figure 4 has claims alone, and its caption
+    calls small ones less private: they are more private.
+
+    Args:
+        results: finished runs; `labels["privacy"]` of the private ones says what they spent. Runs whose epsilon is not
+            positive and finite have no place on the axis and are left out.
+        metric: name of the metric; RSMSE or the accuracy of the personal model when None.
+
+    Returns:
+        A matplotlib figure, a panel each for existing and for new clients.
+
+    Raises:
+        NothingToDrawError: when no private run has a client with the metric.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    private = [result for result in results if _about(result) and 0.0 < _spent(result) < math.inf]
+    plain = [result for result in results if not _about(result)]
+    chosen = metric or (_METRIC.get(private[0].task, "rsmse") if private else "rsmse")
+    groups = [group for group in GROUPS if any(_finite(result, group, chosen) for result in private)]
+    if not groups:
+        raise NothingToDrawError(f"no client of a private run (labels['privacy']) with an epsilon has {chosen}")
+    lines, levels = _gathered(private, _names(private)), _gathered(plain, _plain_names(plain))
+    deltas = {_about(result).get("delta") for result in private}
+    at = f"at δ = {deltas.pop():g}" if len(deltas) == 1 else "at the δ of each line"
+    with panels(1, len(groups), joint_title(results), 4.2, 3.4) as (figure, axes):
+        for axis, group in zip(axes[0], groups, strict=True):
+            for colour, (name, runs) in zip(CYCLE * len(lines), lines.items(), strict=False):
+                _line(axis, _points(runs, group, chosen), name, colour)
+            for colour, (name, runs) in zip(_LEVELS * len(levels), levels.items(), strict=False):
+                _level(axis, [values for run in runs if (values := _finite(run, group, chosen))], name, colour)
+            axis.set(xscale="log", xlabel=f"ε spent, {at}\n(smaller is more private)")
+            axis.set(title=f"{group} clients, mean with 95 % interval", ylabel=metric_label(chosen, private[0]))
+        marks = [zip(*reversed(axis.get_legend_handles_labels()), strict=True) for axis in axes[0]]
+        legend = {label: mark for pairs in marks for label, mark in pairs}
+        figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _about(result: Result) -> Mapping[str, Any]:
+    return result.labels.get("privacy") or {}
+
+
+def _spent(result: Result) -> float:
+    epsilon = _about(result).get("epsilon")
+    return math.nan if epsilon is None else float(epsilon)
+
+
+def _target(result: Result) -> float:
+    """Return what seeds of one setting share: the epsilon as claimed, or as spent up to rounding."""
+    claimed = _about(result).get("claimed")
+    return float(f"{_spent(result):.6g}") if claimed is None else float(claimed)
+
+
+def _method(result: Result) -> str:
+    """Name a method without the budget that a comparison varied: that is on the axis."""
+    varied = result.labels.get("varied")
+    return str(varied["method"]) if varied and str(varied["key"]).startswith("privacy.") else result.method
+
+
+def _finite(result: Result, group: str, metric: str) -> list[float]:
+    return [value for value in result.column(group, metric) if math.isfinite(value)]
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Name lines by their mechanism, and by whatever else tells them apart.
+
+    Runs whose epsilons mean different things never share a line; those with another clip or cohort do, as long as each
+    epsilon has one of them.
+    """
+    words = [_words(result) for result in results]
+    told = ["mechanism"]
+    told += [key for key in ("method", "study", "delta", "neighbours") if len({word[key] for word in words}) > 1]
+    for key in ("clip", "cohort"):
+        seen: dict[Any, set[str]] = {}
+        for word, result in zip(words, results, strict=True):
+            seen.setdefault((*(word[part] for part in told), _target(result)), set()).add(word[key])
+        if any(len(values) > 1 for values in seen.values()):
+            told.append(key)
+    return [", ".join(word[key] for key in told) for word in words]
+
+
+def _words(result: Result) -> dict[str, str]:
+    about = _about(result)
+    return {
+        "mechanism": str(about.get("mechanism")).replace("_", " "),
+        "method": _method(result),
+        "study": result.study,
+        "delta": f"δ = {about.get('delta')}",
+        "neighbours": str(about.get("neighbours")),
+        "clip": f"clip {about.get('clip')}",
+        "cohort": f"cohort {about.get('cohort')}",
+    }
+
+
+def _plain_names(results: Sequence[Result]) -> list[str]:
+    several = len({result.study for result in results}) > 1
+    return [f"{_method(r)}, {r.study}, not private" if several else f"{_method(r)}, not private" for r in results]
+
+
+def _gathered(results: Sequence[Result], names: Sequence[str]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for name, result in zip(names, results, strict=True):
+        found.setdefault(name, []).append(result)
+    return found
+
+
+def _points(runs: Sequence[Result], group: str, metric: str) -> list[_Point]:
+    by_target: dict[float, list[Result]] = {}
+    for run in runs:
+        if _finite(run, group, metric):
+            by_target.setdefault(_target(run), []).append(run)
+    points = []
+    for same in by_target.values():
+        score = nested_bootstrap([_finite(run, group, metric) for run in same])
+        points.append(_Point(max(map(_spent, same)), _about(same[0]).get("claimed"), *score))
+    return sorted(points, key=lambda point: point.epsilon)
+
+
+def _line(axis: Axes, points: Sequence[_Point], name: str, colour: str) -> None:
+    if not points:
+        return
+    epsilon, mean, low, high = np.array([(p.epsilon, p.mean, p.low, p.high) for p in points], dtype=np.float64).T
+    bars = np.maximum([mean - low, high - mean], 0.0)  # of one number, up to rounding
+    axis.errorbar(epsilon, mean, bars, fmt="o-", capsize=3, color=colour, label=name, zorder=3)
+    if claims := [(p.claimed, p.mean, p.epsilon) for p in points if p.claimed is not None]:
+        claimed, height, spent = np.array(claims, dtype=np.float64).T
+        axis.hlines(height, claimed, spent, color=colour, linewidth=0.6, alpha=0.5)
+        axis.plot(claimed, height, "o", color=colour, markerfacecolor="none", alpha=0.5, label=f"{name}, as claimed")
+
+
+def _level(axis: Axes, values: Sequence[Sequence[float]], name: str, colour: str) -> None:
+    if values:
+        mean, low, high = nested_bootstrap(values)
+        axis.axhline(mean, linestyle="--", color=colour, label=name)
+        axis.axhspan(low, high, color=colour, alpha=0.12, linewidth=0)

@@ -1,0 +1,141 @@
+"""What is asked of a certificate, and how a command line says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import BoundedLoss, MonteCarlo
+from pacbayes_fl.errors import AssumptionError
+
+AVERAGES = ("server", "new-clients")
+"""Bounds on clients on average, under PAC-PFL's hyper-posterior over functions."""
+
+Beta = float | Literal["rows", "root"]
+
+_AT_BETA = ("catoni", "alquier", "theorem-3.2", "gibbs")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be certified, said before the rows of the bound are looked at.
+
+    Args:
+        bound: a name of `bounds.BOUNDS`, for each client on its own, or of `AVERAGES`, for clients on average.
+        delta: probability with which a bound may fail, of each client on its own.
+        loss: whose risk is bounded; by the task when None: 0-1 of labels, 1 - exp(-e^2) of standardised targets.
+        draws: hypotheses that estimate a risk without closed form.
+        draws_delta: share of delta that the estimate may fail with.
+        beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
+            "root"; rows by default of `AVERAGES`.
+        jointly: all clients of a group hold at once: delta is shared among them.
+        tried: number of configurations among which somebody chose by the rows of the bound; 1 for none.
+        smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
+            without data can be compared with; None takes the particles for the hyper-prior themselves.
+    """
+
+    bound: str = "seeger"
+    delta: float = 0.05
+    loss: BoundedLoss | None = None
+    draws: int = 1000
+    draws_delta: float = 0.2
+    beta: Beta | None = None
+    jointly: bool = False
+    tried: int | None = 1
+    smooth: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be certified."""
+        known = (*bounds.BOUNDS, *AVERAGES)
+        if self.bound not in known:
+            raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
+        if self.draws < 1 or not 0 < self.draws_delta < 1:
+            raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
+        if self.smooth is not None and self.bound not in AVERAGES:
+            raise AssumptionError(f"the bound {self.bound!r} has no use for smooth", hint="it is of a server's bound")
+        if self.bound not in AVERAGES and (self.bound in _AT_BETA) != (self.beta is not None):
+            needs = "needs a beta that was fixed before" if self.bound in _AT_BETA else "has no beta"
+            raise AssumptionError(f"the bound {self.bound!r} {needs}", hint="--beta rows takes n, --beta root its root")
+
+    def beta_for(self, n: Tensor) -> Tensor:
+        """Give beta for clients with n rows.
+
+        Args:
+            n: rows [K].
+
+        Returns:
+            [K], in 1 / unit of the loss.
+        """
+        if self.beta is None or self.beta == "rows":
+            return n
+        return n.sqrt() if self.beta == "root" else torch.full_like(n, float(self.beta))
+
+    def estimate(self, draws: int | None, delta: float) -> MonteCarlo | None:
+        """Say what an estimated risk costs.
+
+        Args:
+            draws: hypotheses behind it; None for an exact one.
+            delta: of the whole certificate.
+
+        Returns:
+            Its share of delta; None where nothing was estimated.
+        """
+        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta)
+
+
+def loss_of(text: str | None) -> BoundedLoss | None:
+    """Read a loss, such as "clipped-nll=1e-4"; None stands for that of the task.
+
+    Args:
+        text: a name of `bounds.LOSSES`, and its one setting.
+
+    Returns:
+        The loss.
+
+    Raises:
+        AssumptionError: when it is unbounded or unknown, or its setting means nothing.
+    """
+    if text is None:
+        return None
+    name, equals, value = text.partition("=")
+    setting = {"clipped-nll": "p_min", "clipped-square": "limit", "saturating-square": "scale"}.get(name)
+    if not equals and name != "clipped-square":
+        return bounds.loss_named(name)
+    number = number_of(value)
+    if setting is None or number is None:
+        raise AssumptionError(f"loss {text!r} must be NAME or NAME=NUMBER", hint="such as clipped-square=4")
+    return bounds.loss_named(name, **{setting: number})
+
+
+def beta_of(text: str | None) -> Beta | None:
+    """Read a beta: a number, "rows" or "root".
+
+    Args:
+        text: as given on a command line.
+
+    Returns:
+        The beta; None for None.
+
+    Raises:
+        AssumptionError: when it is none of these.
+    """
+    if text is None:
+        return None
+    if text == "rows" or text == "root":
+        return "rows" if text == "rows" else "root"
+    number = number_of(text)
+    if number is None or not number > 0:
+        raise AssumptionError(f"beta must be a positive number, 'rows' or 'root', got {text!r}")
+    return number
+
+
+def number_of(text: str) -> float | None:
+    """Read a number, None where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,118 @@
+"""Which rows a certificate stands on: those that a client's prior has not seen, in units that they did not choose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from pacbayes_fl.bounds import Provenance
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.methods.folded import Folded
+from pacbayes_fl.study import Trained
+from pacbayes_fl.study_data import ScaledGroup
+from pacbayes_fl.study_file import Study, image_source
+from pacbayes_fl.study_report import state_of
+
+
+class Evidence(NamedTuple):
+    """The clients of a group with their rows apart, all in the method's units.
+
+    Args:
+        state: in which they personalise.
+        seen: rows that the prior knows, possibly none.
+        rows: of the bound.
+        test: rows that nothing has seen.
+        prior: where the priors come from.
+    """
+
+    state: FederationState
+    seen: ClientBatch
+    rows: ClientBatch
+    test: ClientBatch
+    prior: Provenance
+
+
+def independent(study: Study) -> bool:
+    """Whether the rows of a client are independent draws of its distribution, as declared or as the source is known.
+
+    Images are drawn without replacement and in fixed numbers by label, which is no less concentrated than independent
+    draws are (Hoeffding 1963).
+
+    Args:
+        study: of the run.
+
+    Returns:
+        True where bounds may rely on it.
+    """
+    declared = study.report.certify.independent
+    known = study.data.source == "polynomial" or image_source(study.data.source)
+    return known if declared is None else declared
+
+
+def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = False) -> Evidence | None:
+    """Put the rows of a group apart by what its priors have seen.
+
+    Args:
+        trained: the run.
+        name: of the group.
+        group: its clients.
+        afresh: let all priors be those of the server, as if the clients had never trained.
+
+    Returns:
+        The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
+        private run with a pure epsilon: a bound can pay for that.
+    """
+    part = trained.study.report.certify
+    private = name == "existing" and part.scheme == "none"
+    if private and not math.isfinite(trained.row_epsilon):
+        return None
+    state = state_of(trained.method, trained.state, name, group)
+    if name == "existing" and trained.held is not None:
+        device = group.train.x.device
+        rows, seen = group.bring(trained.held.to(device)), group.train
+        if part.prior == "global" or afresh:
+            seen = none_of(seen)
+            state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
+        return Evidence(state, seen, rows, group.test, Provenance("split"))
+    units = _units_of_others(trained, name, group)
+    own = replace(group, used=units)
+    rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
+    if private:  # every prior is the server's, which it has released
+        state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
+        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon))
+    return Evidence(state, none_of(rows), rows, test, Provenance("other clients"))
+
+
+def none_of(batch: ClientBatch) -> ClientBatch:
+    """Give the clients of a batch without any rows.
+
+    Args:
+        batch: any rows.
+
+    Returns:
+        The same clients, one row of padding each.
+    """
+    return replace(
+        batch,
+        x=torch.zeros_like(batch.x[:, :1]),
+        y=torch.zeros_like(batch.y[:, :1]),
+        mask=torch.zeros_like(batch.mask[:, :1]),
+    )
+
+
+def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling:
+    """Scale clients by the average of those that their priors were trained on: their own rows must not choose units."""
+    known, ids = trained.groups["existing"].used, group.train.ids
+    if name == "existing":
+        method = trained.method
+        fold_of = method.fold_of if isinstance(method, Folded) else {i: k for k, i in enumerate(ids)}
+        fold = torch.tensor([fold_of[i] for i in ids], device=group.train.x.device)
+        apart = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
+        share = apart / apart.sum(1, keepdim=True)
+        return Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known))
+    return Scaling(*(leaf.mean(0, keepdim=True).expand(group.train.clients, *leaf.shape[1:]) for leaf in known))

@@ -1,0 +1,88 @@
+"""Certificates from numbers alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pacbayes_fl.bounds import BOUNDS, from_record
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.study_bound import Numbers, certificate, listing, record, trusted
+
+
+def test_the_oracle_of_pac_bayes_with_backprop() -> None:
+    numbers = Numbers(30_000, 0.025, risk=0.03, kl=500)
+    values = {name: float(certificate(name, numbers).value) for name in ("seeger", "mcallester", "pbb-quadratic")}
+    assert values == pytest.approx(
+        {"seeger": 0.07249532731061159, "mcallester": 0.12215354062333471, "pbb-quadratic": 0.08314458256549129},
+        rel=1e-12,
+    )
+    estimated = Numbers(30_000, 0.035, risk=0.03, kl=500, draws=1000, draws_delta=0.01)
+    assert float(certificate("seeger", estimated).value) == pytest.approx(0.10180273085790097, rel=1e-12)
+
+
+def test_bounds_with_a_beta_or_a_normaliser() -> None:
+    numbers = Numbers(20, 0.05, risk=0.0903864590943621, kl=0.23500118812818943, beta=10)
+    assert float(certificate("alquier", numbers).value) == pytest.approx(0.47595980526258014, rel=1e-12)
+    private = Numbers(20, 0.05, risk=0.0903864590943621, kl=0.23500118812818943, beta=10, prior="eps-DP", epsilon=0.1)
+    assert float(certificate("theorem-3.2", private).value) == pytest.approx(0.6214714011503417, rel=1e-12)
+    gibbs = Numbers(20, 0.05, log_z=math.log(0.32018197303860707), beta=10)
+    found = certificate("gibbs", gibbs)
+    assert found.valid
+    assert float(found.value) == pytest.approx(0.47595980526258014, rel=1e-12)
+
+
+def test_another_range_rescales() -> None:
+    small = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0))
+    large = certificate("seeger", Numbers(100, 0.05, risk=6.0, kl=3.0, low=4.0, high=14.0))
+    assert float(large.value) == pytest.approx(4.0 + 10.0 * float(small.value), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "words"),
+    [
+        ("seger", Numbers(10, 0.05), "bound must be one of"),
+        ("seeger", Numbers(10, 0.05, risk=0.1), "needs kl"),
+        ("catoni", Numbers(10, 0.05, risk=0.1, kl=1.0), "needs beta"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, beta=2.0), "has no use for beta"),
+        ("gibbs", Numbers(10, 0.05, risk=0.1, log_z=-1.0, beta=2.0), "has no use for risk"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=math.inf), "kl must be finite"),
+        ("seeger", Numbers(10, 0.05, risk=1.1, kl=1.0), "risk must be finite, at least 0 and at most 1"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, high=math.inf), "must be bounded"),
+        ("theorem-3.2", Numbers(10, 0.05, risk=0.1, kl=1.0, beta=1.0), "needs the epsilon"),
+    ],
+)
+def test_numbers_that_make_no_bound_are_refused(name: str, numbers: Numbers, words: str) -> None:
+    with pytest.raises(AssumptionError, match=words):
+        certificate(name, numbers)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"independent": False}, "not declared independent"),
+        ({"prior": "saw the rows"}, "the prior saw the rows"),
+        ({"prior": "unknown"}, "nobody said where the prior came from"),
+        ({"predictor": "point estimate"}, "not on a point estimate"),
+    ],
+)
+def test_a_broken_premise_shows_its_reason_and_no_number(more: dict[str, object], words: str) -> None:
+    found = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **more))  # type: ignore[arg-type]
+    assert not found.valid
+    assert words in str(found)
+    assert f"{float(found.value):.3f}" not in str(found)
+
+
+def test_records_and_words() -> None:
+    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0)
+    found = record(certificate("seeger", numbers))
+    assert (found["valid"], found["vacuous"]) == (True, False)
+    assert float(from_record(found).recompute()) == found["value"]
+    assert "the rows are independent draws; the prior is data-free; 1 configuration" in trusted(numbers)
+
+
+def test_every_bound_is_listed_with_a_line() -> None:
+    found = dict(listing())
+    assert list(BOUNDS) == list(found)[: len(BOUNDS)]
+    assert all(text.endswith(".") for text in found.values())

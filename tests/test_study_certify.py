@@ -1,0 +1,343 @@
+"""Certificates of finished runs: every number by hand, and every premise that a run cannot vouch for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import Provenance, SaturatingSquare, ZeroOne, from_record
+from pacbayes_fl.bounds.risk import gibbs_risk, listed_risks
+from pacbayes_fl.errors import AssumptionError, PrivacyError
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, tables_of
+from pacbayes_fl.study import Trained, open_run, run, train
+from pacbayes_fl.study_certify import certifiable, certify
+from pacbayes_fl.study_certify_request import Request
+from pacbayes_fl.study_file import Study
+from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny_images import tiny_images, write_root
+
+SPLIT, FOLDS = "report.certify.scheme=split", "report.certify.scheme=folds"
+Opened = Callable[..., Trained]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Run a study once and open its folder."""
+    known: dict[tuple[str, ...], Path] = {}
+
+    def make(*sets: str) -> Trained:
+        if sets not in known:
+            known[sets] = tmp_path_factory.mktemp("run")
+            run(tiny(*sets), known[sets])
+        return open_run(known[sets])
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_root(tmp_path_factory.mktemp("images"))
+
+
+def lines(table: CertifiedRun, group: str) -> list[CertifiedClient]:
+    return [line for line in table.clients if line.group == group]
+
+
+def standardised(x: Tensor, y: Tensor, over: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Bring rows into the units of other rows."""
+    (a, b) = over
+    return (x - a.mean(0)) / a.std(0, correction=0), (y - b.mean()) / b.std(correction=0)
+
+
+def average_units(clients: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means and standard deviations of clients' rows, averaged over the clients."""
+    each = [(x.mean(0), x.std(0, correction=0), y.mean(), y.std(correction=0)) for x, y in clients]
+    a, b, c, d = (torch.stack(leaves).mean(0) for leaves in zip(*each, strict=True))
+    return a, b, c, d
+
+
+def gp(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Posterior mean and covariance of one particle's GP at new inputs, densely; and its log evidence."""
+    model = trained.method.model if hasattr(trained.method, "model") else trained.method.inner.model
+    everything = torch.cat((x, new)).unsqueeze(0)
+    prior, noise = model.prior(theta.view(1, 1, -1), everything)
+    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), float(noise)
+    m = len(x)
+    gram = covariance[:m, :m] + s2 * torch.eye(m, dtype=torch.float64)
+    gain = covariance[m:, :m] @ torch.linalg.inv(gram)
+    log_z = torch.distributions.MultivariateNormal(mean[:m], gram).log_prob(y) if m else torch.zeros(())
+    after = covariance[m:, m:] - gain @ covariance[:m, m:]
+    return mean[m:] + gain @ (y - mean[:m]), after, float(log_z)
+
+
+def by_hand(
+    trained: Trained, seen: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], theta: Tensor
+) -> tuple[float, float]:
+    """Empirical Gibbs risk on a client's rows, and KL of its mixture of GPs from what it was after the seen rows."""
+    weights, divergences, risks = {"p": [], "q": []}, [], []  # type: ignore[var-annotated]
+    everything = tuple(torch.cat(pair) for pair in zip(seen, own, strict=True))
+    for one in theta:
+        before_mean, before, log_p = gp(trained, one, *seen, own[0])
+        mean, after, log_q = gp(trained, one, everything[0], everything[1], own[0])
+        jitter = 1e-9 * torch.eye(len(own[0]), dtype=torch.float64)
+        divergences.append(bounds.full_gaussian_kl(mean, after + jitter, before_mean, before + jitter))
+        weights["p"].append(log_p)
+        weights["q"].append(log_q)
+        risks.append(SaturatingSquare().expected(mean, after.diagonal(), own[1]).mean())
+    p, q = (torch.softmax(torch.tensor(weights[key], dtype=torch.float64), 0) for key in ("p", "q"))
+    kl = bounds.mixture_kl(q, torch.stack(divergences), p)
+    return float((q * torch.stack(risks)).sum()), float(kl)
+
+
+def client_rows(batch: object, k: int) -> tuple[Tensor, Tensor]:
+    return batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]  # type: ignore[attr-defined]
+
+
+def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
+    trained = opened(SPLIT)
+    table = certify(trained, Request())
+    assert trained.held is not None
+    raw = trained.groups["existing"].raw.train
+    for k, line in enumerate(lines(table, "existing")):
+        units = client_rows(raw, k)
+        seen = standardised(*units, units)
+        own = standardised(*client_rows(trained.held, k), units)
+        risk, kl = by_hand(trained, seen, own, trained.state.server.particles)
+        assert (line.rows, line.risk) == (3, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)  # the dense oracle needs jitter
+        again = bounds.seeger(
+            line.risk, line.kl, 3, 0.05, bounds.Premises(Provenance("split"), True, SaturatingSquare())
+        )
+        assert line.bound == pytest.approx(float(again.value), abs=1e-12)
+    assert table.reasons == {"existing": [], "new": []}
+
+
+def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> None:
+    trained = opened()
+    table = certify(trained, Request())
+    assert table.reasons["existing"] == [
+        "the prior saw the rows of the bound (split them, or leave the client out of its training)"
+    ]
+    assert lines(table, "existing") == []
+    known = [client_rows(trained.groups["existing"].raw.train, k) for k in range(4)]
+    x_mean, x_std, y_mean, y_std = average_units(known)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    for k, line in enumerate(lines(table, "new")):
+        x, y = client_rows(trained.groups["new"].raw.train, k)
+        own = (x - x_mean) / x_std, (y - y_mean) / y_std
+        risk, kl = by_hand(trained, none, own, trained.state.server.particles)
+        assert (line.rows, line.risk) == (7, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)
+    assert len(lines(table, "new")) == 2
+    certificate = from_record(table.certificates["new"])
+    assert certificate.valid and certificate.prior.source == "other clients"
+
+
+def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: Opened) -> None:
+    sets = (FOLDS, "report.certify.folds=2")
+    trained = opened(*sets)
+    table = certify(trained, Request())
+    fold_of = trained.method.fold_of  # type: ignore[attr-defined]
+    raw = trained.groups["existing"].raw.train
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    for k, line in enumerate(lines(table, "existing")):
+        fold = fold_of[raw.ids[k]]
+        others = [client_rows(raw, j) for j in range(4) if fold_of[raw.ids[j]] != fold]
+        x_mean, x_std, y_mean, y_std = average_units(others)
+        x, y = client_rows(raw, k)
+        risk, kl = by_hand(
+            trained, none, ((x - x_mean) / x_std, (y - y_mean) / y_std), trained.state.server.particles[fold]
+        )
+        assert (line.rows, line.risk) == (7, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)
+    assert table.reasons == {"existing": [], "new": []}
+    assert from_record(table.certificates["existing"]).prior.source == "other clients"
+
+
+def test_a_global_prior_has_seen_no_row_of_the_client(opened: Opened) -> None:
+    trained = opened(SPLIT, "report.certify.prior=global")
+    line = lines(certify(trained, Request()), "existing")[1]
+    assert trained.held is not None
+    units = client_rows(trained.groups["existing"].raw.train, 1)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    own = standardised(*client_rows(trained.held, 1), units)
+    risk, kl = by_hand(trained, none, own, trained.state.server.particles)
+    assert (line.risk, line.kl) == (pytest.approx(risk, abs=1e-9), pytest.approx(kl, abs=1e-4))
+
+
+def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp_path: Path) -> None:
+    more = [f"data.options.{name}" for name in ("train=10", "test=2")]
+    run(tiny_images(root, SPLIT, *more, "method.zeta=1.0"), tmp_path)
+    trained = open_run(tmp_path)
+    table = certify(trained, Request(draws=300))
+    method, plan, message = trained.method, trained.study.plan, trained.method.broadcast(trained.state.server)
+    assert trained.held is not None
+    noise = Noise(plan.seed, 0, trained.held.ids, None, plan.noise)
+    train = trained.groups["existing"].train
+    prior = method.personalise(message, trained.state.clients, train, noise)
+    apart = Noise(plan.seed, 2**32 - 4, trained.held.ids, None, plan.noise)
+    refined = method.refine(prior, train, trained.held, apart)
+    drawn = Noise(plan.seed, 2**32 - 3, trained.held.ids, None, plan.noise)
+    risk = gibbs_risk(refined.posterior, trained.held, ZeroOne(), 300, drawn).risk
+    found = lines(table, "existing")
+    assert [line.risk for line in found] == pytest.approx(risk.tolist(), abs=1e-6)
+    assert [line.kl for line in found] == pytest.approx(refined.kl.tolist(), rel=1e-4)
+    premises = bounds.Premises(Provenance("split"), True)
+    own = bounds.seeger(risk, refined.kl, 25, 0.05, premises, monte_carlo=bounds.MonteCarlo(300, 0.01))
+    assert [line.bound for line in found] == pytest.approx(own.value.tolist(), rel=1e-4)
+    assert from_record(table.certificates["existing"]).delta_split == pytest.approx(
+        {"bound": 0.04, "Monte Carlo": 0.01}
+    )
+    together = from_record(table.summary["existing"])
+    assert float(together.terms["kl"]) == pytest.approx(float(refined.kl.sum()), rel=1e-4)
+    assert float(together.terms["n"]) == 100
+    assert min(line.bound for line in found) < 0.99  # a bound of 1 would agree with any other
+
+
+@pytest.mark.parametrize("name", ["bpfed", "cfedbayes", "sfedbayes", "fedsi", "fedsi-fac", "pac-pfl-bnn"])
+def test_every_uncertain_network_is_certified(root: Path, tmp_path: Path, name: str) -> None:
+    sets = [one for one in quick(name) if not one.startswith("method.clusters")]
+    run(tiny_images(root, SPLIT, *sets, "federation.rounds=2"), tmp_path)
+    table = certify(open_run(tmp_path), Request(draws=5))
+    assert table.reasons == {"existing": [], "new": []}
+    assert len(table.clients) == 6
+    for line in table.clients:
+        assert 0 <= line.risk <= 1 and 0 <= line.test_risk <= 1 and 0 <= line.kl < math.inf
+        assert line.risk <= line.bound <= 1
+
+
+@pytest.mark.parametrize("name", ["ridge", "pooled-gp", "pooled-ridge"])
+def test_a_method_without_uncertainty_or_with_rows_of_others_is_refused(opened: Opened, name: str) -> None:
+    with pytest.raises(AssumptionError, match="no posterior over hypotheses"):
+        certify(opened(SPLIT, *quick(name)), Request())
+
+
+def test_an_exact_gibbs_posterior_over_draws_from_the_prior(opened: Opened) -> None:
+    sets = [one for one in quick("pac-pfl-bnn") if "importance_draws" not in one and "posterior" not in one]
+    sets += ["method.posterior=importance", "method.importance_draws=20", "federation.rounds=2"]
+    trained = opened(*sets)
+    table = certify(trained, Request("gibbs", beta="rows"))
+    raw, scaled = trained.groups["new"].raw.train, [leaf.mean(0) for leaf in trained.groups["existing"].used]
+    x = torch.where(raw.mask[..., None], (raw.x - scaled[0]) / scaled[1], 0.0).float()
+    y = torch.where(raw.mask, (raw.y - scaled[2]) / scaled[3], 0.0).float()
+    batch = replace(raw, x=x, y=y)
+    empty = replace(batch, x=0 * x[:, :1], y=0 * y[:, :1], mask=torch.zeros_like(raw.mask[:, :1]))
+    plan = trained.study.plan
+    noise = Noise(plan.seed, 0, batch.ids, None, plan.noise)
+    message = trained.method.broadcast(trained.state.server)
+    prior = trained.method.personalise(message, trained.method.init_clients(message, empty), empty, noise)
+    weights, risks = listed_risks(prior, batch, SaturatingSquare())  # type: ignore[arg-type]
+    log_z = torch.logsumexp(weights.log() - 7.0 * risks, 1)
+    value = -log_z / 7 + 1 / 8 + math.log(20) / 7
+    assert [line.bound for line in lines(table, "new")] == pytest.approx(value.tolist(), rel=1e-5)
+    assert table.reasons["new"] == []
+    assert all(line.kl <= math.log(20 * 2) for line in lines(table, "new"))
+    with pytest.raises(AssumptionError, match="finite list of hypotheses"):
+        certify(opened(), Request("gibbs", beta="rows"))
+
+
+def test_a_prior_that_was_released_with_pure_privacy_is_paid_for(opened: Opened) -> None:
+    private = ("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0")
+    trained = opened(*private)
+    table = certify(trained, Request("theorem-3.2", beta=7.0))
+    assert table.reasons["existing"] == []
+    assert "drawn with eps-DP" in table.reasons["new"][0]
+    certificate = from_record(table.certificates["existing"])
+    assert certificate.prior.epsilon == pytest.approx(0.6, rel=1e-6)  # a row replaced is a client removed and one added
+    information = bounds.max_information(0.6, 7.0, 0.05)
+    for line in lines(table, "existing"):
+        tail = (line.kl + float(information) + math.log(20)) / 7 + 1 / 8
+        assert line.bound == pytest.approx(line.risk + tail, rel=1e-6)
+    raw = trained.groups["existing"].raw.train
+    others = [client_rows(raw, k) for k in (1, 2, 3)]
+    x_mean, x_std, y_mean, y_std = average_units(others)
+    x, y = client_rows(raw, 0)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    risk, _ = by_hand(trained, none, ((x - x_mean) / x_std, (y - y_mean) / y_std), trained.state.server.particles)
+    assert lines(table, "existing")[0].risk == pytest.approx(risk, abs=1e-9)
+    gaussian = opened("privacy.epsilon=5", "privacy.delta=0.01")
+    assert "saw the rows" in certify(gaussian, Request()).reasons["existing"][0]
+
+
+def test_a_private_run_is_not_trained_again(opened: Opened, tmp_path: Path) -> None:
+    run(tiny("privacy.epsilon=5"), tmp_path)
+    with pytest.raises(PrivacyError, match="not trained again"):
+        certifiable(tmp_path)
+
+
+def test_clients_together_share_delta(opened: Opened) -> None:
+    trained = opened(SPLIT)
+    alone, jointly = (
+        certify(trained, Request(delta=delta, jointly=all_)) for delta, all_ in ((0.05 / 4, False), (0.05, True))
+    )
+    assert [line.bound for line in lines(jointly, "existing")] == [line.bound for line in lines(alone, "existing")]
+    assert [line.bound for line in lines(jointly, "new")] != [line.bound for line in lines(alone, "new")]
+
+
+def test_rows_that_nobody_declared_independent_give_no_certificate(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    for sets, expected in (((), 1), (("report.certify.independent=true",), 0)):
+        run(on_csv(path, SPLIT, *sets), tmp_path / str(expected))
+        table = certify(open_run(tmp_path / str(expected)), Request())
+        assert [len(reasons) for reasons in table.reasons.values()] == [expected, expected]
+        if expected:
+            assert "not declared independent" in table.reasons["existing"][0]
+
+
+def test_what_was_tried_costs_or_breaks_the_premise(opened: Opened) -> None:
+    trained = opened(SPLIT)
+    once, often, uncounted = (certify(trained, Request(tried=tried)) for tried in (1, 10, None))
+    pairs = list(zip(once.clients, often.clients, strict=True))
+    assert all(a.bound <= b.bound for a, b in pairs) and any(a.bound < b.bound for a, b in pairs)
+    assert "uncounted" in uncounted.reasons["existing"][0]
+
+
+def test_certificates_are_kept_and_say_the_same_when_they_are_computed_again(opened: Opened, tmp_path: Path) -> None:
+    table = certify(opened(SPLIT), Request("catoni", beta=4.0))
+    table.save(tmp_path)
+    (read,) = tables_of(tmp_path)
+    assert read == table
+    again = from_record(read.certificates["existing"])
+    assert again.recompute().tolist() == pytest.approx([line.bound for line in lines(table, "existing")], rel=1e-12)
+    json.loads((tmp_path / "certificates" / "catoni.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+
+
+def test_a_run_without_room_for_certificates_can_be_made_again(opened: Opened, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run")
+    study, folder = certifiable(tmp_path / "run")
+    assert (study.report.certify.scheme, folder) == ("split", tmp_path / "run-certify")
+    assert replace(study, report=tiny().report) == tiny()
+    run(study, folder)
+    assert certifiable(folder) == (study, folder)
+
+
+def test_bounds_hold_in_many_small_worlds() -> None:
+    """Of 40 new draws of the data no more than chance allows have a test risk above the bound: here none at all."""
+    above = total = 0
+    for seed in range(5):
+        study: Study = tiny(SPLIT, "federation.rounds=3", "data.options.clients=8", "data.options.test_samples=200")
+        study = replace(study, seed=seed, data=replace(study.data, follow_seed=True))
+        trained = train(study)
+        for line in lines(certify(trained, Request(delta=0.1)), "existing"):
+            above += line.test_risk > line.bound
+            total += 1
+    assert total == 40
+    assert above <= 9  # binomial(40, .1) is above 9 with probability .005
+
+
+def test_the_bound_and_its_beta_must_fit() -> None:
+    with pytest.raises(AssumptionError, match="needs a beta"):
+        Request("catoni")
+    with pytest.raises(AssumptionError, match="has no beta"):
+        Request("seeger", beta="rows")
+    assert np.isclose(float(Request("catoni", beta="root").beta_for(torch.tensor([9.0]))), 3.0)
