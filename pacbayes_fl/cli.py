@@ -97,7 +97,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--beta", metavar="B", help="of bounds that need one, fixed before: a number, rows, or root")
     sub.add_argument("--draws", type=int, default=1000, metavar="M", help="hypotheses that estimate a risk")
     sub.add_argument("--smooth", type=float, metavar="STD", help="of a server's bound: smooth the particles")
-    sub.add_argument("--jointly", action="store_true", help="all clients at once hold with probability 1 - D")
+    sub.add_argument(
+        "--jointly", action="store_true", help="the lines of all clients hold at once, with probability 1 - D"
+    )
     sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which these rows have chosen")
     sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
     sub.add_argument("--json", action="store_true")
@@ -109,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         ("kl", "KL divergence of the posterior from the prior, in nats"),
         ("beta", "fixed before, in 1 / unit of the loss"),
         ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
-        ("epsilon", "of a prior drawn with pure eps-DP"),
+        ("epsilon", "of a prior drawn with pure eps-DP (--prior eps-DP)"),
         ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
     ):
         sub.add_argument(f"--{name}", type=float, metavar="X", help=text)
@@ -362,7 +364,7 @@ def _write_tuned(
     from pacbayes_fl import tune
 
     sets = _sets(argparse.Namespace(**{**vars(options), "device": None}))
-    tune.write(options.study, chosen, out, sets)
+    tune.write(options.study, chosen, out, sets, {name: len(trials) for name, trials in every.items()})
     trials = {name: [[dict(t.values), _finite(t.scores), t.failure] for t in trials] for name, trials in every.items()}
     write_atomic(out.with_suffix(".trials.json"), (json.dumps(trials, indent=1) + "\n").encode())
 
@@ -424,16 +426,21 @@ def _certify(options: argparse.Namespace) -> None:
         print(path.read_text("utf-8"))
     else:
         print_certificates(table)
+        asked = len(list(path.parent.glob("*.json")))
+        if asked > 1:
+            print(
+                f"{asked} tables of this run were asked for: who picks one by its numbers shares delta: --tried {asked}"
+            )
         print(f"file: {path}")
 
 
 def _retrained(options: argparse.Namespace) -> Path:
-    """Run the study of a folder again with rows kept for certificates, or go on with that run."""
+    """Run the study of a folder again with rows kept for certificates, or take that run where it is finished."""
     from pacbayes_fl.study import run
-    from pacbayes_fl.study_certify import certifiable
+    from pacbayes_fl.study_certify import certifiable, is_finished
 
     study, folder = certifiable(options.run)
-    if folder != options.run and not (folder / "metrics.json").exists():
+    if folder != options.run and not is_finished(study, folder):
         options.stopped = "go on with the same command"
         with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
             run(study, folder, resume=True, on_round=on_round)
@@ -448,7 +455,7 @@ def _bound(options: argparse.Namespace) -> None:
     numbers = study_bound.Numbers(**given, independent=not options.dependent)
     certificate = study_bound.certificate(options.name, numbers)
     if options.json:
-        print(json.dumps(study_bound.record(certificate), indent=1))
+        print(json.dumps(study_bound.to_record(certificate), indent=1))
         return
     print(certificate)
     print(study_bound.trusted(numbers))

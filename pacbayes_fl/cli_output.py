@@ -114,34 +114,39 @@ def print_certificates(table: CertifiedRun) -> None:
     Args:
         table: as `study_certify.certify` gives it.
     """
-    print(f"{table.method} on {table.study}, seed {table.seed}: {table.theorem or table.bound}, delta {table.delta:g}")
-    if table.risk:
-        print(f"risk: {table.risk}")
+    whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
+    print(f"{table.method} on {table.study}, seed {table.seed}: {table.theorem}, delta {table.delta:g} {whom}")
+    print(f"risk: {table.risk}")
     width = max([14, *(len(line.name) + 2 for line in table.clients)])
     for group, reasons in table.reasons.items():
-        lines = [line for line in table.clients if line.group == group]
         if reasons:
             print(f"{group}: valid = false: {'; '.join(reasons)}")
-            continue
-        print(f"{group}: {table.labels.get('rows', {}).get(group, '')}")
-        print(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
-        for line in lines:
-            risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
-            vacuous = "  vacuous" if is_vacuous(line.bound, table.high) else ""
-            above = "  test risk above the bound" if line.test_risk > line.bound else ""
-            print(
-                f"{line.name:{width}}{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}"
-                f"{line.test_rows:>8}{vacuous}{above}"
-            )
-        below = sum(line.test_risk <= line.bound for line in lines)
-        middle = statistics.median(line.bound for line in lines)
-        useful = sum(not is_vacuous(line.bound, table.high) for line in lines)
-        print(
-            f"median bound {rounded_up(middle)}; {useful} of {len(lines)} not vacuous; test risk below the bound for "
-            f"{below} of {len(lines)} (its own chance included; delta allows {table.delta:.0%} of bounds to fail)"
-        )
-        if group in table.summary:
-            print(f"average over the clients' rows: at most {rounded_up(table.summary[group]['value'])}")
+        else:
+            _print_group(table, group, width)
+    for name, why in table.labels.get("left_out", {}).items():
+        print(f"{name} has no certificate: {why}")
+
+
+def _print_group(table: CertifiedRun, group: str, width: int) -> None:
+    lines = [line for line in table.clients if line.group == group]
+    units = table.labels.get("units", {})
+    print(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
+    print(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
+    for line in lines:
+        risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
+        vacuous = "  vacuous" if is_vacuous(line.bound, table.high) else ""
+        above = "  test risk above the bound" if line.test_risk > line.bound else ""
+        numbers = f"{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}{line.test_rows:>8}"
+        print(f"{line.name:{width}}{numbers}{vacuous}{above}")
+    below = sum(not line.test_risk > line.bound for line in lines)
+    useful = sum(not is_vacuous(line.bound, table.high) for line in lines)
+    middle = rounded_up(statistics.median(line.bound for line in lines))
+    print(
+        f"median bound {middle}; not vacuous: {useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
+    )
+    if group in table.summary:
+        average = rounded_up(table.summary[group]["value"])
+        print(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What certifying a run leaves behind: one table a bound, the last one asked for, as JSON in its run folder."""
+"""What certifying a run leaves behind: a table for everything that was asked for, as JSON in its run folder."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ class CertifiedRun:
         delta: of each line.
         clients: one line a client.
         reasons: why the lines of a group are no certificates, by group; an empty list where they are.
-        summary: further bounds by name, such as on the average over clients: what `bounds.record` makes of them.
+        summary: further bounds by name, such as on the average over clients: what `bounds.to_record` makes of them.
         certificates: the same of the lines, by group.
         labels: what else should be said, such as how rows were shared out and where priors came from.
+        asked: the bound and its settings, as file names have them; the bound alone when empty.
     """
 
     study: str
@@ -82,6 +83,17 @@ class CertifiedRun:
     summary: Mapping[str, Any] = field(default_factory=dict)
     certificates: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
+    asked: str = ""
+
+    @property
+    def stem(self) -> str:
+        """What files of the table are called."""
+        return self.asked or self.bound
+
+    @property
+    def valid(self) -> dict[str, bool]:
+        """Whether the lines of each group are certificates."""
+        return {group: not reasons for group, reasons in self.reasons.items()}
 
     def save(self, folder: Path | str) -> Path:
         """Write the table below a run folder.
@@ -92,15 +104,15 @@ class CertifiedRun:
             folder: the run folder.
 
         Returns:
-            The file, `certificates/BOUND.json`.
+            The file, `certificates/ASKED.json`.
 
         Raises:
             StudyError: when the summary, the certificates or the labels are not JSON.
             CheckpointError: when it cannot be written.
         """
-        path = Path(folder) / FOLDER / f"{self.bound}.json"
+        path = Path(folder) / FOLDER / f"{self.stem}.json"
         try:
-            table = {**vars(self), "clients": [vars(client) for client in self.clients]}
+            table = {"valid": self.valid, **vars(self), "clients": [vars(client) for client in self.clients]}
             text = json.dumps(_plain(table), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
@@ -142,6 +154,7 @@ def load(path: Path | str) -> CertifiedRun:
     """
     try:
         table = json.loads(Path(path).read_text("utf-8"))
+        table.pop("valid", None)  # follows from the reasons
         clients = tuple(_client(line) for line in table.pop("clients"))
         for name in ("low", "high", "delta"):
             table[name] = float(table[name])

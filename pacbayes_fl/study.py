@@ -134,18 +134,20 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
         check_saved(folder / "data.npz", dataset)
+    memory = study_hold_out.Memory.read(folder).joined(study, dataset)
     division = study_hold_out.divide(study, dataset)  # before anything looks at the rows
     if folder is not None and (folder / "data.npz").exists():
         study_hold_out.check(folder, division)
     if study.held_out is not None:
         study, notes = study_choice.choose(study, study_hold_out.open_rows(study, dataset), on_round)
-    method, groups = prepare(study, division.dataset)
+    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
         _open_folder(folder, study, dataset, notes)
         study_hold_out.save(folder, division)
+        memory.save(folder)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
         try:
@@ -313,7 +315,8 @@ def open_run(folder: Path | str) -> Trained:
     dataset = reopen(study, folder / "data.npz")
     division = study_hold_out.divide(study, dataset)
     study_hold_out.check(folder, division)
-    method, groups = prepare(study, division.dataset)
+    memory = study_hold_out.Memory.read(folder).joined(study, dataset)
+    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
-    spent = study_privacy.row_epsilon(study, folder)
+    spent = study_privacy.row_epsilon(study, folder, int(saved.meta.get("released", 0)))
     return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), row_epsilon=spent)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Certificate, LossRange, MonteCarlo, Premises, Provenance
+from pacbayes_fl.bounds import Certificate, LossRange, MonteCarlo, Premises, Provenance, to_record
 from pacbayes_fl.bounds.certificate import Predictor, Source
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.study_certify_request import AVERAGES
+
+__all__ = ["Numbers", "certificate", "listing", "to_record", "trusted"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,11 @@ class Numbers:
         low: smallest value of the loss.
         high: its largest value.
         prior: where the prior came from.
-        epsilon: of a prior drawn with pure eps-DP.
+        epsilon: of a prior drawn with pure eps-DP, and of no other.
         independent: whether the rows are independent draws.
         predictor: whose risk is meant.
         draws: hypotheses behind an estimated risk; None where it is exact.
-        draws_delta: what of delta the estimate may fail with.
+        draws_delta: what of delta the estimate may fail with; a fifth of it when not given.
         tried: configurations among which the rows chose.
     """
 
@@ -68,17 +71,20 @@ def certificate(name: str, numbers: Numbers) -> Certificate:
     if name not in bounds.BOUNDS:
         raise AssumptionError(f"bound must be one of {', '.join(bounds.BOUNDS)}, got {name!r}")
     apply = bounds.BOUNDS[name]
-    wanted = {
-        key: parameter.default is inspect.Parameter.empty
-        for key, parameter in inspect.signature(apply).parameters.items()
-        if key in ("risk", "kl", "n", "beta", "log_z", "delta")
-    }
+    known = inspect.signature(apply).parameters
     given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z", "delta")}
-    missing = [key for key, needed in wanted.items() if needed and given[key] is None]
-    idle = [key for key, value in given.items() if value is not None and key not in wanted]
+    missing = [key for key, value in given.items() if value is None and key in known]
+    idle = [key for key, value in given.items() if value is not None and key not in known]
+    if numbers.draws is not None and "monte_carlo" not in known:
+        idle.append("draws")
     for words, keys in (("needs", missing), ("has no use for", idle)):
         if keys:
             raise AssumptionError(f"the bound {name!r} {words} {', '.join(keys)}")
+    if numbers.draws is None and numbers.draws_delta is not None:
+        raise AssumptionError(
+            f"draws_delta is what an estimate from draws takes of delta, got {numbers.draws_delta:g} without draws",
+            hint="say how many draws, or leave it out for an exact risk",
+        )
     posterior: Literal["any", "exact Gibbs"] = "exact Gibbs" if name == "gibbs" else "any"
     loss = LossRange(f"loss in [{numbers.low:g}, {numbers.high:g}]", numbers.low, numbers.high)
     provenance = Provenance(numbers.prior, numbers.epsilon)
@@ -91,19 +97,6 @@ def certificate(name: str, numbers: Numbers) -> Certificate:
         more = {"monte_carlo": MonteCarlo(numbers.draws, share)}
     values = {key: value for key, value in given.items() if value is not None}
     return apply(**values, premises=premises, **more)
-
-
-def record(certificate: Certificate) -> dict[str, Any]:
-    """Give a certificate as JSON can hold it.
-
-    Args:
-        certificate: any.
-
-    Returns:
-        What `bounds.from_record` reads, with what a reader looks for first.
-    """
-    about = {"valid": certificate.valid, "vacuous": bool(certificate.vacuous.all())}
-    return about | bounds.to_record(certificate)
 
 
 def trusted(numbers: Numbers) -> str:
@@ -120,6 +113,9 @@ def trusted(numbers: Numbers) -> str:
 
 
 def listing() -> list[tuple[str, str]]:
-    """List the bounds with a line on each: on clients, then on averages over them."""
+    """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
+    asked = dict.fromkeys(bounds.BOUNDS, "")
+    asked |= {name: f" [Python: bounds.{apply.__name__}]" for name, apply in bounds.SERVER_BOUNDS.items()}
+    asked |= dict.fromkeys(AVERAGES, " [certify]")
     every = {**bounds.BOUNDS, **bounds.SERVER_BOUNDS}
-    return [(name, (inspect.getdoc(apply) or "").splitlines()[0]) for name, apply in every.items()]
+    return [(name, (inspect.getdoc(apply) or "").splitlines()[0] + asked[name]) for name, apply in every.items()]

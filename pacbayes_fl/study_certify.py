@@ -9,20 +9,20 @@ of Q as a Gibbs predictor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import bounds, study_certify_average, tensors
+from pacbayes_fl import bounds, study_certify_average, study_choice, tensors
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.risk import gibbs_risk, listed_risks
 from pacbayes_fl.errors import AssumptionError, PrivacyError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.methods.base import Refined
+from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Listed
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
@@ -31,8 +31,7 @@ from pacbayes_fl.study_certify_request import AVERAGES, Request
 from pacbayes_fl.study_certify_rows import Evidence, evidence_of, independent
 from pacbayes_fl.study_file import Study
 
-_DRAWING = 2**32 - 3  # rounds of the noise that draws hypotheses and that refines posteriors: no run gets there
-_REFINING = 2**32 - 4
+_STREAMS = (2**32 - 4, 2**32 - 3)  # rounds of the noise that refines posteriors, and draws from them: no run gets there
 _TEST_DRAWS = 100  # of a risk that is shown and bounds nothing
 _POOLED = ("seeger", "mcallester", "pbb-quadratic", "pbb-lambda")
 
@@ -45,6 +44,7 @@ class Measured(NamedTuple):
         kl: [K], in nats.
         n: rows of the bound [K].
         test_risk: [K], NaN without test rows.
+        test_rows: [K].
         log_z: ln Z of the exact Gibbs posterior [K], where that is what is certified.
         draws: hypotheses that were drawn, if any.
     """
@@ -53,8 +53,28 @@ class Measured(NamedTuple):
     kl: Tensor
     n: Tensor
     test_risk: Tensor
+    test_rows: Tensor
     log_z: Tensor | None
     draws: int | None
+
+    def select(self, wanted: Tensor) -> Measured:
+        """Take some clients.
+
+        Args:
+            wanted: bool [K].
+
+        Returns:
+            Their numbers.
+        """
+        return Measured(
+            self.risk[wanted],
+            self.kl[wanted],
+            self.n[wanted],
+            self.test_risk[wanted],
+            self.test_rows[wanted],
+            None if self.log_z is None else self.log_z[wanted],
+            self.draws,
+        )
 
 
 def certify(trained: Trained, request: Request) -> CertifiedRun:
@@ -65,7 +85,7 @@ def certify(trained: Trained, request: Request) -> CertifiedRun:
         request: which bound, on which loss.
 
     Returns:
-        A line a client; groups without a certificate have none, and their reasons.
+        A line a client; groups without a valid certificate have reasons and no numbers.
 
     Raises:
         AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
@@ -73,71 +93,122 @@ def certify(trained: Trained, request: Request) -> CertifiedRun:
     """
     study = trained.study
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
+    request = replace(request, tried=_tried(request, study))
     reasons: dict[str, list[str]] = {}
-    lines: list[CertifiedClient] = []
-    certificates: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    theorem = risk = ""
+    evidence: dict[str, Evidence] = {}
     for name, group in trained.groups.items():
         if request.bound in AVERAGES and name != study_certify_average.GROUPS[request.bound]:
             continue
         found = evidence_of(trained, name, group, request.bound in AVERAGES)
-        if found is None:
-            reasons[name] = [Premises(Provenance("saw the rows"), True).broken()[0]]
-            continue
-        if request.bound == "theorem-3.2" and found.prior.source != "eps-DP":
-            reasons[name] = [f"Theorem 3.2 is for a prior that was drawn with eps-DP, and this one is {found.prior}"]
-            continue
-        if not (_row_by_row(trained) or bool(found.seen.mask.any())):
-            reasons[name] = ["the network normalises by rows that the prior has seen, and this one has seen none"]
-            continue
-        premises = Premises(found.prior, independent(study), loss, tried=request.tried)
-        if request.bound in AVERAGES:
-            certificate, line = study_certify_average.certify_average(trained, found, request, premises, name)
-            lines.append(line)
+        why = _missing(trained, found, request)
+        if found is None or why:
+            reasons[name] = [why]
         else:
-            measured = measure(trained, found, loss, request)
-            certificate = bound(request, measured, premises, found.rows.clients if request.jointly else 1)
-            lines += _lines(name, found, measured, certificate)
-            if request.bound in _POOLED:
-                summary[name] = bounds.to_record(_together(request, measured, premises))
-        theorem, risk = certificate.theorem, certificate.risk
-        reasons[name] = list(certificate.reasons)
-        certificates[name] = bounds.to_record(certificate)
-    if not reasons:
+            evidence[name] = found
+    if not reasons and not evidence:
         raise AssumptionError(f"the run has no clients that {request.bound!r} is about", hint="run with new clients")
+    certified = _certified_on_average if request.bound in AVERAGES else _certified
+    shared = sum(found.rows.clients for found in evidence.values()) if request.jointly else 1
+    parts = {name: certified(trained, name, found, request, loss, shared) for name, found in evidence.items()}
+    known = [part.certificate for part in parts.values() if part.certificate is not None]
     return CertifiedRun(
-        study.name,
-        study.method.name,
-        study.seed,
-        request.bound,
-        theorem,
-        risk,
-        loss.low,
-        loss.high,
-        request.delta,
-        tuple(lines),
-        reasons,
-        summary,
-        certificates,
-        _labels(study, request),
+        study=study.name,
+        method=study.method.name,
+        seed=study.seed,
+        bound=request.bound,
+        asked=request.asked,
+        theorem=known[0].theorem if known else request.bound,
+        risk=known[0].risk if known else loss.name,
+        low=loss.low,
+        high=loss.high,
+        delta=request.delta,
+        clients=tuple(line for part in parts.values() for line in part.lines),
+        reasons=reasons | {name: part.reasons for name, part in parts.items()},
+        summary={name: bounds.to_record(part.average) for name, part in parts.items() if part.average is not None},
+        certificates={
+            name: bounds.to_record(part.certificate) for name, part in parts.items() if part.certificate is not None
+        },
+        labels=_labels(trained, request, evidence)
+        | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
     )
 
 
-def _row_by_row(trained: Trained) -> bool:
-    """Whether the loss of a row depends on that row alone, as bounds need it, where there are no rows of before."""
-    return bool(getattr(getattr(trained.method, "model", None), "row_by_row", True))
+class Certified(NamedTuple):
+    """What became of a group.
+
+    Args:
+        certificate: of its clients; None where none has numbers.
+        lines: one a client; none where the certificate is not valid.
+        reasons: why it is not.
+        average: bound on the average over the clients' rows, where there can be one.
+        left_out: clients without numbers, and why.
+    """
+
+    certificate: Certificate | None
+    lines: list[CertifiedClient]
+    reasons: list[str]
+    average: Certificate | None = None
+    left_out: Mapping[str, str] = MappingProxyType({})
 
 
-def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Refined, Any, Evidence]]:
-    """Give every client its prior and its posterior, a few at a time.
+def _missing(trained: Trained, found: Evidence | None, request: Request) -> str:
+    """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
+    if found is None:
+        return Premises(Provenance("saw the rows"), independent=True).broken()[0]
+    if request.bound == "theorem-3.2" and found.prior.source != "eps-DP":
+        return f"Theorem 3.2 is for a prior that was drawn with eps-DP, and this one is {found.prior}"
+    if not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
+        return "the network normalises by rows that the prior has seen, and this one has seen none"
+    return ""
+
+
+def _tried(request: Request, study: Study) -> int | None:
+    """Count what chose by the rows of the bound: what the study says of itself, and what is said now."""
+    return None if request.tried is None else max(request.tried, study.report.certify.tried)
+
+
+def _certified(
+    trained: Trained, name: str, found: Evidence, request: Request, loss: BoundedLoss, shared: int
+) -> Certified:
+    """Certify every client of a group on its own, and the average over their rows."""
+    measured = measure(trained, found, loss, request)
+    usable = (measured.n > 0) & measured.risk.isfinite() & measured.kl.isfinite()
+    names = found.rows.names
+    left_out = {
+        names[k]: "it has no rows" if not measured.n[k] else "its posterior or its divergence is not finite"
+        for k in (~usable).nonzero().flatten().tolist()
+    }
+    if not bool(usable.any()):
+        return Certified(None, [], ["no client has rows, and a posterior at a finite distance"], None, left_out)
+    some = measured.select(usable)
+    premises = Premises(found.prior, independent(trained.study), loss, tried=request.tried)
+    certificate = bound(request, some, premises, shared)
+    average = None
+    if request.bound in _POOLED and found.apart and bool((usable | (measured.n == 0)).all()):
+        average = _together(request, some, premises)
+    if not certificate.valid:
+        return Certified(certificate, [], list(certificate.reasons), None, left_out)
+    kept = [one for one, good in zip(names, usable.tolist(), strict=True) if good]
+    return Certified(certificate, _lines(name, kept, some, certificate), [], average, left_out)
+
+
+def _certified_on_average(
+    trained: Trained, name: str, found: Evidence, request: Request, loss: BoundedLoss, shared: int
+) -> Certified:
+    premises = Premises(found.prior, independent(trained.study), loss, tried=request.tried)
+    certificate, line = study_certify_average.certify_average(trained, found, request, premises, name)
+    return Certified(certificate, [line] if certificate.valid else [], list(certificate.reasons))
+
+
+def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evidence]]:
+    """Give every client its prior, a few at a time.
 
     Args:
         trained: the run.
         found: the clients' rows.
 
     Yields:
-        Positions [k] of the clients, their posterior and KL divergence, their prior, and their rows.
+        Positions [k] of the clients, their prior, and their rows.
     """
     method, plan = trained.method, trained.study.plan
     sizes = [int(a + b) for a, b in zip(found.seen.size.tolist(), found.rows.size.tolist(), strict=True)]
@@ -148,10 +219,8 @@ def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Refined, 
         state = tensors.select(found.state.clients, index.to(rows.x.device))
         noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
         prior = method.personalise(message, state, seen, noise)
-        apart = Noise(plan.seed, _REFINING, rows.ids, rows.x.device, plan.noise)
-        refined = method.refine(prior, seen, rows, apart)
-        some = Evidence(found.state._replace(clients=state), seen, rows, test, found.prior)
-        yield index.to(rows.x.device), refined, prior, some
+        some = found._replace(state=found.state._replace(clients=state), seen=seen, rows=rows, test=test)
+        yield index.to(rows.x.device), prior, some
 
 
 def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request) -> Measured:
@@ -170,19 +239,23 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
     columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=found.rows.x.device) for _ in range(4)]
     draws: int | None = None
     n = found.rows.size.to(found.rows.x.device)
-    for index, (posterior, kl), prior, some in calls(trained, found):
-        noise = Noise(plan.seed, _DRAWING, some.rows.ids, some.rows.x.device, plan.noise)
+    for index, prior, some in calls(trained, found):
+        refining, drawing = (
+            Noise(plan.seed, stream, some.rows.ids, some.rows.x.device, plan.noise) for stream in _STREAMS
+        )
         if request.bound == "gibbs":
             values = _exact_gibbs(prior, some, loss, request.beta_for(n[index]))
         else:
-            on_rows = gibbs_risk(posterior, some.rows, loss, request.draws, noise)
-            on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), noise)
+            posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
+            on_rows = gibbs_risk(posterior, some.rows, loss, request.draws, drawing)
+            on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
             draws = on_rows.draws
             values = (on_rows.risk, kl, on_test.risk, torch.full_like(kl, math.nan))
         for column, value in zip(columns, values, strict=True):
             column[index] = value.double()
     risk, kl, test_risk, log_z = (column.cpu() for column in columns)
-    return Measured(risk, kl, n.cpu(), test_risk, log_z if request.bound == "gibbs" else None, draws)
+    given = log_z if request.bound == "gibbs" else None
+    return Measured(risk, kl, n.cpu(), test_risk, found.test.size.cpu(), given, draws)
 
 
 def _exact_gibbs(prior: Any, some: Evidence, loss: BoundedLoss, beta: Tensor) -> tuple[Tensor, ...]:
@@ -226,42 +299,44 @@ def _together(request: Request, measured: Measured, premises: Premises) -> Certi
     return bounds.pooled(*numbers, bound=bounds.BOUNDS[request.bound], monte_carlo=estimate)
 
 
-def _lines(group: str, found: Evidence, measured: Measured, certificate: Certificate) -> list[CertifiedClient]:
-    columns = (measured.n, measured.risk, measured.kl, certificate.value, measured.test_risk, found.test.size)
-    lists = (column.tolist() for column in columns)
+def _lines(group: str, names: list[str], measured: Measured, certificate: Certificate) -> list[CertifiedClient]:
+    numbers = zip(names, *(column.tolist() for column in (*measured[:5], certificate.value)), strict=True)
     return [
         CertifiedClient(name, group, int(n), risk, kl, value, test_risk, int(tested))
-        for name, n, risk, kl, value, test_risk, tested in zip(found.rows.names, *lists, strict=True)
+        for name, risk, kl, n, test_risk, tested, value in numbers
     ]
 
 
-def _labels(study: Study, request: Request) -> dict[str, Any]:
-    part = study.report.certify
-    existing = {
-        "none": "all rows, which the training has seen; prior: what the server knows, if it was released privately",
-        "split": f"a random share {1 - part.share:g} of the training rows, which the training has not seen; prior: "
-        + ("the client's model after it" if part.prior == "personal" else "what the server knows after it"),
-        "folds": f"all rows; prior: that of {part.folds} hyper-posteriors which the client's fold had no part in",
-    }
-    rows = {"existing": existing[part.scheme], "new": "all rows; prior: what the server knows"}
-    posterior = "the Gibbs predictor of the prior, refined by the rows of the bound"
-    if request.bound in AVERAGES:
-        whose = "the particles" if request.smooth is None else f"particles blurred by {request.smooth:g}"
-        rows = {
-            name: f"{text.partition(';')[0]}; priors: {whose} of the hyper-posterior" for name, text in rows.items()
-        }
-        posterior = (
-            "each client's Gibbs predictor under every prior, or the prior itself where that has less free energy"
-        )
-    return {
+def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]) -> dict[str, Any]:
+    part = trained.study.report.certify
+    priors = {"split": "a client's model after the training on its other rows", "eps-DP": "the server's, released with"}
+    rows, units = {}, {}
+    for name, found in evidence.items():
+        seen = "training rows that the training has not seen" if found.prior.source == "split" else "all training rows"
+        prior = priors.get(found.prior.source, "what the server knows of others")
+        if found.prior.source == "eps-DP":
+            prior = f"{prior} {found.prior}"
+        if part.scheme == "folds" and name == "existing":
+            prior = f"of {part.folds} hyper-posteriors the one that the client's fold had no part in"
+        if found.prior.source == "split" and not bool(found.seen.mask.any()):
+            prior = "what the server knows after the training on other rows"
+        if request.smooth is not None:
+            prior = f"particles blurred by {request.smooth:g}, against the hyper-prior of before any rows"
+        rows[name] = f"{seen}; prior: {prior}"
+        own = found.prior.source == "split"
+        units[name] = "standardised by " + ("the client's rows that the prior saw" if own else "others' average units")
+    words = {
         "scheme": part.scheme,
         "rows": rows,
-        "posterior": posterior,
+        "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"
+        if request.bound not in AVERAGES
+        else "each client's Gibbs predictor under every prior, or the prior itself where that has less free energy",
         "draws": request.draws,
         "jointly": request.jointly,
         "tried": request.tried,
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
     }
+    return words if trained.dataset.classes is not None else words | {"units": units}
 
 
 def certifiable(folder: Path) -> tuple[Study, Path]:
@@ -284,4 +359,26 @@ def certifiable(folder: Path) -> tuple[Study, Path]:
         what = "a private run is not trained again: the releases of both would add up, in two ledgers"
         raise PrivacyError(what, hint="run the study anew with report.certify.scheme = 'split' from the start")
     certify = replace(study.report.certify, scheme="split")
-    return replace(study, report=replace(study.report, certify=certify)), folder.with_name(f"{folder.name}-certify")
+    study = study_choice.reopened(replace(study, report=replace(study.report, certify=certify)), folder)
+    return study, folder.with_name(f"{folder.name}-certify")
+
+
+def is_finished(study: Study, folder: Path) -> bool:
+    """Whether a folder holds a finished run of a study.
+
+    Args:
+        study: as `certifiable` gives it.
+        folder: its folder.
+
+    Returns:
+        False where there is none, or one that is to go on.
+
+    Raises:
+        CheckpointError: when the run there is of another study.
+    """
+    if not (folder / "metrics.json").is_file():
+        return False
+    settled, _ = study_choice.recall(study, folder)
+    saved = Study.from_toml(folder / "study.toml")
+    checkpoint.check_study(saved.table(), settled.table())
+    return saved.plan.rounds == study.plan.rounds

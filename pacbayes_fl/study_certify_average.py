@@ -6,6 +6,7 @@ that has the smaller free energy, which then never leaves the range of the loss.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -80,7 +81,7 @@ def certify_average(
     premises = replace(premises, posterior="no worse than the prior", drawn_clients=drawn)
     if request.smooth is not None:
         smooth = SmoothedHyperPosterior(particles, request.smooth, method.hyper_prior)
-        theta = smooth.sample(request.draws, torch.Generator().manual_seed(trained.study.seed))
+        theta = smooth.sample(request.draws, _generator(trained.study.seed))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
     n = found.rows.size
@@ -99,6 +100,12 @@ def certify_average(
     risk, spent, value, test_risk = (float(value) for value in values)
     line = CertifiedClient(name, group, int(n.sum()), risk, spent, value, test_risk, int(found.test.size.sum()))
     return certificate, line
+
+
+def _generator(seed: int) -> torch.Generator:
+    """Give randomness that shares nothing with that of the run."""
+    digest = hashlib.sha256(f"certify/{seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def answer(

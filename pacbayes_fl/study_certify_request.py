@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +33,7 @@ class Request:
         draws_delta: share of delta that the estimate may fail with.
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
             "root"; rows by default of `AVERAGES`.
-        jointly: all clients of a group hold at once: delta is shared among them.
+        jointly: the lines of all clients, existing and new, hold at once: they share delta.
         tried: number of configurations among which somebody chose by the rows of the bound; 1 for none.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
             without data can be compared with; None takes the particles for the hyper-prior themselves.
@@ -60,6 +61,13 @@ class Request:
         if self.bound not in AVERAGES and (self.bound in _AT_BETA) != (self.beta is not None):
             needs = "needs a beta that was fixed before" if self.bound in _AT_BETA else "has no beta"
             raise AssumptionError(f"the bound {self.bound!r} {needs}", hint="--beta rows takes n, --beta root its root")
+
+    @property
+    def asked(self) -> str:
+        """Name of the request in file names: the bound, and what of it is not by default."""
+        parts = {"beta": self.beta, "smooth": self.smooth, "loss": None if self.loss is None else self.loss.name}
+        text = "-".join([self.bound, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
+        return re.sub(r"[^\w.]+", "-", text).strip("-")
 
     def beta_for(self, n: Tensor) -> Tensor:
         """Give beta for clients with n rows.

@@ -28,6 +28,8 @@ class Evidence(NamedTuple):
         rows: of the bound.
         test: rows that nothing has seen.
         prior: where the priors come from.
+        apart: whether no client's prior or units depend on another client's rows of the bound, so that averages over
+            the pooled rows can be bounded.
     """
 
     state: FederationState
@@ -35,13 +37,14 @@ class Evidence(NamedTuple):
     rows: ClientBatch
     test: ClientBatch
     prior: Provenance
+    apart: bool
 
 
 def independent(study: Study) -> bool:
     """Whether the rows of a client are independent draws of its distribution, as declared or as the source is known.
 
-    Images are drawn without replacement and in fixed numbers by label, which is no less concentrated than independent
-    draws are (Hoeffding 1963).
+    Images are drawn without replacement, which is no less concentrated than independent draws are (Hoeffding 1963);
+    where clients got fixed numbers by label, each label's rows are, and what is bounded is the risk at that mix.
 
     Args:
         study: of the run.
@@ -65,11 +68,12 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = 
 
     Returns:
         The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
-        private run with a pure epsilon: a bound can pay for that.
+        private run with a pure epsilon: a client's bound can pay for that, an average's cannot, for which the other
+        clients' rows must not choose the units either.
     """
     part = trained.study.report.certify
     private = name == "existing" and part.scheme == "none"
-    if private and not math.isfinite(trained.row_epsilon):
+    if private and (afresh or group.train.clients < 2 or not math.isfinite(trained.row_epsilon)):
         return None
     state = state_of(trained.method, trained.state, name, group)
     if name == "existing" and trained.held is not None:
@@ -78,14 +82,14 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = 
         if part.prior == "global" or afresh:
             seen = none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
-        return Evidence(state, seen, rows, group.test, Provenance("split"))
+        return Evidence(state, seen, rows, group.test, Provenance("split"), apart=True)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
     if private:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
-        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon))
-    return Evidence(state, none_of(rows), rows, test, Provenance("other clients"))
+        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon), apart=False)
+    return Evidence(state, none_of(rows), rows, test, Provenance("other clients"), apart=name == "new")
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

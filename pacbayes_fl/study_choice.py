@@ -111,6 +111,22 @@ def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
 
 
+def reopened(study: Study, folder: Path) -> Study:
+    """Leave open again what a run folder's choice has settled: rows that are kept from then on had a part in it.
+
+    Args:
+        study: of the run, with what was chosen.
+        folder: of the run.
+
+    Returns:
+        The study as it was before the choice; the same where nothing was chosen.
+    """
+    asked = study.recipe.held_out
+    if asked is None or not (folder / FILE).is_file():
+        return study
+    return _with(study, asked.option, "held-out")
+
+
 def _with(study: Study, option: str, value: Any) -> Study:
     options = replace(study.method.options, **{option: value})
     return replace(study, method=replace(study.method, options=options))

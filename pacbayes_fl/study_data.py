@@ -245,14 +245,21 @@ def check_saved(path: Path, now: tables.Dataset) -> None:
     for old, new in zip(before["image_sha256"].tolist(), _fingerprints(now), strict=True):
         if old != new:
             raise DataError(f"the files of {new.split()[0]} are not those that the run was started with", hint=hint)
-    mine, theirs = _positions_by_client(before), _positions_by_client(now.rows)
+    mine, theirs = positions_by_client(before), positions_by_client(now.rows)
     for name in [*mine, *theirs]:
         if mine.get(name) != theirs.get(name):
             raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
 
 
-def _positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[int], list[int]]]:
-    """Give domain, positions and parts of every client, from `tables.to_positions`."""
+def positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[int], list[int]]]:
+    """Say which rows of published images each client has.
+
+    Args:
+        rows: from `tables.to_positions`.
+
+    Returns:
+        By name its domain, and the positions of its rows with their parts.
+    """
     return {
         str(name): (str(rows["client_domain"][k]), rows["position"][own].tolist(), rows["part"][own].tolist())
         for k, name in enumerate(rows["client_name"])

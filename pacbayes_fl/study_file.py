@@ -37,8 +37,8 @@ class DataPart:
         target: name of the target column of a table.
         test_share: share of each client's last rows held out from a table without a `split` column.
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
-            or "allow" it, for discrete data in which that happens by chance. Of images the positions are compared
-            instead: the published sets hold some images twice.
+            and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
+            Of images the positions are compared instead: the published sets hold some images twice.
     """
 
     source: str = "polynomial"
@@ -102,6 +102,8 @@ class CertifyPart:
             where the source is known to say so: images and polynomials are, series are not, files have to be declared.
         drawn_clients: whether clients, those of the training and new ones, are independent draws of one distribution of
             clients, as a bound on new clients needs them.
+        tried: configurations among which somebody chose by the training rows before the study was written, as `tune`
+            does; 1 for none.
     """
 
     scheme: Literal["none", "split", "folds"] = "none"
@@ -110,9 +112,12 @@ class CertifyPart:
     prior: Literal["personal", "global"] = "personal"
     independent: bool | None = None
     drawn_clients: bool = False
+    tried: int = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
+        if self.tried < 1:
+            raise StudyError(f"[report.certify] tried must be at least 1, got {self.tried}")
         if not 0 < self.share < 1:
             raise StudyError(f"[report.certify] share must be strictly between 0 and 1, got {self.share:g}")
         if self.folds < 2:

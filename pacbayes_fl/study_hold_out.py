@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-from dataclasses import replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results import write_atomic
-from pacbayes_fl.study_data import read_arrays
+from pacbayes_fl.study_data import positions_by_client, read_arrays
 from pacbayes_fl.study_file import Study
 
 FILE = "held_out.npz"
 """What a run folder calls the positions of the rows that its training never saw."""
+
+MEMORY = "trained.json"
+"""What a run folder calls the clients that ever took part in its training."""
 
 _STREAM = 2**32 - 2  # round of the noise that shares rows out: no run gets there
 
@@ -42,7 +49,9 @@ class Division(NamedTuple):
 def divide(study: Study, dataset: tables.Dataset) -> Division:
     """Keep a random part of every existing client's training rows from everything that comes before certificates.
 
-    Which rows, depends on the study's seed, the client's id and the number of its rows, and not on what they hold.
+    Which rows, depends on the study's seed, the client's id and the number of its rows, and not on what they hold. Of
+    images that were dealt out in fixed numbers by label, the same share is kept of every label: otherwise the labels
+    that the training saw would tell which ones are left. The certificates are then about that mix of labels.
 
     Args:
         study: its [report.certify] says whether and how many.
@@ -52,7 +61,7 @@ def divide(study: Study, dataset: tables.Dataset) -> Division:
         The division; everything in `dataset` where the scheme is not "split".
 
     Raises:
-        DataError: when a client has too few rows for both parts.
+        DataError: when a client has too few rows for both parts, or a row in both.
     """
     part = study.report.certify
     if part.scheme != "split":
@@ -60,17 +69,36 @@ def divide(study: Study, dataset: tables.Dataset) -> Division:
     group = dataset.groups["existing"]
     train = group.train
     keys = Noise(study.seed, _STREAM, train.ids).uniform(train.y.new_empty(train.y.shape, dtype=torch.float64))
-    order = torch.where(train.mask, keys, torch.inf).argsort(1).argsort(1)
-    seen = (part.share * train.size).round().unsqueeze(1)
-    few = ((seen < 1) | (seen >= train.size.unsqueeze(1))).squeeze(1)
-    if bool(few.any()):
-        k = int(few.nonzero()[0])
+    strata = train.y if _dealt_by_label(dataset) else torch.zeros_like(train.y)
+    held = torch.stack([_held(*client, part.share) for client in zip(keys, strata, train.mask, strict=True)])
+    empty = ~(held.any(1) & (train.mask & ~held).any(1))
+    if bool(empty.any()):
+        k = int(empty.nonzero()[0])
         what = f"has {int(train.size[k])} training rows, of which a share of {part.share:g} leaves one part empty"
         raise DataError(what, client=train.names[k], hint="another report.certify.share, or scheme = 'folds'")
-    held = (order >= seen) & train.mask
     known, kept = (_where(train, rows) for rows in (train.mask & ~held, held))
+    if study.data.duplicate_rows == "refuse" and dataset.rows is None:  # published images are apart by position
+        split.assert_disjoint(known, kept, "kept")
     groups = {**dataset.groups, "existing": replace(group, train=known)}
     return Division(replace(dataset, groups=groups), kept, held)
+
+
+def _held(keys: Tensor, strata: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Choose the rows [N] of a client that are kept: the same share of every stratum, but for rounding."""
+    held = torch.zeros_like(mask)
+    before = seen = 0
+    for label in strata[mask].unique():  # sorted
+        rows = (mask & (strata == label)).nonzero().squeeze(1)
+        before += len(rows)
+        known = round(share * before) - seen
+        seen += known
+        held[rows[keys[rows].argsort()[known:]]] = True
+    return held
+
+
+def _dealt_by_label(dataset: tables.Dataset) -> bool:
+    """Whether clients were given rows in numbers fixed by label, so that labels are no independent draws."""
+    return bool(dataset.provenance.get("options", {}).get("partition", "natural") != "natural")
 
 
 def open_rows(study: Study, dataset: tables.Dataset) -> tables.Dataset:
@@ -142,3 +170,100 @@ def check(folder: Path, division: Division) -> None:
                 client=name,
                 hint="restore the data, or choose another --out",
             )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Clients that ever took part in a training, also those that have left since: a prior does not forget.
+
+    Args:
+        rows: fingerprint of every such client's training rows, by name.
+        fold: its fold by name, of a run in folds.
+    """
+
+    rows: Mapping[str, str]
+    fold: Mapping[str, int]
+
+    @classmethod
+    def read(cls, folder: Path | None) -> Memory:
+        """Read what a run folder remembers: nothing, where there was no training yet.
+
+        Args:
+            folder: of a run; None for a run without one.
+
+        Returns:
+            The memory.
+
+        Raises:
+            DataError: when it cannot be read.
+        """
+        if folder is None or not (folder / MEMORY).is_file():
+            return cls({}, {})
+        try:
+            found = json.loads((folder / MEMORY).read_text("utf-8"))
+            return cls(dict(found["rows"]), {name: int(fold) for name, fold in found["fold"].items()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{folder / MEMORY} cannot be read: {error}", hint="choose another --out") from error
+
+    def joined(self, study: Study, dataset: tables.Dataset) -> Memory:
+        """Add today's clients.
+
+        Args:
+            study: gives the folds.
+            dataset: all rows.
+
+        Returns:
+            The memory of a training that goes on with them.
+
+        Raises:
+            DataError: naming a client that comes back with other rows than it trained on, or as a new one.
+            StudyError: when there are fewer clients than folds.
+        """
+        now = _fingerprints(dataset)
+        for name, rows in now.items():
+            if self.rows.get(name, rows) != rows:
+                what = "its training rows are not those that it trained on before"
+                raise DataError(what, client=name, hint="restore the data, or choose another --out")
+        if "new" in dataset.groups:
+            for name in dataset.groups["new"].train.names:
+                if name in self.rows:
+                    what = "it took part in this run's training before, and cannot be a client that never trained"
+                    raise DataError(what, client=name, hint="choose another --out")
+        fold = dict(self.fold)
+        if study.report.certify.scheme == "folds":
+            train = dataset.groups["existing"].train
+            known = {i: fold[name] for i, name in zip(train.ids, train.names, strict=True) if name in fold}
+            dealt = balanced_folds(train.ids, study.report.certify.folds, study.seed, known)
+            fold |= {name: dealt[i] for i, name in zip(train.ids, train.names, strict=True)}
+        return Memory({**self.rows, **now}, fold)
+
+    def save(self, folder: Path) -> None:
+        """Write the memory into a run folder.
+
+        Args:
+            folder: of the run.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+        write_atomic(folder / MEMORY, (json.dumps({"rows": self.rows, "fold": self.fold}, indent=1) + "\n").encode())
+
+    def fold_of(self, clients: ClientBatch) -> dict[int, int]:
+        """Give the fold of each of some clients, by id.
+
+        Args:
+            clients: that take part.
+
+        Returns:
+            Folds; empty of a run without folds.
+        """
+        return {i: self.fold[name] for i, name in zip(clients.ids, clients.names, strict=True) if name in self.fold}
+
+
+def _fingerprints(dataset: tables.Dataset) -> dict[str, str]:
+    """Fingerprint the training rows of every existing client, in their order."""
+    train = dataset.groups["existing"].train
+    if dataset.rows is None:
+        return {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
+    where = positions_by_client(dataset.rows)
+    return {name: hashlib.sha256(repr(where[name]).encode()).hexdigest() for name in train.names}

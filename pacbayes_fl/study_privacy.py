@@ -211,7 +211,7 @@ def to_save(room: Room | None) -> dict[str, int]:
     return {} if room is None else {"released": len(room.ledger)}
 
 
-def row_epsilon(study: Study, folder: Path) -> float:
+def row_epsilon(study: Study, folder: Path, released: int) -> float:
     """Say what a finished run's releases tell of one row: what a prior drawn by them costs a certificate.
 
     A row that is replaced is a client that is replaced; where the account is for clients added or removed, that is one
@@ -220,13 +220,17 @@ def row_epsilon(study: Study, folder: Path) -> float:
     Args:
         study: of the run.
         folder: of the run.
+        released: how many releases its last state has seen.
 
     Returns:
         Pure epsilon; infinite where the run is not private or its noise has none.
+
+    Raises:
+        PrivacyError: when the ledger is damaged or was lost.
     """
     if study.privacy.epsilon is None:
         return math.inf
-    charges = Ledger(folder, Budget(sys.float_info.max, 0.0)).charges
+    charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released).charges
     steps = 2.0 if any(charge.cohorts.neighbours == "add-or-remove" for charge in charges) else 1.0
     return steps * pure_epsilon(charges)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD
-from pacbayes_fl.methods.folded import Folded, balanced_folds
+from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.study_data import ScaledGroup, scale
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_model import ModelPart, check_task
@@ -36,18 +38,21 @@ def device_of(study: Study) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
+def prepare(
+    study: Study, dataset: tables.Dataset, fold_of: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
     """Build a study's method and bring its data into the method's units.
 
     Args:
         study: what to run.
         dataset: its data.
+        fold_of: fold of every existing client by id, of a study whose certificates need folds.
 
     Returns:
         The method, and the clients by group.
 
     Raises:
-        StudyError: when the method or the model is not for such data.
+        StudyError: when the method or the model is not for such data, or cannot be trained in folds.
     """
     check_task(study.method.name, dataset.classes is not None)
     device, dtype = device_of(study), None
@@ -59,15 +64,14 @@ def prepare(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any
             dtype = model.dtype
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     if study.report.certify.scheme == "folds":
-        method = _folded(study, method, dataset)
+        method = _folded(study, method, fold_of)
     return method, {name: scale(group, method.raw_units, device, dtype) for name, group in dataset.groups.items()}
 
 
-def _folded(study: Study, method: Method[Any, Any, Any, Any], dataset: tables.Dataset) -> Folded:
+def _folded(study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]) -> Folded:
     """Train a hyper-posterior for every fold of the existing clients without them."""
     if not (isinstance(method, FederatedSVGD) and method.personal_messages):
         raise StudyError(
             f"{study.method.name} cannot be trained in folds of clients", hint="report.certify.scheme = 'split'"
         )
-    folds = study.report.certify.folds
-    return Folded(method, folds, balanced_folds(dataset.groups["existing"].train.ids, folds, study.seed))
+    return Folded(method, study.report.certify.folds, fold_of)

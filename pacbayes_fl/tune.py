@@ -289,7 +289,13 @@ def _rank(trial: Trial, score: str) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def write(path: Path | str, chosen: Mapping[str, Trial], target: Path | str, sets: Sequence[str] = ()) -> None:
+def write(
+    path: Path | str,
+    chosen: Mapping[str, Trial],
+    target: Path | str,
+    sets: Sequence[str] = (),
+    tried: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Write a study with the values that were chosen for each method, in its tables [methods.NAME.PART].
 
     Args:
@@ -298,6 +304,7 @@ def write(path: Path | str, chosen: Mapping[str, Trial], target: Path | str, set
         target: the TOML file to write.
         sets: assignments that the search was run with; they are written into the study, and options of a method into
             the tables of every chosen method, where as in the search they count more than what stood there.
+        tried: configurations by method, which certificates have to pay for: their rows may have had a part in it.
     """
     table, given = assigned(read_table(path)[0], sets)
     own = {part: {**given.get(part, {})} for part in ("method", "model", "federation")}
@@ -308,4 +315,7 @@ def write(path: Path | str, chosen: Mapping[str, Trial], target: Path | str, set
         for key, value in trial.values.items():
             part, name = key.split(".")
             table = settings.merge(table, {"methods": {method: {part: {name: value}}}})
+        if method in tried:
+            certify = {"report": {"certify": {"tried": tried[method]}}}
+            table = settings.merge(table, {"methods": {method: certify}})
     write_atomic(Path(target), settings.to_toml(table).encode())

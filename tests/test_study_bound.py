@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from pacbayes_fl.bounds import BOUNDS, from_record
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import BOUNDS, SERVER_BOUNDS, from_record
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.study_bound import Numbers, certificate, listing, record, trusted
+from pacbayes_fl.study_bound import Numbers, certificate, listing, to_record, trusted
 
 
 def test_the_oracle_of_pac_bayes_with_backprop() -> None:
@@ -51,6 +52,9 @@ def test_another_range_rescales() -> None:
         ("seeger", Numbers(10, 0.05, risk=1.1, kl=1.0), "risk must be finite, at least 0 and at most 1"),
         ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, high=math.inf), "must be bounded"),
         ("theorem-3.2", Numbers(10, 0.05, risk=0.1, kl=1.0, beta=1.0), "needs the epsilon"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, epsilon=0.5), "epsilon is of an eps-DP prior, got 0.5 with a"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, draws_delta=0.01), "draws_delta is .* got 0.01 without draws"),
+        ("gibbs", Numbers(10, 0.05, log_z=-1.0, beta=2.0, draws=5), "the bound 'gibbs' has no use for draws"),
     ],
 )
 def test_numbers_that_make_no_bound_are_refused(name: str, numbers: Numbers, words: str) -> None:
@@ -76,8 +80,7 @@ def test_a_broken_premise_shows_its_reason_and_no_number(more: dict[str, object]
 
 def test_records_and_words() -> None:
     numbers = Numbers(100, 0.05, risk=0.2, kl=3.0)
-    found = record(certificate("seeger", numbers))
-    assert (found["valid"], found["vacuous"]) == (True, False)
+    found = to_record(certificate("seeger", numbers))
     assert float(from_record(found).recompute()) == found["value"]
     assert "the rows are independent draws; the prior is data-free; 1 configuration" in trusted(numbers)
 
@@ -85,4 +88,13 @@ def test_records_and_words() -> None:
 def test_every_bound_is_listed_with_a_line() -> None:
     found = dict(listing())
     assert list(BOUNDS) == list(found)[: len(BOUNDS)]
-    assert all(text.endswith(".") for text in found.values())
+    assert list(SERVER_BOUNDS) == list(found)[len(BOUNDS) :]
+    for name, text in found.items():
+        line, dot, where = text.rpartition(".")
+        if name in BOUNDS:
+            assert line and (dot, where) == (".", "")
+        elif name in ("server", "new-clients"):
+            assert text.endswith(". [certify]")
+        else:
+            function = text.rpartition(". [Python: bounds.")[2].removesuffix("]")
+            assert getattr(bounds, function) is SERVER_BOUNDS[name]

@@ -16,6 +16,7 @@ from pacbayes_fl.study import open_run, run
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
 from tests.tiny import TABLE, on_csv, rows, state, tiny, write_csv
+from tests.tiny_images import tiny_images, write_root
 
 SPLIT = "report.certify.scheme=split"
 CSV = TABLE | {"method": {"name": "pac-pfl", "particles": 2}}
@@ -157,3 +158,46 @@ def test_nothing_can_be_chosen_by_rows_that_are_all_certified() -> None:
         study_hold_out.open_rows(folds, load(folds))
     assert study_hold_out.open_rows(tiny(), load(tiny())).groups["existing"].train.size.tolist() == [7.0] * 4
     assert study_hold_out.open_rows(tiny(SPLIT), load(tiny())).groups["existing"].train.size.tolist() == [4.0] * 4
+
+
+def test_of_images_the_same_share_of_every_label_is_held(tmp_path: Path) -> None:
+    study = tiny_images(write_root(tmp_path), SPLIT, "data.options.train=5")
+    division = study_hold_out.divide(study, load(study))
+    known = division.dataset.groups["existing"].train
+    assert division.held is not None
+    for k in range(known.clients):
+        seen, held = (b.y[k][b.mask[k]].bincount(minlength=10) for b in (known, division.held))
+        assert set((seen + held).tolist()) == {0, 5}
+        assert int((seen - held).abs().max()) <= 1
+        assert abs(int(seen.sum()) - int(held.sum())) <= 1
+
+
+def test_labels_of_a_table_are_draws_and_are_not_counted_out(tmp_path: Path) -> None:
+    table = [row | {"y": i % 2} for i, row in enumerate(rows())]
+    path = write_csv(tmp_path / "rows.csv", table)
+    sets = ("data.task=classification", "method.name=pfedbayes")
+    counts = set()
+    for seed in range(12):
+        study = on_csv(path, SPLIT, *sets, f"seed={seed}")
+        division = study_hold_out.divide(study, load(study))
+        assert division.held is not None
+        counts.add(int(division.held.y[1][division.held.mask[1]].sum()))
+    assert len(counts) > 1
+
+
+def test_a_row_on_both_sides_is_refused(tmp_path: Path) -> None:
+    table = rows()
+    twice = [row for row in table if row["client"] == "existing_1" and row["split"] == "train"]
+    path = write_csv(tmp_path / "rows.csv", [*table, *twice])
+    with pytest.raises(DataError, match=r"kept row \d+ is also a training row"):
+        study = on_csv(path, SPLIT)
+        study_hold_out.divide(study, load(study))
+    study = on_csv(path, SPLIT, "data.duplicate_rows=allow")
+    assert study_hold_out.divide(study, load(study)).held is not None
+
+
+def test_a_damaged_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / study_hold_out.MEMORY).write_text('{"rows": 3}')
+    with pytest.raises(DataError, match=r"trained\.json cannot be read"):
+        study_hold_out.Memory.read(tmp_path)
+    assert study_hold_out.Memory.read(None) == study_hold_out.Memory({}, {})

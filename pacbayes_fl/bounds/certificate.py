@@ -56,7 +56,7 @@ class Provenance:
         source: "data-free": fixed before any rows, or public; "other clients": trained without this client; "split":
             trained on other rows of it; "eps-DP": drawn by a mechanism that is differentially private in its rows;
             "saw the rows": none of these; "unknown".
-        epsilon: of one draw from the mechanism, for "eps-DP", with one row as what may change.
+        epsilon: of one draw from the mechanism, for "eps-DP" alone, with one row as what may change.
         draws: how many priors were drawn from the mechanism: they cost epsilon each.
         rows: rows of the client that the mechanism saw, m_i; all rows of the bound when not given.
         privacy: kind of guarantee; the theorems need "pure".
@@ -73,6 +73,11 @@ class Provenance:
         if self.source not in get_args(Source):
             raise AssumptionError(f"source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
         if self.source != "eps-DP":
+            if self.epsilon is not None:
+                raise AssumptionError(
+                    f"epsilon is of an eps-DP prior, got {self.epsilon:g} with a prior of source {self.source!r}",
+                    hint="the source 'eps-DP', or no epsilon",
+                )
             return
         if self.epsilon is None or not (0 <= self.epsilon < math.inf):
             raise AssumptionError(
@@ -90,7 +95,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Premises:
-    """What a bound rests on and cannot see in its numbers; what is not said counts as broken.
+    """What a bound rests on and cannot see in its numbers.
+
+    What is not said of the prior, the rows, the posterior and the clients counts as broken. `tried` is not like that:
+    its 1 claims that nothing was chosen by the rows of the bound.
 
     Args:
         prior: where the prior came from.
@@ -101,10 +109,12 @@ class Premises:
             "averaged prediction" needs a convex loss; no bound here speaks of a "point estimate".
         average: over what; "client" is each on its own. "size-weighted clients": over the pooled rows of clients that
             need not be alike, with one posterior for all or one a client: the tuple of them is then the posterior,
-            that of their priors the prior, and the divergences add up (see `pooled`). The other averages are those of
-            server-level bounds, which set them themselves.
-        tried: number of configurations (priors, beta, settings) among which the rows of the bound chose, 1 for none:
-            delta is shared between them; None when they were not counted.
+            that of their priors the prior, and the divergences add up (see `pooled`). Then no client's prior may have
+            seen any row of the pool, and one that was trained on other clients of the pool has: with such priors a
+            pooled bound at delta = 0.05 can fail half of the time. The other averages are those of server-level bounds,
+            which set them themselves.
+        tried: number of configurations (priors, beta, settings) among which the rows of the bound chose: delta is
+            shared between them. 1, the default, claims that there was no choice; None when they were not counted.
         posterior: "exact Gibbs" where it is exactly that of the same loss, beta and rows: bounds by ln Z need it. "no
             worse than the prior" where L^(Q) + KL(Q || P) / beta <= L^(P) for every prior, as when Q gives way to the
             prior otherwise: then this free energy stays in the loss's range, which bounds on new clients and estimates
@@ -243,8 +253,11 @@ class Certificate:
         vacuous = int(self.vacuous.sum())
         counted = f" for {vacuous} of {self.value.numel()}" if self.value.numel() > 1 else ""
         note = f"; vacuous{counted}: the loss never exceeds {self.premises.loss.high:g}" if vacuous else ""
+        sure = f"{1 - self.delta:.6g}"
+        if sure == "1":
+            sure = f"1 - {self.delta:g}"
         return (
-            f"{self.theorem}: risk at most {spread} with probability at least {1 - self.delta:.6g}"
+            f"{self.theorem}: risk at most {spread} with probability at least {sure}"
             f" ({self.risk}; delta: {split}; prior: {self.prior}){note}"
         )
 

@@ -272,12 +272,13 @@ def theorem_3_2(
     return alquier(risk, kl, n, beta, delta, premises, monte_carlo=monte_carlo)
 
 
-def gibbs(
-    log_z: Number, n: Number, beta: Number, delta: float, premises: Premises, *, estimated: float | None = None
-) -> Certificate:
+def gibbs(log_z: Number, n: Number, beta: Number, delta: float, premises: Premises) -> Certificate:
     """Bound the risk of the exact Gibbs posterior, by its normaliser alone (PAC-PFL eq. 6; eq. 15 without the term I).
 
     L(Q*) <= (-ln Z + beta^2 R^2 / (8 n) + I(eps, m, delta) + ln(1 / delta)) / beta,  Z = E_P e^(-beta L^)
+
+    An unbiased estimate of Z, from draws of the prior without another look at the rows, may stand in for Z at no cost:
+    Markov's inequality is for the mean of exp(beta L(Q*)) Z, linear in Z, and that over the draws too is the same.
 
     Args:
         log_z: ln Z [] or [K], in nats: of the bounded loss, not of a likelihood.
@@ -285,8 +286,6 @@ def gibbs(
         beta: [] or [K], in 1 / unit of the loss.
         delta: probability with which it may fail.
         premises: with posterior = "exact Gibbs".
-        estimated: part of delta for a Z that is an unbiased estimate from draws of the prior: by Markov's inequality
-            it costs ln(1 / estimated) / beta.
 
     Returns:
         The certificate.
@@ -303,8 +302,7 @@ def gibbs(
     if premises.posterior != "exact Gibbs":
         reasons = ("eq. (6) is for the exact Gibbs posterior of the same loss, beta and rows, and this one is not",)
     theorem = _with_prior("Gibbs posterior (PAC-PFL eq. 15)", "Gibbs posterior (PAC-PFL eq. 6)", premises)
-    draws = None if estimated is None else MonteCarlo(1, estimated)
-    return certify(theorem, _gibbs, terms, delta, premises, monte_carlo=draws, reasons=reasons)
+    return certify(theorem, _gibbs, terms, delta, premises, reasons=reasons)
 
 
 BOUNDS: Mapping[str, Callable[..., Certificate]] = MappingProxyType(
@@ -459,8 +457,7 @@ def _alquier(terms: Terms) -> dict[str, Tensor]:
 
 
 def _gibbs(terms: Terms) -> dict[str, Tensor]:
-    parts = {"free energy": -terms["log_z"] / terms["beta"], **_fixed_beta(terms)}
-    return parts if "mc_delta" not in terms else parts | {"estimation": -terms["mc_delta"].log() / terms["beta"]}
+    return {"free energy": -terms["log_z"] / terms["beta"], **_fixed_beta(terms)}
 
 
 def _fixed_beta(terms: Terms) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -30,6 +32,19 @@ _LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
     }
 )
 _AGREEMENT = 1e-12
+_ENTRIES = (
+    "theorem",
+    "formula",
+    "valid",
+    "value",
+    "unfounded_value",
+    "vacuous",
+    "delta",
+    "split",
+    "terms",
+    "premises",
+    "reasons",
+)
 
 
 def to_record(certificate: Certificate) -> dict[str, Any]:
@@ -39,7 +54,9 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
         certificate: of a bound of this library.
 
     Returns:
-        What `from_record` reads. A loss of the caller's own is kept as its name and range.
+        What `from_record` reads. A loss of the caller's own is kept as its name and range. Without "valid" the "value"
+        is None, and the number, which then bounds nothing, is the "unfounded_value". The "sha256" is over the rest as
+        JSON with sorted keys, in which every number is a float.
 
     Raises:
         AssumptionError: when its formula is of the caller's own making.
@@ -51,16 +68,20 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
         )
     premises = {field.name: getattr(certificate.premises, field.name) for field in fields(Premises)}
     premises |= {"prior": asdict(certificate.premises.prior), "loss": _loss_record(certificate.premises.loss)}
-    return {
+    number = certificate.value.tolist()
+    record = {
         "theorem": certificate.theorem,
         "formula": names[0],
-        "value": certificate.value.tolist(),
+        "valid": certificate.valid,
+        **({"value": number} if certificate.valid else {"value": None, "unfounded_value": number}),
+        "vacuous": certificate.vacuous.tolist(),
         "delta": certificate.delta,
         "split": dict(certificate.delta_split),
         "terms": {name: term.tolist() for name, term in certificate.terms.items()},
         "premises": premises,
         "reasons": list(certificate.reasons),
     }
+    return record | {"sha256": _digest(record)}
 
 
 def from_record(record: Mapping[str, Any]) -> Certificate:
@@ -75,10 +96,15 @@ def from_record(record: Mapping[str, Any]) -> Certificate:
         The certificate, on the CPU, with the recorded value.
 
     Raises:
-        DataError: when an entry is missing or none that `to_record` writes, when the terms do not fit the premises, or
-            when the value does not follow from the terms.
+        DataError: when an entry was edited, is missing or none that `to_record` writes, when the terms do not fit the
+            premises, or when the value does not follow from the terms.
     """
     try:
+        if record["sha256"] != _digest(record):
+            raise DataError(
+                "the record of a certificate is damaged: its entries are not those that its sha256 was made of",
+                hint="it was edited; write it again with `to_record`",
+            )
         certificate = _read(record)
         again = certificate.recompute()
     except DataError:
@@ -114,7 +140,7 @@ def _read(record: Mapping[str, Any]) -> Certificate:
     reasons = (*broken, *(str(reason) for reason in record["reasons"] if reason not in broken))
     return Certificate(
         str(record["theorem"]),
-        _numbers(record["value"]),
+        _numbers(record["unfounded_value" if record["value"] is None else "value"]),
         delta,
         MappingProxyType(split),
         MappingProxyType(terms),
@@ -122,6 +148,12 @@ def _read(record: Mapping[str, Any]) -> Certificate:
         premises,
         reasons,
     )
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    """Hash what `to_record` writes of a record; 1 and 1.0 are the same, as other programs write one for the other."""
+    text = json.dumps({name: record[name] for name in _ENTRIES if name in record})
+    return hashlib.sha256(json.dumps(json.loads(text, parse_int=float), sort_keys=True).encode()).hexdigest()
 
 
 def _numbers(values: Any) -> Tensor:

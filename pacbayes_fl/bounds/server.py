@@ -129,7 +129,8 @@ def new_clients(
 
     E L <= 1 / n sum_i F_i + beta R^2 / (8 m_min) + lambda R^2 / (8 n) + (KL + ln(1 / delta)) / lambda
 
-    The left side is over new clients, their rows, and priors drawn from the hyper-posterior: no client on its own. The
+    The left side is over new clients, their rows, and priors drawn from the hyper-posterior: no client on its own. That
+    no new client will have fewer than m_min rows is a premise too, which the certificate names and no number shows. The
     hyper-posterior that minimises the right side is that of Corollary 4.4 with tau = lambda / (n beta).
 
     Why it holds: the free energies of clients drawn alike are independent, alike and in [a, b] for every fixed P, so
@@ -139,7 +140,7 @@ def new_clients(
     Args:
         free_energy: E F_i [*, K], in the unit of the loss.
         beta: the one that all clients have, in 1 / unit of the loss.
-        m: rows, below which no client falls, seen or new; the fewest of them when given by client, [] or [K].
+        m: rows, below which no client falls, seen or new; m_min is the fewest of them when given by client, [] or [K].
         kl: KL of the hyper-posterior from the hyper-prior [*], in nats.
         delta: probability with which it may fail.
         premises: with drawn_clients, and with a posterior other than "any", which new clients have too; `average` is
@@ -156,19 +157,19 @@ def new_clients(
         ShapeError: when an argument is not one number or one a client.
     """
     energy = _energies(free_energy, premises, bounded=True)
-    n = energy.shape[-1]
+    n, fewest = energy.shape[-1], _by_client("m", m, energy, 1.0).min()
     nats = -torch.tensor(delta, dtype=torch.float64).log()
     best = (8.0 * n * nats).sqrt() / (premises.loss.high - premises.loss.low)
     terms = {
         "free_energy": energy,
         "beta": _one_beta(beta),
-        "m": _by_client("m", m, energy, 1.0).min(),
+        "m": fewest,
         "kl": _divergence(kl),
         "lam": best if lam is None else checked("lam", lam, 0.0, strict=True),
     }
     reasons = (*_hyper_prior(premises), *_in_range(premises), *_drawn(premises))
     premises = replace(premises, average="new client on average")
-    theorem = "new clients (PAC-PFL Lemma 4.6, repaired)"
+    theorem = f"new clients with at least {fewest.item():.15g} rows (PAC-PFL Lemma 4.6, repaired)"
     return certify(theorem, _new_clients, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
 
 
@@ -543,7 +544,7 @@ def _one_beta(beta: Number) -> Tensor:
     if bool((numbers != numbers[0]).any()):
         raise AssumptionError(
             f"beta must be the same for all clients, got {numbers.min().item():g} to {numbers.max().item():g}",
-            hint="`server_bound` with weights = 'beta' is for clients that differ",
+            hint="one number for all clients",
         )
     return numbers[0]
 

@@ -76,6 +76,11 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """Each client's own posterior from its rows, also for clients that never took part."""
 
+    @property
+    def row_by_row(self) -> bool:
+        """Whether what is predicted of a row depends on that row alone, also for a client that has seen no other."""
+        return bool(getattr(getattr(self, "model", None), "row_by_row", True))
+
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
         """What more rows make of each client's posterior, and how far from it that is: the step that bounds certify.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -35,13 +36,19 @@ class Update(NamedTuple):
     weight: Tensor
 
 
-def balanced_folds(ids: Sequence[int], folds: int, seed: int) -> dict[int, int]:
+def balanced_folds(
+    ids: Sequence[int], folds: int, seed: int, known: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, int]:
     """Share clients out at random to folds whose sizes differ by at most one.
+
+    A client that has a fold keeps it, whoever comes or goes: the other folds' priors have seen its rows. Those that
+    come later go where the fewest are.
 
     Args:
         ids: of all clients of the federation; their order does not matter.
         folds: F.
         seed: of the experiment.
+        known: folds of clients that have one.
 
     Returns:
         Fold of every client, from 0 to F - 1.
@@ -51,8 +58,13 @@ def balanced_folds(ids: Sequence[int], folds: int, seed: int) -> dict[int, int]:
     """
     if not 2 <= folds <= len(ids):
         raise StudyError(f"folds must be between 2 and the number of clients, {len(ids)}, got {folds}")
-    drawn = zip(keys(seed, 0, ids).tolist(), ids, strict=True)
-    return {client: place % folds for place, (_, client) in enumerate(sorted(drawn))}
+    dealt = {client: known[client] for client in ids if client in known}
+    sizes = [sum(fold == f for fold in dealt.values()) for f in range(folds)]
+    for _, client in sorted(zip(keys(seed, 0, ids).tolist(), ids, strict=True)):
+        if client not in dealt:
+            dealt[client] = sizes.index(min(sizes))
+            sizes[dealt[client]] += 1
+    return dealt
 
 
 @final
@@ -100,6 +112,7 @@ class Folded(Method[Server, Message, Nothing, Update]):
         client, fold = (torch.arange(self.folds) != mine.unsqueeze(1)).nonzero().unbind(1)
         theirs, pairs = tensors.select(message, fold.to(device)), batch.select(client)
         found, _ = self.inner.client(theirs, state, pairs, noise.select(client.tolist()))
+        found = self._apart_from_failures(found, client.to(device), batch.clients)
 
         def by_fold(leaf: Tensor) -> Tensor:
             spread = leaf.new_zeros(batch.clients, self.folds, *leaf.shape[1:])
@@ -107,6 +120,15 @@ class Folded(Method[Server, Message, Nothing, Update]):
             return spread
 
         return Update(tensors.tree_map(by_fold, found), torch.ones_like(batch.size)), state
+
+    def _apart_from_failures(self, found: Any, client: Tensor, clients: int) -> Any:
+        """Leave a pair out whose update is not finite: what fails under one fold's priors must not touch another fold.
+
+        A client that fails for all folds stays as it is, for the engine to see.
+        """
+        good = tensors.finite(found)
+        worked = torch.zeros(clients, device=good.device).index_add(0, client, good.float()) > 0
+        return tensors.where(good | ~worked[client], found, tensors.tree_map(torch.zeros_like, found))
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Move every fold by its own clients' updates, as in a federation of them alone.
@@ -157,6 +179,11 @@ class Folded(Method[Server, Message, Nothing, Update]):
     def remark(self, values: Mapping[str, float]) -> str | None:
         """Say what the method that is folded would say of the means over folds."""
         return self.inner.remark(values)
+
+    @property
+    def row_by_row(self) -> bool:
+        """As the method that is folded says."""
+        return self.inner.row_by_row
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: as many times as there are folds to work for."""

@@ -104,7 +104,7 @@ def save_certificates(
         StudyError: when matplotlib does not know a format.
         PacBayesFLError: when matplotlib is not installed.
     """
-    figures = {f"certificates-{table.bound}": partial(certificates.figure, table) for table in tables}
+    figures = {f"certificates-{table.stem}": partial(certificates.figure, table) for table in tables}
     return _save(figures, Path(folder), formats)
 
 

@@ -141,7 +141,7 @@ def _words(result: Result) -> dict[str, str]:
         "mechanism": str(about.get("mechanism")).replace("_", " "),
         "method": _method(result),
         "study": result.study,
-        "delta": f"δ = {about.get('delta')}",
+        "delta": f"δ = {about.get('delta', 0.0):.2g}",
         "neighbours": str(about.get("neighbours")),
         "clip": f"clip {about.get('clip')}",
         "cohort": f"cohort {about.get('cohort')}",

@@ -16,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.mixture import mixture_kl
+from pacbayes_fl.posteriors.mixture import log_mixture_kl
 
 JITTERS = (1e-8, 1e-6, 1e-4)
 """Rungs that are tried after 0, in units of the mean diagonal."""
@@ -345,36 +345,27 @@ def refined(
         theta = prior.theta.double()
         everything, seen = (batch.to(dtype=torch.float64) for batch in (everything, seen))
         q, p = (condition(prior.model, theta, batch, weighting) for batch in (everything, seen))
-    return posterior, mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, everything, seen.size))
+    return posterior, log_mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, seen))
 
 
-def function_kl(posterior: GPPosterior, prior: GPPosterior, batch: ClientBatch, seen: Tensor) -> Tensor:
-    """KL divergence, particle by particle, of a GP posterior from one that saw the first of its rows: over functions.
+def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -> Tensor:
+    """KL divergence, particle by particle, of a GP posterior from one that saw some of its rows: over functions.
 
-    KL = E_Q[ln N(y | f(x), s_Q^2 I)] - ln Z_Q - E_Q[ln N(y_a | f(x_a), s_P^2 I)] + ln Z_P,  f(x) ~ Q
+    KL(Q || P) = KL(Q || P_0) - E_Q[ln N(y | f(x), s^2 I)] + ln Z_P,  f(x) ~ Q
 
-    It is exact whatever jitter each of the two needed, which is part of its noise s^2; with the same noise the terms of
-    the rows a that both saw cancel.
+    P_0, the prior before any rows, is that of `GPPosterior.kl`; x and y are the rows that P saw, and s^2 is the noise
+    that it took them to have, so that this is exact whatever jitter each of the two needed.
 
     Args:
-        posterior: Q, of all rows of `batch`, under particles that are those of P.
+        posterior: Q, of these rows and others, under particles that are those of P.
         prior: P.
-        batch: rows of K clients, those that P saw first.
-        seen: number of rows that P saw [K].
+        seen: rows of the K clients that P saw, possibly none.
 
     Returns:
         [K, P], in nats; NaN where a covariance could not be factored.
     """
-    function = posterior.function(batch.x)
-    squares = (batch.y.unsqueeze(1) - function.means).square() + function.variances
-    early = batch.mask & (torch.arange(batch.mask.shape[1], device=seen.device) < seen.unsqueeze(-1))
-
-    def fit(noise: Tensor, mask: Tensor) -> Tensor:
-        """Expected log likelihood [K, P] of the rows in mask [K, N]."""
-        by_row = -0.5 * (squares / noise.unsqueeze(-1) + (2 * math.pi * noise).log().unsqueeze(-1))
-        return torch.where(mask.unsqueeze(1), by_row, 0.0).sum(-1)
-
-    mine, theirs = posterior.row_noise, prior.row_noise
-    known = fit(mine, early) - fit(theirs, early)
-    kl = fit(mine, batch.mask & ~early) + known - posterior.log_evidence + prior.log_evidence
-    return kl.clamp_min(0.0)
+    function = posterior.function(seen.x)
+    squares = (seen.y.unsqueeze(1) - function.means).square() + function.variances
+    noise = prior.row_noise.unsqueeze(-1)
+    misfit = torch.where(seen.mask.unsqueeze(1), 0.5 * (squares / noise + (2 * math.pi * noise).log()), 0.0).sum(-1)
+    return (posterior.kl() + misfit + prior.log_evidence).clamp_min(0.0)

@@ -129,7 +129,7 @@ class FamilyMixture(MixturePosterior):
             yield found
 
     def kl(self, prior: FamilyMixture) -> Tensor:
-        """Bound the KL divergence from a mixture of as many families; see `mixture_kl`.
+        """Bound the KL divergence from a mixture of as many families; see `log_mixture_kl`.
 
         Args:
             prior: families of the same kind.
@@ -140,7 +140,7 @@ class FamilyMixture(MixturePosterior):
         pairs = zip(self.components, prior.components, strict=True)
         divergences = torch.stack([one.kl(other) for one, other in pairs], 1)
         mine, theirs = (one.log_weights.logsumexp(-1) for one in (self, prior))
-        return mixture_kl(mine, theirs, divergences)
+        return log_mixture_kl(mine, theirs, divergences)
 
 
 class WeighedDraws(MixturePosterior):
@@ -158,7 +158,7 @@ class WeighedDraws(MixturePosterior):
         return self._draws(x)
 
     def kl(self, prior: WeighedDraws) -> Tensor:
-        """KL divergence from other weights of the same draws; see `mixture_kl`.
+        """KL divergence from other weights of the same draws; see `log_mixture_kl`.
 
         Args:
             prior: of the same families under the same random numbers.
@@ -166,10 +166,10 @@ class WeighedDraws(MixturePosterior):
         Returns:
             [K], in nats, float64: exact.
         """
-        return mixture_kl(self.log_weights.flatten(1), prior.log_weights.flatten(1))
+        return log_mixture_kl(self.log_weights.flatten(1), prior.log_weights.flatten(1))
 
 
-def mixture_kl(log_weights: Tensor, prior: Tensor, divergences: Tensor | None = None) -> Tensor:
+def log_mixture_kl(log_weights: Tensor, prior: Tensor, divergences: Tensor | None = None) -> Tensor:
     """Bound the KL divergence between mixtures with the same number of components, from logarithms of their weights.
 
     KL(sum_p a_p Q_p || sum_p w_p P_p) <= KL(a || w) + sum_p a_p KL(Q_p || P_p)

@@ -35,6 +35,14 @@ def test_a_certificate_says_what_it_bounds_and_how_surely() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("delta", "words"),
+    [(0.05, "0.95"), (1e-6, "0.999999"), (4e-7, "1 - 4e-07"), (1e-8, "1 - 1e-08"), (1e-300, "1 - 1e-300")],
+)
+def test_no_certificate_is_sure(delta: float, words: str) -> None:
+    assert f" with probability at least {words} (0-1 loss" in str(seeger(0.03, 50.0, 30_000, delta, FINE))
+
+
 def test_nothing_said_is_nothing_certified() -> None:
     certificate = seeger(0.03, 500.0, 30_000, 0.05, Premises())
     assert not certificate.valid
@@ -137,6 +145,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Provenance("eps-DP"), "epsilon of an eps-DP prior"),
         (lambda: Provenance("eps-DP", math.inf), "epsilon of an eps-DP prior"),
         (lambda: Provenance("eps-DP", -0.1), "epsilon of an eps-DP prior"),
+        (lambda: Provenance("data-free", 0.5), "epsilon is of an eps-DP prior, got 0.5 with a prior of source 'data-f"),
+        (lambda: Provenance(epsilon=0.0), "epsilon is of an eps-DP prior, got 0 with a prior of source 'unknown'"),
         (lambda: Provenance("eps-DP", 0.1, draws=0), "draws and rows must be at least 1"),
         (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -232,13 +233,6 @@ def test_eq_6_is_for_the_exact_gibbs_posterior_alone() -> None:
     assert alquier(0.1, 1.0, 100, 10.0, 0.05, other).valid
 
 
-def test_an_estimated_normaliser_costs_its_own_delta() -> None:
-    got = gibbs(-1.0, 100, 10.0, 0.05, FINE, estimated=0.02)
-    exact = gibbs(-1.0, 100, 10.0, 0.03, FINE)
-    assert got.value.item() == pytest.approx(exact.value.item() + math.log(1 / 0.02) / 10, rel=1e-13)
-    assert dict(got.delta_split) == pytest.approx({"bound": 0.03, "Monte Carlo": 0.02})
-
-
 # coverage: 2000 worlds at delta = .05, more than 149 failures have probability 1e-6 at a true rate of delta ----------
 
 WORLDS, ROWS, DELTA, RED = 2000, 200, 0.05, 149
@@ -287,6 +281,31 @@ def test_bounds_fail_no_more_often_than_they_say(name: str, beta: float, single:
 
     assert failures(single, beta, bound) <= RED
     assert failures(many, beta, bound) <= RED
+
+
+def test_an_unbiased_estimate_of_the_normaliser_costs_nothing() -> None:
+    """Two hypotheses with loss 1 on one kind of row each; all three rows, and all five draws that estimate Z."""
+    beta, rows, prior, chance = 4.0, 3, np.array((0.3, 0.7)), np.array((0.4, 0.6))
+    spent = exact = beyond = 0.0
+    for kind in itertools.product((0, 1), repeat=rows):
+        likelihood = np.exp(-beta * np.bincount(kind, minlength=2) / rows)
+        risk = float(prior * likelihood @ chance) / (z := float(prior @ likelihood))
+        for drawn in itertools.product((0, 1), repeat=5):
+            estimate = likelihood[list(drawn)].mean()
+            probability = float(chance[list(kind)].prod() * prior[list(drawn)].prod())
+            spent += probability * math.exp(beta * risk) * estimate
+            exact += probability * math.exp(beta * risk) * z
+            got = gibbs(math.log(estimate), rows, beta, 0.3, FINE)
+            beyond += probability * (got.value.item() < risk)
+    assert spent == pytest.approx(exact, rel=1e-12)
+    assert exact <= math.exp(beta**2 / (8 * rows)) and beyond <= 0.3
+
+
+@pytest.mark.parametrize("draws", [1, 5])
+def test_eq_6_covers_with_a_few_draws_in_place_of_its_normaliser(draws: int, many: Tensor) -> None:
+    estimate = torch.logsumexp(-MANY * many[:, :draws], 1) - math.log(draws)
+    assert int((gibbs(estimate, ROWS, MANY, DELTA, FINE).value < 0.5).sum()) <= RED
+    assert int((gibbs(estimate, 10**9, ROWS, 1 - 1e-12, FINE).value < 0.5).sum()) > RED
 
 
 def test_the_default_bound_goes_red_without_its_divergence(many: Tensor) -> None:
@@ -399,6 +418,15 @@ def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_
             certificate = pooled(each, torch.full((5,), kl), rows, DELTA, FINE, bound=mcallester)
             fails[word] += int(certificate.value.item() < 0.5)
     assert fails["honest"] <= stats.binom.isf(1e-6, 400, DELTA) < fails["blind"]
+
+
+def test_pooled_clients_need_priors_that_saw_nobody_of_the_pool() -> None:
+    """Twelve clients with one fair label each, all worlds: a prior is sure of the product of the others' labels."""
+    labels = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=12))).double()
+    wrong = (labels.prod(1, keepdim=True) * labels != labels).double()  # Q = P, and no client's own label was seen
+    values = [pooled(risk, torch.zeros(12), torch.ones(12), DELTA, FINE).value.item() for risk in wrong[:2]]
+    assert values[0] < 0.5 < values[1]  # all are right, or all are wrong
+    assert wrong.sum(1).unique().tolist() == [0.0, 12.0] and wrong.mean().item() == 0.5
 
 
 def test_bounds_on_a_client_do_not_speak_of_averages_that_they_do_not_bound() -> None:

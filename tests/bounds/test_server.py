@@ -635,6 +635,8 @@ def test_the_fewest_rows_of_any_client_count_for_new_ones() -> None:
     energy = numbers(0.2, 0.3, 0.4)
     some = new_clients(energy, 3.0, numbers(50, 7, 20), 1.0, DELTA, FINE)
     assert some.value.item() == new_clients(energy, 3.0, 7, 1.0, DELTA, FINE).value.item()
+    assert str(some).startswith("new clients with at least 7 rows (PAC-PFL Lemma 4.6, repaired): risk at most")
+    assert "at least 1000000 rows" in new_clients(energy, 3.0, 10**6, 1.0, DELTA, FINE).theorem
     at = new_clients(energy, 3.0, 7, 1.0, DELTA, FINE, lam=5.0).parts()
     assert at["Hoeffding of clients"].item() == pytest.approx(5 / 24, rel=1e-14)
     assert at["Hoeffding of rows"].item() == pytest.approx(3 / 56, rel=1e-14)
@@ -680,7 +682,8 @@ def test_what_no_number_can_be_formed_of_is_refused() -> None:
             bound(energy, 3.0, 20, 1.0, DELTA, FINE, lam=0.0)
         if name != "server":
             with pytest.raises(
-                AssumptionError, match=r"beta must be the same for all clients, got 3 to 4.*weights = 'be"
+                AssumptionError,
+                match=r"beta must be the same for all clients, got 3 to 4 \(one number for all clients\)",
             ):
                 bound(energy, numbers(3, 4), 20, 1.0, DELTA, FINE, **more)
     other = dataclasses.replace(FINE, posterior="any")

@@ -278,3 +278,36 @@ def test_it_says_and_costs_what_the_folded_method_does() -> None:
     assert m.footprint(9) == 2 * inner.footprint(9)
     few = {"effective_samples": 1.2}
     assert m.remark(few) == inner.remark(few) and m.remark(few) is not None
+
+
+def test_a_client_keeps_its_fold_whoever_comes_and_goes() -> None:
+    ids = [client_id(f"client {k}") for k in range(9)]
+    before = balanced_folds(ids, 3, 5)
+    joined = [*ids[2:], *(client_id(f"joiner {k}") for k in range(4))]
+    after = balanced_folds(joined, 3, 5, before)
+    assert {i: after[i] for i in ids[2:]} == {i: before[i] for i in ids[2:]}
+    assert after.keys() == set(joined)
+    sizes = Counter(after.values())
+    assert max(sizes.values()) - min(sizes.values()) <= 1
+    assert balanced_folds(joined[::-1], 3, 5, before) == after
+
+
+def test_what_fails_in_one_fold_leaves_the_others_alone() -> None:
+    """A client whose update is not finite under the priors of one fold is left out of that fold alone."""
+    method = folded(functions())
+    generator = torch.Generator().manual_seed(0)
+    message = method.broadcast(method.init_server(generator))
+    broken = Message(message.particles.clone())
+    broken.particles[1] = torch.nan  # fold 1's priors give nothing finite
+    whole, _ = method.client(message, Nothing(), BATCH, Noise(0, 1, BATCH.ids))
+    update, _ = method.client(broken, Nothing(), BATCH, Noise(0, 1, BATCH.ids))
+    mine = torch.tensor([FOLD_OF[i] for i in BATCH.ids])
+    for name, leaf in tensors.leaves(update.by_fold).items():
+        assert bool(leaf.isfinite().all()), name
+        assert not bool(leaf[:, 1].any()), name
+        for fold in (0, 2):
+            assert torch.equal(leaf[:, fold], tensors.leaves(whole.by_fold)[name][:, fold]), name
+    assert bool((update.by_fold.weight[mine != 0, 0] == 1).all())
+    broken.particles[:] = torch.nan
+    update, _ = method.client(broken, Nothing(), BATCH, Noise(0, 1, BATCH.ids))
+    assert not bool(tensors.finite(update).any())  # who fails for all folds is for the engine to see

@@ -20,7 +20,7 @@ from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Drawable, Listed, NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws, mixed, mixture_kl
+from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws, log_mixture_kl, mixed
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from tests.methods.by_hand import randn
@@ -254,11 +254,11 @@ def test_the_divergence_of_families_is_bounded_by_convexity() -> None:
 def test_weights_of_zero_are_no_numbers_to_add() -> None:
     none, sure = -math.inf, torch.tensor([[0.0, -math.inf]])
     even = torch.full((1, 2), -math.log(2.0))
-    assert mixture_kl(sure, even).item() == pytest.approx(math.log(2), rel=1e-7)
-    assert mixture_kl(even, sure).item() == math.inf
-    assert mixture_kl(sure, sure, torch.tensor([[0.5, math.nan]])).item() == 0.5
-    assert mixture_kl(even, even, torch.tensor([[0.5, math.nan]])).item() == math.inf
-    assert mixture_kl(torch.full((1, 2), math.nan), even).item() == math.inf
+    assert log_mixture_kl(sure, even).item() == pytest.approx(math.log(2), rel=1e-7)
+    assert log_mixture_kl(even, sure).item() == math.inf
+    assert log_mixture_kl(sure, sure, torch.tensor([[0.5, math.nan]])).item() == 0.5
+    assert log_mixture_kl(even, even, torch.tensor([[0.5, math.nan]])).item() == math.inf
+    assert log_mixture_kl(torch.full((1, 2), math.nan), even).item() == math.inf
     far = torch.tensor([[0.0, -1e30]]).double()  # what a likelihood of zero leaves
-    assert mixture_kl(far, even).item() == pytest.approx(math.log(2), rel=1e-7)
-    assert mixture_kl(torch.tensor([[0.0, none]]), far).item() == 0.0
+    assert log_mixture_kl(far, even).item() == pytest.approx(math.log(2), rel=1e-7)
+    assert log_mixture_kl(torch.tensor([[0.0, none]]), far).item() == 0.0
