@@ -76,12 +76,7 @@ def pfedbayes_rate(
     Raises:
         AssumptionError: when a number is none that the theorem allows.
     """
-    chi = _chi(n, parameters, depth, width, inputs)
-    terms = {
-        "chi_n": chi,
-        "eps_n^2": chi * _log_factor(n, log_power, 2.0),
-        **_smooth(n, parameters, smoothness, dimension),
-    }
+    terms = _dense(n, parameters, depth, width, inputs, log_power) | _smooth(n, parameters, smoothness, dimension)
     return _rate("pFedBayes, Theorem 1 (eq. 23)", _divided(terms, zeta))
 
 
@@ -158,12 +153,7 @@ def cfedbayes_rate(
     Raises:
         AssumptionError: when a number is none that the theorem allows.
     """
-    chi = _chi(n, parameters, depth, width, inputs)
-    terms = {
-        "chi_n": chi,
-        "eps_n^2": chi * _log_factor(n, log_power, 2.0),
-        **_smooth(n, parameters, smoothness, dimension),
-    }
+    terms = _dense(n, parameters, depth, width, inputs, log_power) | _smooth(n, parameters, smoothness, dimension)
     return _rate("cFedBayes, Theorem 3 (eq. 51)", _divided(terms, zeta))
 
 
@@ -217,6 +207,12 @@ def _rate(theorem: str, terms: Mapping[str, float]) -> Rate:
     if "approximation" not in terms:
         unknown.append("xi_i, the distance from the truth")
     return Rate(theorem, MappingProxyType(dict(terms)), tuple(unknown))
+
+
+def _dense(n: int, parameters: int, depth: int, width: int, inputs: int, log_power: float) -> dict[str, float]:
+    """Estimation error of a network all of whose weights are in."""
+    chi = _chi(n, parameters, depth, width, inputs)
+    return {"chi_n": chi, "eps_n^2": chi * _log_factor(n, log_power, 2.0)}
 
 
 def _chi(n: int, parameters: int, depth: int, width: int, inputs: int) -> float:
