@@ -21,7 +21,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli_output import print_cells, print_certificates, print_predictions, print_table, progress
+from pacbayes_fl.cli_output import (
+    print_cells,
+    print_certificates,
+    print_predictions,
+    print_privacy,
+    print_table,
+    progress,
+)
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.results import RoundRecord, load, write_atomic
 from pacbayes_fl.results_certificates import tables_of
@@ -164,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if options.quiet else "default")
-        warnings.filterwarnings("ignore", module=r"(?!pacbayes_fl).*")
+        warnings.filterwarnings(
+            "ignore", module=r"(?!pacbayes_fl|__main__).*"
+        )  # ours point to their caller: the script
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             with _terminable():
@@ -292,6 +301,7 @@ def _compare(options: argparse.Namespace) -> None:
         found = compare(studies, options.seeds, options.out, on_run, key)
         on_round(RoundRecord(runs, 0))
     print_cells(table(found))
+    print_privacy(found)
     if options.out:
         print(f"folder: {options.out}")
 

@@ -108,6 +108,25 @@ def print_cells(cells: Sequence[Cell]) -> None:
         print(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
 
 
+def print_privacy(found: Sequence[Result]) -> None:
+    """Print what private runs have spent: a line a method and value; nothing where no run is private.
+
+    Args:
+        found: results of a comparison.
+    """
+    private = [result for result in found if "privacy" in result.labels]
+    for name in dict.fromkeys(result.method for result in private):
+        spent = [result.labels["privacy"] for result in private if result.method == name]
+        most = max(spent, key=lambda one: math.inf if one["epsilon"] is None else float(one["epsilon"]))
+        epsilon = "infinity" if most["epsilon"] is None else rounded_up(most["epsilon"])
+        claimed = (
+            "" if most["claimed"] is None else f"; PAC-PFL claims epsilon {most['claimed']:g}, which does not hold"
+        )
+        print(f"{name}: {most['mechanism']} spent epsilon {epsilon} at delta {rounded_up(most['delta'])}{claimed}")
+    if len(private) > 1:
+        print("each number is of one run: what several runs on the same rows tell adds up")
+
+
 def print_certificates(table: CertifiedRun) -> None:
     """Print the bounds of a run: a line a client, and what they come to.
 

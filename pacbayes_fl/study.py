@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Trained:
         held: training rows of existing clients that the training never saw, in the data's own units.
         rounds: the record of every round.
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
-        row_epsilon: pure epsilon of one row that all releases of a private run together have; infinite without one.
+        row_epsilon: gives the pure epsilon of one row that all releases of a private run together have, by its ledger;
+            infinite without one.
     """
 
     study: Study
@@ -57,7 +59,7 @@ class Trained:
     held: ClientBatch | None = None
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    row_epsilon: float = math.inf
+    row_epsilon: Callable[[], float] = field(default=lambda: math.inf)
 
 
 @contextmanager
@@ -153,7 +155,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         try:
             for record, after in study_privacy.until_spent(engine.rounds(method, clients, study.plan, state, room)):
                 state = after
-                record = _watched(study, method, state, groups["existing"], record, room)
+                last = record.round == study.plan.rounds
+                record = _watched(study, method, state, groups["existing"], record, room, last)
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -161,7 +164,6 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                     continue
                 results.append_round(folder, record)
                 stopping = stop is not None and stop.requested
-                last = record.round == study.plan.rounds
                 if stopping or last or record.round % study.federation.checkpoint_every == 0:
                     _save(folder, study, clients, state, room)
                 if stopping:
@@ -170,6 +172,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             if folder is not None:
                 _save(folder, study, clients, state, room)  # nothing is lost: the last good round is on disk
             raise
+    if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
+        records[-1] = _watched(study, method, state, groups["existing"], records[-1], room, last=True)
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
         _save(folder, study, clients, state, room)
     notes = {**notes, **study_privacy.labels(study, room, state.round)}
@@ -183,9 +187,10 @@ def _watched(
     group: ScaledGroup,
     record: RoundRecord,
     room: Room | None,
+    last: bool,
 ) -> RoundRecord:
     """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
-    every, last = study.report.evaluate_every or max(1, study.plan.rounds // 10), record.round == study.plan.rounds
+    every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     classes = not group.train.y.is_floating_point()
     if study.recipe.rounds and (last or record.round % every == 0):
         scores = (study_classes.curve if classes else study_report.curve)(method, state, group, study.plan)
@@ -318,5 +323,5 @@ def open_run(folder: Path | str) -> Trained:
     memory = study_hold_out.Memory.read(folder).joined(study, dataset)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
-    spent = study_privacy.row_epsilon(study, folder, int(saved.meta.get("released", 0)))
+    spent = partial(study_privacy.row_epsilon, study, folder, int(saved.meta.get("released", 0)))
     return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), row_epsilon=spent)

@@ -32,7 +32,7 @@ from pacbayes_fl.study_certify_rows import Evidence, evidence_of, independent
 from pacbayes_fl.study_file import Study
 
 _STREAMS = (2**32 - 4, 2**32 - 3)  # rounds of the noise that refines posteriors, and draws from them: no run gets there
-_TEST_DRAWS = 100  # of a risk that is shown and bounds nothing
+_TEST_DRAWS = 30  # of a risk that is shown and bounds nothing
 _POOLED = ("seeger", "mcallester", "pbb-quadratic", "pbb-lambda")
 
 

@@ -73,7 +73,7 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = 
     """
     part = trained.study.report.certify
     private = name == "existing" and part.scheme == "none"
-    if private and (afresh or group.train.clients < 2 or not math.isfinite(trained.row_epsilon)):
+    if private and (afresh or group.train.clients < 2 or not math.isfinite(trained.row_epsilon())):
         return None
     state = state_of(trained.method, trained.state, name, group)
     if name == "existing" and trained.held is not None:
@@ -88,7 +88,7 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = 
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
     if private:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
-        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon), apart=False)
+        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon()), apart=False)
     return Evidence(state, none_of(rows), rows, test, Provenance("other clients"), apart=name == "new")
 
 

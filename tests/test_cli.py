@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -673,3 +674,37 @@ def test_warnings_and_their_printing_are_as_before(call: Call) -> None:
     before = (warnings.showwarning, list(warnings.filters))
     call("list", "methods")
     assert (warnings.showwarning, list(warnings.filters)) == before
+
+
+def test_a_run_whose_budget_is_spent_says_so_on_the_command_line(tmp_path: Path) -> None:
+    """In a process of its own, as people call it: there warnings point at the script."""
+    write_study(tmp_path)
+    program = "import sys; from pacbayes_fl.cli import main; sys.exit(main())"
+    private = ["privacy.epsilon=5", "privacy.multiplier=1.5", "federation.rounds=30", "report.evaluate_every=7"]
+    sets = [part for one in private for part in ("--set", one)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "tiny.toml", "--out", "run", *sets],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )
+    assert done.returncode == 0
+    assert "warning: the run ends before its last round" in done.stderr
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    assert 0 < len(rounds) < 30
+    assert "rsmse" in rounds[-1]["values"]  # the last round is scored, whichever it is
+
+
+def test_compare_says_what_private_runs_have_spent(call: Call, tmp_path: Path) -> None:
+    sets = ("--set", "privacy.mechanism=paper_algorithm_3", "--rounds", 4, "--out", "both", "--quiet")
+    code, out, _ = call("compare", "tiny.toml", *sets, "--vary", "privacy.epsilon=1,10")
+    assert code == 0
+    spent = json.loads((tmp_path / "both/compare.json").read_text())["privacy"]
+    for claimed in (1.0, 10.0):
+        name = f"pac-pfl epsilon={claimed}"
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name}: ")]
+        assert f"claims epsilon {claimed:g}, which does not hold" in line
+        assert float(line.split("epsilon ")[1].split()[0]) >= spent[name]["epsilon"]
+    assert "adds up" in out

@@ -25,6 +25,7 @@ from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, tabl
 from pacbayes_fl.study import Trained, open_run, run, train
 from pacbayes_fl.study_certify import certifiable, certify, is_finished
 from pacbayes_fl.study_certify_request import Request
+from pacbayes_fl.study_file import Study
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
@@ -468,3 +469,14 @@ def test_the_bound_and_its_beta_must_fit() -> None:
     with pytest.raises(AssumptionError, match="has no beta"):
         Request("seeger", beta="rows")
     assert np.isclose(float(Request("catoni", beta="root").beta_for(torch.tensor([9.0]))), 3.0)
+
+
+def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
+    """Ten clients, 125 rows each that the training never saw: no bound is vacuous, and test risks are below."""
+    study = Study.from_toml("mnist-small", [SPLIT, "method.name=pfedbayes", "federation.rounds=10"])
+    study = replace(study, data=replace(study.data, options={**study.data.options, "root": str(data_root)}))
+    found = certify(train(study), Request(draws=100))
+    assert found.reasons == {"existing": []}
+    assert all(line.rows == 125 and line.test_rows == 4750 for line in found.clients)
+    assert all(line.bound < 0.75 for line in found.clients)  # of 5 labels, chance errs in .8
+    assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
