@@ -474,12 +474,11 @@ def test_the_bound_and_its_beta_must_fit() -> None:
 
 def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     """Ten clients, 125 rows each that the training never saw: no bound is vacuous, and test risks are below."""
-    study = Study.from_toml(
-        "mnist-small", [SPLIT, "method.name=pfedbayes", "federation.rounds=10", "report.evaluate_every=10"]
-    )
+    sets = ["method.name=pfedbayes", "federation.rounds=10", "report.evaluate_every=10"]
+    study = Study.from_toml("mnist-small", [SPLIT, *sets, "data.options={test=95}"])
     study = replace(study, data=replace(study.data, options={**study.data.options, "root": str(data_root)}))
     found = certify(train(study), Request(draws=100))
     assert found.reasons == {"existing": []}
-    assert all(line.rows == 125 and line.test_rows == 4750 for line in found.clients)
+    assert all(line.rows == 125 and line.test_rows == 475 for line in found.clients)
     assert all(line.bound < 0.75 for line in found.clients)  # of 5 labels, chance errs in .8
     assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
