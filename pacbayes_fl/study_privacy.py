@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Round = TypeVar("Round")
 
 _DELTA: Final = 0.1  # of the largest that means anything, 1 / N
-_HIDDEN: Final = MappingProxyType({"add-or-remove": "one added or removed", "replace": "one replaced"})
+_HIDDEN: Final = MappingProxyType({"add-or-remove": "one that sends zeros instead", "replace": "one replaced"})
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,15 @@ class PrivacyPart:
 
     Args:
         epsilon: of all releases of the run together, for whole clients; nothing is private when None.
-        delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon.
+        delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
+            goes on with fewer clients keeps the delta that it has begun with.
         mechanism: see `privacy.mechanisms.Mechanism`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
             adds the noise that it prints; labels say what that gives.
         clip: largest norm of what a client sends in a round.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed") and "all" otherwise.
-        neighbours: what the guarantee hides; None is "replace" for fixed cohorts and "paper_algorithm_3", and
-            "add-or-remove" otherwise.
+        neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
+            "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
         randomness: of noise and cohorts. That of a "simulation" comes from the seed, and hides nothing from whoever
             knows it; that of the "system" cannot be repeated.
@@ -136,15 +137,15 @@ def enter(
     if part.epsilon is None or folder is None:
         return None
     cohorts, delta = _cohorts(part, study.federation.cohort, clients.clients), _delta(part, clients.clients)
-    if part.mechanism == "paper_algorithm_3":
-        budget = Budget(sys.float_info.max, delta)  # it stops after its rounds, whatever they have cost
-        mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, max(1, plan.rounds))
-    else:
-        budget = Budget(part.epsilon, delta)
-        multiplier = part.multiplier or noise_multiplier(part.mechanism, budget, max(1, plan.rounds), cohorts)
-        mechanism = Mechanism(part.mechanism, part.clip, multiplier)
+    paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
+    limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     released = 0 if saved is None else int(saved.get("released", 0))
-    ledger = Ledger(folder, budget, released, ahead=plan.rounds - state.round)
+    ledger = Ledger(folder, Budget(limit, delta), released, ahead=plan.rounds - state.round)
+    if paper:
+        mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, rounds)
+    else:  # at the delta of the first release, whoever has left since
+        multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
+        mechanism = Mechanism(part.mechanism, part.clip, multiplier)
     seed = plan.seed if part.randomness == "simulation" else None
     return private.enter(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
 
@@ -154,7 +155,8 @@ def _cohorts(part: PrivacyPart, size: int | None, clients: int) -> Cohorts:
     kind: CohortKind = part.cohort or ("all" if size is None else "fixed" if paper else "poisson")
     if kind != "all" and size is None:
         raise PrivacyError(f"[privacy] cohort = {kind!r} needs the size of a cohort", hint="give federation.cohort")
-    neighbours: Neighbours = part.neighbours or ("replace" if paper or kind == "fixed" else "add-or-remove")
+    moves_in = kind == "fixed" or (kind == "all" and size is not None and size < clients)  # one for another
+    neighbours: Neighbours = part.neighbours or ("replace" if paper or moves_in else "add-or-remove")
     return Cohorts(clients, None if size is None else min(size, clients), kind, neighbours)
 
 
@@ -214,8 +216,8 @@ def to_save(room: Room | None) -> dict[str, int]:
 def row_epsilon(study: Study, folder: Path, released: int) -> float:
     """Say what a finished run's releases tell of one row: what a prior drawn by them costs a certificate.
 
-    A row that is replaced is a client that is replaced; where the account is for clients added or removed, that is one
-    removed and one added.
+    A row that is replaced is a client that is replaced; where the account is for a client that sends zeros instead,
+    that is two such steps: to zeros, and from them.
 
     Args:
         study: of the run.
@@ -250,11 +252,13 @@ def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
         return {}
     part, mechanism, cohorts, given = study.privacy, room.mechanism, room.cohorts, room.ledger.statement()
     claimed = part.epsilon if mechanism.kind == "paper_algorithm_3" else None
-    releases = len(room.ledger)
+    charges = room.ledger.charges
+    releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
+    crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
     words = [
         f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds",
-        f"{mechanism.kind} noise of {mechanism.multiplier:.4g} times the clip {mechanism.clip:g} on the sum of "
-        f"{_drawn(cohorts)}",
+        f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
+        f"on the sum of {' and '.join(crowds)}",
     ]
     if claimed is not None:
         words.append(f"PAC-PFL claims epsilon = {claimed:g} for this noise, which does not hold")
@@ -269,7 +273,7 @@ def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
         "privacy": {
             "mechanism": mechanism.kind,
             "clip": mechanism.clip,
-            "multiplier": mechanism.multiplier,
+            "multiplier": min(used),
             **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
             "claimed": claimed,
             "cohort": cohorts.kind,

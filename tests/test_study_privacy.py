@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, study, study_choice, study_privacy, tune
+from pacbayes_fl import cli, results, study, study_choice, study_privacy, tensors, tune
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.privacy import mechanisms
-from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon, noise_multiplier, pure_epsilon, zcdp
+from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon, noise_multiplier, pure_epsilon, rounded, zcdp
 from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import Result
@@ -81,7 +82,8 @@ def test_one_option_makes_a_run_private_and_its_labels_say_what_that_gives(finis
         "rounds": ROUNDS,
         "randomness": "simulation",
     }
-    assert f"({about['epsilon']:.4g}, 0.025)-DP" in statement and "sum of 4 clients" in statement
+    assert f"({rounded(about['epsilon'])}, 0.025)-DP" in statement and "sum of 4 clients" in statement
+    assert "for whole clients (one that sends zeros instead) from" in statement
     assert "comes from the seed" in statement and "test scores" in statement and "outside of the guarantee" in statement
 
 
@@ -117,6 +119,7 @@ def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
     assert pure["epsilon"] == pure["pure"] == pytest.approx(10.0) and pure["multiplier"] == pytest.approx(1.2)
     known = said(run(tmp_path / "knorm", ON, "privacy.mechanism=knorm", "privacy.neighbours=replace"))
     assert known["epsilon"] == pytest.approx(10.0) and known["multiplier"] == pytest.approx(2.4)
+    assert "(10, 0)-DP; " in pure["statement"] and "pure epsilon" not in pure["statement"]
     system = said(run(tmp_path / "system", ON, "privacy.randomness=system"))
     assert system["randomness"] == "system" and "seed" not in system["statement"]
     mine = said(run(tmp_path / "mine", ON, "privacy.multiplier=50", "privacy.delta=0.001"))
@@ -129,7 +132,8 @@ def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
         (["federation.cohort=2"], "poisson", "add-or-remove", 2),
         (["federation.cohort=9"], "poisson", "add-or-remove", 4),
         (["federation.cohort=2", "privacy.cohort=fixed"], "fixed", "replace", 2),
-        (["federation.cohort=2", "privacy.cohort=all"], "all", "add-or-remove", 2),
+        (["federation.cohort=2", "privacy.cohort=all"], "all", "replace", 2),
+        (["federation.cohort=4", "privacy.cohort=all"], "all", "add-or-remove", 4),
         (["privacy.neighbours=replace"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3", "federation.cohort=2"], "fixed", "replace", 2),
@@ -158,7 +162,7 @@ def test_algorithm_3_says_what_it_gives_beside_what_it_claims(tmp_path: Path) ->
     assert about["pure"] == pure_epsilon(charges) and about["epsilon"] == epsilon(charges, 0.025) != 3.0
     assert about["epsilon"] > 3
     assert "claims epsilon = 3" in about["statement"] and "does not hold" in about["statement"]
-    assert f"({about['epsilon']:.4g}, 0.025)-DP" in about["statement"]
+    assert f"({rounded(about['epsilon'])}, 0.025)-DP" in about["statement"]
 
 
 # what is learned ------------------------------------------------------------------------------------------------
@@ -304,6 +308,45 @@ def test_more_rounds_do_not_make_a_larger_budget(tmp_path: Path) -> None:
     assert about["epsilon"] <= 10 and releases(tmp_path) < 20
 
 
+def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
+    """By default delta is 0.1 / N: 0.0125 of eight clients, 0.033 of three, and a budget by the latter is larger."""
+    one = tiny(ON, "data.options.clients=8")
+    method, groups = study.prepare(one, load(one))
+    state, clients = engine.start(method, groups["existing"].train, one.plan), groups["existing"].train
+
+    def sit(state: Any, clients: Any, rounds: int) -> tuple[Any, Any]:
+        room = study_privacy.enter(one, method, state, clients, tmp_path, {"released": len(Ledger(tmp_path, ANYTHING))})
+        assert room is not None
+        plan = replace(one.plan, rounds=rounds)
+        for _, after in study_privacy.until_spent(engine.rounds(method, clients, plan, state, room)):
+            state = after
+        return state, room
+
+    state, first = sit(state, clients, 5)
+    few = torch.arange(3)
+    state = state._replace(clients=tensors.select(state.clients, few))
+    with pytest.warns(UserWarning, match=r"would exceed \(epsilon, delta\) = \(10, 0.0125\); 12 releases"):
+        _, second = sit(state, clients.select(few), 40)
+    assert second.cohorts.clients == 3 and second.mechanism == first.mechanism
+    assert len(second.ledger) == ROUNDS == first.ledger.room(first.charge) + 5
+    about = study_privacy.labels(one, second, ROUNDS)["privacy"]
+    assert about["delta"] == 0.0125 and about["epsilon"] == epsilon(second.ledger.charges, 0.0125) <= 10
+    assert "on the sum of 8 clients and 3 clients" in about["statement"]
+
+
+def test_a_statement_names_all_noise_that_was_used(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(ON), tmp_path, on_round=stop_at(5))
+    with pytest.warns(UserWarning, match="the run ends before its last round"):
+        about = said(run(tmp_path, ON, "federation.rounds=20", resume=True))
+    used = list(dict.fromkeys(charge.multiplier for charge in Ledger(tmp_path, ANYTHING).charges))
+    assert len(used) == 2 and used[0] < used[1] and about["multiplier"] == used[0]
+    assert (
+        f"gaussian noise of {used[0]:.4g} and {used[1]:.4g} times the clip 1 on the sum of 4 clients"
+        in about["statement"]
+    )
+
+
 # crashes --------------------------------------------------------------------------------------------------------
 
 
@@ -336,9 +379,9 @@ def test_a_crash_at_any_stage_costs_at_least_what_was_released(
             raise Crash
         return real(*arguments, **named)
 
-    def watched(seed: int | None, serial: int) -> Any:
+    def watched(seed: int | None, serial: int, *charge: Any) -> Any:
         serials.append(serial)
-        return source(seed, serial)
+        return source(seed, serial, *charge)
 
     monkeypatch.setattr(mechanisms, "source", watched)
     monkeypatch.setattr(home, name, crashing)

@@ -155,7 +155,8 @@ def rounds(
     failures, said = dict.fromkeys(batch.names, 0), set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        chosen = (cohort.draw(plan.seed, t, batch.ids, plan.cohort) if room is None else room.draw(batch.ids)).tolist()
+        drawn = cohort.draw(plan.seed, t, batch.ids, plan.cohort) if room is None else room.draw(batch.ids, t)
+        chosen = drawn.tolist()
         message = method.broadcast(state.server)
         clients = tensors.tree_map(torch.clone, state.clients)  # once a round: what was yielded before stays as it is
         joining: _Joining | Gathering = _Joining(method) if room is None else room.gather(method, message, t)

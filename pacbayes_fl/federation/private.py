@@ -59,7 +59,7 @@ class Room:
         """Whether some clients may be left out of a round."""
         return self.cohorts.kind == "poisson" or self.cohorts.divisor < self.cohorts.clients
 
-    def draw(self, ids: Sequence[int]) -> Tensor:
+    def draw(self, ids: Sequence[int], t: int) -> Tensor:
         """Draw the cohort of the next release.
 
         It depends on the number of the release and not on that of the round: a round that is repeated after a crash
@@ -67,6 +67,7 @@ class Room:
 
         Args:
             ids: of all clients.
+            t: number of the round, for the error.
 
         Returns:
             Sorted positions [*], int64, on the CPU; possibly none.
@@ -74,7 +75,7 @@ class Room:
         Raises:
             PrivacyError: when the budget does not allow another release.
         """
-        self.ledger.afford(self.charge)
+        self.ledger.afford(self.charge, t)
         serial = len(self.ledger) + 1
         if self.cohorts.kind == "poisson":
             return cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
@@ -120,6 +121,7 @@ class Gathering:
     def __init__(self, room: Room, method: Method[Any, Any, Any, Any], message: Any, t: int) -> None:
         """Begin with nobody."""
         self._room, self._method, self._message, self._round = room, method, message, t
+        self._came = 0
         self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, room.empty))
 
     def add(self, update: Any, good: Tensor) -> None:
@@ -128,9 +130,16 @@ class Gathering:
         Args:
             update: of k clients, leaves [k, *].
             good: bool [k], False for a client that failed: it adds zeros.
+
+        Raises:
+            PrivacyError: when more clients come than the account of a round takes.
         """
+        most, self._came = self._room.cohorts.most, self._came + len(good)
+        if self._came > most:
+            what = f"a private round may have at most {most:g} clients, got {self._came}"
+            raise PrivacyError(what, round=self._round, hint="take those that the room has drawn")
         payload = self._method.payload(self._message, update)
-        clipped = mechanisms.clip(payload, self._room.mechanism, good).update
+        clipped = mechanisms.clip(payload, self._room.mechanism, good)
         self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped))
 
     def joined(self) -> Any:
@@ -145,7 +154,7 @@ class Gathering:
         """
         room = self._room
         serial = room.ledger.spend(room.charge, self._round)
-        source = mechanisms.source(room.seed, serial)
+        source = mechanisms.source(room.seed, serial, room.mechanism, room.charge.coordinates)
         mean = mechanisms.noisy_mean(self._sum, room.mechanism, room.cohorts, source)
         mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, room.empty)
         return self._method.received(self._message, mean, room.cohorts.divisor)

@@ -185,4 +185,5 @@ class CFedBayes(Variational[Server, Client, Update]):
         clients = update.clients.sum().clamp_min(1.0)
         means = {name: getattr(update, name).sum() / clients for name in ("log_likelihood", "kl")}
         sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
-        return means | {"moved": update.moved.sum(), "occupied": (sizes > 0).sum()}
+        occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
+        return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}

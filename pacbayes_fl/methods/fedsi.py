@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, StudyError
+from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
 from pacbayes_fl.inference import curvature, map_estimate, subnetwork
 from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
@@ -184,13 +184,16 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def payload(self, message: Message, update: Update) -> Moments:
         """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
+        if self.upload == "curvature":
+            what = "upload = 'curvature' has no largest value, so that noise could make it anything"
+            raise PrivacyError(what, hint="method.upload = 'variance'")
         return release.steps(update.moments, self._known(message), self.weighting)
 
     def received(self, message: Message, mean: Moments, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, R]; variances that noise makes negative become 0."""
+        """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
         found = release.arrived(mean, self._known(message))
         unknown = release.withheld(found.mean)
-        found = found._replace(variance=found.variance.clamp_min(0.0))
+        found = found._replace(variance=found.variance.clamp_min(0.0).minimum(message.prior.variance[: self.shared]))
         return Update(found, release.ones(found.mean), unknown, unknown, unknown)
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:

@@ -80,7 +80,7 @@ def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
     """Count the bytes of an upload, dense and with the dropped weights left out.
 
     Args:
-        sent: share of weights sent [*].
+        sent: share of weights sent [*]; NaN where that is withheld, and so are the bytes then.
         dim: D.
         width: bytes of a number.
 
@@ -88,7 +88,7 @@ def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
         Three numbers a weight [*]; and three numbers a weight sent plus one bit a weight to say which, where that is
         less [*].
     """
-    dense = torch.full_like(sent, 3 * width * dim)
+    dense = torch.where(sent.isnan(), torch.nan, torch.full_like(sent, 3 * width * dim))
     return dense, torch.minimum(sent * dense + (dim + 7) // 8, dense)
 
 

@@ -23,6 +23,7 @@ from scipy.special import log_ndtr, ndtr
 
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
+from pacbayes_fl.results_certificates import rounded_up
 
 Method = Literal["auto", "pure", "zcdp", "rdp", "pld"]
 
@@ -30,6 +31,7 @@ _INTERVAL: Final = 1e-4  # of PLD's grid of losses, up to an epsilon of _FINE; c
 _FINE: Final = 20.0
 _OFTEN: Final = 0.3  # share of a Poisson cohort from which on only whole orders of RDP are quick
 _SLACK: Final = 1 + 1e-9  # T equal shares of a budget may sum to a last bit more than it
+_LAST_BITS: Final = 1 + 1e-14  # so that the sum of T rounds is not a last bit more than the budget
 _HOPELESS: Final = 1e9  # times the budget: a number where epsilon is infinite
 _PRECISION: Final = 1e-3  # relative, of a searched multiplier; from the safe side
 
@@ -124,8 +126,8 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
     """Find the smallest epsilon for which the releases together are shown to be (epsilon, delta)-DP.
 
     "zcdp" is rho + 2 sqrt(rho ln(1 / delta)). "auto" is exact in closed form for Gaussian noise without chance (Balle
-    and Wang 2018, Theorem 8), and the smallest of pure epsilon, RDP and PLD otherwise; PLD has no account of fixed
-    cohorts with Gaussian noise, nor of Algorithm 3.
+    and Wang 2018, Theorem 8), and otherwise the smallest of pure epsilon, RDP, PLD, and what Gaussian noise gives
+    without chance; PLD has no account of fixed cohorts with Gaussian noise, nor of Algorithm 3.
 
     Args:
         charges: one a release.
@@ -148,13 +150,13 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
     if method == "zcdp":
         rho = zcdp(charges)
         return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    bounds = [_without_chance(charges, pure, _gaussian_epsilon, delta)] if method == "auto" else []
     if method == "auto" and all(map(_closed, charges)):
-        return _gaussian_epsilon(charges, delta)
-    bounds = [pure] if method == "auto" else []
+        return bounds[0]
     if method in ("auto", "rdp"):
         bounds.append(float(_rdp(charges).get_epsilon(delta)))
     if method == "pld" or (method == "auto" and all(map(_in_pld, charges))):
-        bounds.append(float(_pld(charges, delta).get_epsilon_for_delta(delta)))
+        bounds.append(_by_pld(charges, delta, method, lambda losses: losses.get_epsilon_for_delta(delta)))
     return min(bounds)
 
 
@@ -186,13 +188,13 @@ def delta(charges: Sequence[Charge], epsilon: float, method: Method = "auto") ->
     if method == "zcdp":
         rho = zcdp(charges)
         return math.exp(-((epsilon - rho) ** 2) / (4 * rho)) if epsilon > rho else 1.0
+    bounds = [_without_chance(charges, pure, _gaussian_delta, epsilon)] if method == "auto" else []
     if method == "auto" and all(map(_closed, charges)):
-        return _gaussian_delta(charges, epsilon)
-    bounds = [pure] if method == "auto" else []
+        return bounds[0]
     if method in ("auto", "rdp"):
         bounds.append(float(_rdp(charges).get_delta(epsilon)))
     if method == "pld" or (method == "auto" and all(map(_in_pld, charges))):
-        bounds.append(float(_pld(charges, 1e-12).get_delta_for_epsilon(epsilon)))
+        bounds.append(_by_pld(charges, 1e-12, method, lambda losses: losses.get_delta_for_epsilon(epsilon)))
     return min(bounds)
 
 
@@ -288,7 +290,8 @@ def noise_multiplier(kind: Kind, budget: Budget, rounds: int, cohorts: Cohorts, 
             raise PrivacyError("Gaussian noise has no pure epsilon", hint="give a delta, or use laplace or knorm")
         worst = cohorts.sensitivity * Charge(kind, 1.0, coordinates, cohorts)._worst
         step = budget.epsilon / rounds
-        return worst / (step + math.log(math.exp(-step) - math.expm1(-step) / cohorts.share))
+        exact = worst / (step + math.log(math.exp(-step) - math.expm1(-step) / cohorts.share))
+        return exact * _LAST_BITS
 
     @cache
     def excess(logarithm: float) -> float:
@@ -316,17 +319,21 @@ class Statement(NamedTuple):
         rho: of zCDP.
         epsilon: with `delta`, by the best account there is.
         delta: the one asked for.
+        secret: whether `epsilon` needs that nobody knows who took part.
     """
 
     pure: float
     rho: float
     epsilon: float
     delta: float
+    secret: bool = False
 
     def __str__(self) -> str:
-        """Say it in one line."""
-        pure = f"; pure epsilon = {self.pure:.4g}" if math.isfinite(self.pure) else ""
-        return f"({self.epsilon:.4g}, {self.delta:g})-DP; {self.rho:.4g}-zCDP{pure}"
+        """Say it in one line, no number less than it is."""
+        said = f"({rounded(self.epsilon)}, {rounded(self.delta)})-DP; {rounded(self.rho)}-zCDP"
+        if not math.isfinite(self.pure) or (self.delta == 0 and not self.secret):  # there is none, or it is epsilon
+            return said
+        return f"{said}; pure epsilon = {rounded(self.pure)}" + " where the cohorts are known" * self.secret
 
 
 def statement(charges: Sequence[Charge], delta: float) -> Statement:
@@ -334,7 +341,7 @@ def statement(charges: Sequence[Charge], delta: float) -> Statement:
 
     Args:
         charges: one a release.
-        delta: above 0 and below 1 / N.
+        delta: below 1 / N; above 0 where noise is Gaussian, since its epsilon is infinite otherwise.
 
     Returns:
         The numbers; without gain from chance but for `epsilon`.
@@ -343,7 +350,21 @@ def statement(charges: Sequence[Charge], delta: float) -> Statement:
         PrivacyError: as `epsilon`.
     """
     known = math.fsum(charge._worst / charge.ratio if charge.kind != "gaussian" else math.inf for charge in charges)
-    return Statement(known, zcdp(charges), epsilon(charges, delta), delta)
+    secret = any(charge.cohorts.share < 1 for charge in charges)
+    return Statement(known, zcdp(charges), epsilon(charges, delta), delta, secret)
+
+
+def rounded(value: float) -> str:
+    """Write what a guarantee costs in four digits, never as less than it is.
+
+    Args:
+        value: epsilon, delta or rho.
+
+    Returns:
+        Text that reads back as the value or as more.
+    """
+    text = f"{value:.4g}"
+    return text if float(text) >= value else f"{float(rounded_up(value)):.4g}"
 
 
 def _checked(charges: Sequence[Charge]) -> Sequence[Charge]:
@@ -366,6 +387,16 @@ def _check(charges: Sequence[Charge], delta: float, method: str) -> None:
 
 def _closed(charge: Charge) -> bool:
     return charge.kind == "gaussian" and charge.cohorts.share == 1
+
+
+def _without_chance(
+    charges: Sequence[Charge], pure: float, exact: Callable[[Sequence[Charge], float], float], at: float
+) -> float:
+    """Take the account of Gaussian noise whose cohorts are known, which is also one of secret ones; `pure` of others.
+
+    Subsampling has accounts that are worse than none where nearly everybody takes part.
+    """
+    return exact(charges, at) if all(charge.kind == "gaussian" for charge in charges) else pure
 
 
 def _gaussian_delta(charges: Sequence[Charge], epsilon: float) -> float:
@@ -432,6 +463,18 @@ def _event(charge: Charge, dp: ModuleType) -> Any:
     if charge.kind == "laplace" and cohorts.kind == "all":
         return dp.LaplaceDpEvent(charge.ratio)
     return dp.ZCDpEvent(min(charge.zcdp, charge.pure**2 / 2))
+
+
+def _by_pld(charges: Sequence[Charge], delta: float, method: Method, read: Callable[[Any], float]) -> float:
+    """Read a number off the distributions; there is none where noise is so little that its losses leave the doubles."""
+    try:
+        return float(read(_pld(charges, delta)))
+    except OverflowError as error:
+        if method == "auto":  # RDP has one
+            return math.inf
+        least = min(charge.ratio for charge in charges)
+        what = f"noise of {least:.3g} per sensitivity has no account by PLD: its epsilon is too large for a double"
+        raise PrivacyError(what, hint="method = 'rdp', or a smaller epsilon") from error
 
 
 def _pld(charges: Sequence[Charge], delta: float) -> Any:

@@ -2,8 +2,9 @@
 
 `RUN/privacy.json` counts the releases of a federation by their charges. A charge is written, synced and renamed into
 place before its noise is even drawn: a crash in between counts a release that nobody saw, never the other way round. A
-run that goes on from an older round pays for the rounds that it repeats, with fresh noise. One process at a time may
-write; a run holds the lock of its folder anyway.
+run that goes on from an older round pays for the rounds that it repeats, with fresh noise. The smallest delta that
+releases were paid for with stays beside them: a larger one, as fewer clients would have by default, would make what was
+spent look like less. One process at a time may write; a run holds the lock of its folder anyway.
 """
 
 from __future__ import annotations
@@ -11,19 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-from torch import Tensor
+from typing import Any, Final
 
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.privacy import mechanisms
-from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounds_within, statement
-from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, Released
+from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
+from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import write_atomic
-
-Tree = TypeVar("Tree")
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
@@ -35,7 +31,8 @@ class Ledger:
 
     Args:
         folder: the run folder, which exists.
-        budget: what all releases may cost together, those on disk included.
+        budget: what all releases may cost together, those on disk included; its delta counts where it is not larger
+            than the one on disk.
         released: how many releases the state to go on with has seen; a ledger that knows of fewer was lost.
         ahead: releases that are looked ahead for at once, since one account by PLD takes a second: those that a run
             still plans, so that one account is all it needs.
@@ -46,8 +43,9 @@ class Ledger:
 
     def __init__(self, folder: Path | str, budget: Budget, released: int = 0, ahead: int = _AHEAD) -> None:
         """Read what was spent."""
-        self.path, self.budget, self._ahead = Path(folder) / NAME, budget, max(1, ahead)
-        self._entries: list[tuple[Charge, int]] = _read(self.path)
+        self.path, self._ahead = Path(folder) / NAME, max(1, ahead)
+        self._entries, delta = _read(self.path)
+        self.budget = budget if delta is None else replace(budget, delta=min(budget.delta, delta))
         self._limit: tuple[Charge, int, bool] | None = None  # of one charge, how many releases in all, and may be more
         if len(self) < released:
             what = f"{self.path} knows of {len(self)} releases, the run of {released}"
@@ -97,8 +95,8 @@ class Ledger:
         """
         if self.room(charge) < 1:
             raise PrivacyError(
-                f"one more release would exceed (epsilon, delta) = ({self.budget.epsilon:g}, {self.budget.delta:g}); "
-                f"{len(self)} releases have spent epsilon = {self.epsilon():.4g}",
+                f"one more release would exceed (epsilon, delta) = ({rounded(self.budget.epsilon)}, "
+                f"{rounded(self.budget.delta)}); {len(self)} releases have spent epsilon = {rounded(self.epsilon())}",
                 round=round,
                 cause="budget spent",
                 hint="the model of the last round is what this budget buys",
@@ -122,51 +120,23 @@ class Ledger:
         serial = len(self)
         last, count = self._entries[-1] if self._entries else (None, 0)
         entries = [*self._entries[:-1], (charge, count + 1)] if last == charge else [*self._entries, (charge, 1)]
-        _write(self.path, entries)
+        _write(self.path, entries, self.budget.delta)
         self._entries = entries
         return serial
 
-    def release(
-        self,
-        update: Tree,
-        mechanism: Mechanism,
-        cohorts: Cohorts,
-        seed: int | None,
-        present: Tensor | None = None,
-        round: int | None = None,
-    ) -> Released[Tree]:
-        """Pay for the noisy mean of a round's messages, then release it.
 
-        Args:
-            update: all that clients send and nothing more, floating leaves [K, *].
-            mechanism: the clip and the noise.
-            cohorts: how the K were drawn, and the divisor.
-            seed: of a simulation; None for randomness from the operating system, without which nothing is private.
-            present: bool [K], False for a row that is padding or has dropped out; all when None.
-            round: number of the round, for the error.
-
-        Returns:
-            The mean with a client dimension of one, and how many clients were refused.
-
-        Raises:
-            PrivacyError: when the budget would be exceeded, or as `mechanisms.release`.
-            CheckpointError: when the ledger cannot be written.
-        """
-        serial = self.spend(Charge.of(mechanism, cohorts, mechanisms.coordinates(update)), round)
-        return mechanisms.release(update, mechanism, cohorts, mechanisms.source(seed, serial), present)
-
-
-def _write(path: Path, entries: list[tuple[Charge, int]]) -> None:
-    body = {"format_version": FORMAT_VERSION, "releases": [asdict(charge) | {"count": n} for charge, n in entries]}
+def _write(path: Path, entries: list[tuple[Charge, int]], delta: float) -> None:
+    releases = [asdict(charge) | {"count": n} for charge, n in entries]
+    body = {"format_version": FORMAT_VERSION, "delta": delta, "releases": releases}
     write_atomic(path, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
 
 
-def _read(path: Path) -> list[tuple[Charge, int]]:
-    """Read the entries; none where there is no file. A damaged ledger is never taken for an empty one."""
+def _read(path: Path) -> tuple[list[tuple[Charge, int]], float | None]:
+    """Read entries and delta; none where there is no file. A damaged ledger is never taken for an empty one."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        return []
+        return [], None
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path) from error
     try:
@@ -180,7 +150,7 @@ def _read(path: Path) -> list[tuple[Charge, int]]:
     if version != FORMAT_VERSION:
         what = f"{path} has ledger format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
         raise PrivacyError(what, hint="update pacbayes_fl")
-    return [_entry(saved) for saved in body["releases"]]
+    return [_entry(saved) for saved in body["releases"]], body.get("delta")  # the first ledgers had none
 
 
 def _entry(saved: Mapping[str, Any]) -> tuple[Charge, int]:

@@ -2,8 +2,7 @@
 
 One message of a client is everything that it sends in a round: all leaves together are clipped as one vector of length
 D. What is released of a round is `round_to_grid(sum_k clip(u_k) + noise) / divisor`, and nothing else: losses, counts,
-log evidences and cluster labels are not private, and neither is the number of refused clients, which is for the
-server's own log.
+log evidences and cluster labels are not private, and neither is how many messages were not finite.
 
 Clipping clients makes the guarantee one for whole clients, and so for their single rows as well. Clipping row by row
 would be cheaper in noise, but neither a GP's log evidence nor ln mean exp (PAC-PFL eq. 38) is a sum over rows: there
@@ -16,7 +15,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -139,6 +138,11 @@ class Cohorts:
         return float(self.clients if self.size is None else self.size)
 
     @property
+    def most(self) -> float:
+        """How many clients a round may have before its account is wrong."""
+        return self.divisor if self.kind == "fixed" else float(self.clients)
+
+    @property
     def share(self) -> float:
         """Probability that a client takes part, where chance counts."""
         return 1.0 if self.kind == "all" else self.divisor / self.clients
@@ -149,31 +153,7 @@ class Cohorts:
         return 2.0 if self.neighbours == "replace" else 1.0
 
 
-class Clipped(NamedTuple, Generic[Tree]):
-    """Messages after the clip.
-
-    Args:
-        update: float64 leaves [K, *]; zeros for a client that did not take part or was refused.
-        refused: bool [K], True for a client whose message is not finite. It depends on data: not to be published.
-    """
-
-    update: Tree
-    refused: Tensor
-
-
-class Released(NamedTuple, Generic[Tree]):
-    """What may leave the server.
-
-    Args:
-        mean: leaves [1, *] of the update's own dtypes.
-        refused: number of refused clients [], int64; for the server's own log only, since it depends on data.
-    """
-
-    mean: Tree
-    refused: Tensor
-
-
-def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> Clipped[Tree]:
+def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> Tree:
     """Shorten each client's whole message to a norm of at most gamma, and silence what is not finite.
 
     u_k / max(1, |u_k| / gamma)      (PAC-PFL Algorithm 3, line 6)
@@ -184,7 +164,8 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> C
         present: bool [K], False for a row that is padding or has dropped out; all when None.
 
     Returns:
-        The clipped messages in float64, where their sum is exact enough, and who was refused.
+        Float64 leaves [K, *], in which their sum is exact enough; zeros for a client that did not take part or whose
+        message is not finite.
 
     Raises:
         PrivacyError: when a leaf is not floating, and so cannot carry noise.
@@ -203,26 +184,30 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> C
         shape = (-1, *[1] * (leaf.dim() - 1))
         return torch.where((usable & here).view(shape), leaf.double() * factor.view(shape), 0.0)
 
-    return Clipped(tensors.tree_map(shorten, update), here & ~usable)
+    return tensors.tree_map(shorten, update)
 
 
-def source(seed: int | None, serial: int) -> torch.Generator | None:
+def source(seed: int | None, serial: int, mechanism: Mechanism, coordinates: int) -> torch.Generator | None:
     """Give the randomness of one release.
 
     Two releases must never share their noise: subtracting them would show the data bare. So the number is not the
-    round's, which a resumed run meets twice, but that of the entry in the ledger.
+    round's, which a resumed run meets twice, but that of the entry in the ledger; and runs of one seed share no noise
+    unless they also share the mechanism and the length of a message.
 
     Args:
         seed: of a simulation, which must be repeatable and is therefore private against nobody who knows the seed;
             None for randomness from the operating system.
         serial: number of the release in the ledger, counted from 0.
+        mechanism: the clip and the noise.
+        coordinates: D.
 
     Returns:
         A generator on the CPU, or None for the operating system's randomness.
     """
     if seed is None:
         return None
-    digest = hashlib.sha256(f"privacy/{seed}/{serial}".encode()).digest()
+    charge = f"{mechanism.kind}/{mechanism.clip!r}/{mechanism.multiplier!r}/{coordinates}"
+    digest = hashlib.sha256(f"privacy/{seed}/{serial}/{charge}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
 
 
@@ -238,16 +223,14 @@ def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | N
     Returns:
         Float64 [S, D] on the CPU, in units of the message.
     """
-    uniform = _uniform(draws, coordinates, generator)
     if mechanism.kind == "gaussian":
-        unit = torch.special.ndtri(uniform)
-    elif mechanism.kind == "knorm":  # a Gamma(D, 1) radius, the sum of D exponentials, in a uniform direction
-        direction = torch.special.ndtri(_uniform(draws, coordinates, generator))
-        radius = -uniform.log().sum(1, keepdim=True)
-        unit = direction * (radius / torch.linalg.vector_norm(direction, dim=1, keepdim=True))
+        unit = _normal(draws, coordinates, generator)
     else:
-        tail = torch.minimum(uniform, 1 - uniform)
-        unit = (0.5 - uniform).sign() * (2 * tail).log()
+        uniform, sign = _uniform(draws, coordinates, generator)
+        unit = -sign * uniform.log()
+    if mechanism.kind == "knorm":  # a Gamma(D, 1) radius, the sum of D exponentials, in a uniform direction
+        direction, radius = _normal(draws, coordinates, generator), unit.abs().sum(1, keepdim=True)
+        unit = direction * (radius / torch.linalg.vector_norm(direction, dim=1, keepdim=True))
     scaled: Tensor = mechanism.scale * unit
     return scaled
 
@@ -282,37 +265,6 @@ def noisy_mean(
     return tensors.tree_map(add, clipped)
 
 
-def release(
-    update: Tree,
-    mechanism: Mechanism,
-    cohorts: Cohorts,
-    generator: torch.Generator | None,
-    present: Tensor | None = None,
-) -> Released[Tree]:
-    """Release the noisy mean of a round's messages; `ledger.Ledger.release` pays for it first.
-
-    Args:
-        update: all that clients send and nothing more, floating leaves [K, *].
-        mechanism: the clip and the noise.
-        cohorts: how the K were drawn, and the divisor.
-        generator: on the CPU, see `source`; None for the operating system's randomness.
-        present: bool [K], False for a row that is padding or has dropped out; all when None.
-
-    Returns:
-        The mean with a client dimension of one, and how many clients were refused.
-
-    Raises:
-        PrivacyError: when more clients came than the cohorts allow, or a leaf is not floating.
-    """
-    clipped = clip(update, mechanism, present)
-    most = cohorts.divisor if cohorts.kind == "fixed" else cohorts.clients
-    came = len(clipped.refused) if present is None else int(present.sum())
-    if came > most:
-        raise PrivacyError(f"a round may have at most {most:g} clients, got {came}", hint="the account would be wrong")
-    mean = noisy_mean(clipped.update, mechanism, cohorts, generator)
-    return Released(tensors.tree_map(lambda new, old: new.to(old.dtype), mean, update), clipped.refused.sum())
-
-
 def coordinates(update: Tree) -> int:
     """Count the numbers D of one client's message.
 
@@ -325,15 +277,32 @@ def coordinates(update: Tree) -> int:
     return sum(math.prod(leaf.shape[1:]) for leaf in tensors.leaves(update).values())
 
 
-def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
-    """Draw float64 [S, D] in the open interval (0, 1)."""
+def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Draw float64 [S, D] in (0, 1], fine near 0, and signs [S, D] from bits of their own."""
+    high, low = _words((2, draws, numbers), generator)
+    return _fraction(high >> 11, low >> 11), (1 - 2 * (high & 1)).double()
+
+
+def _fraction(high: Tensor, low: Tensor) -> Tensor:
+    """(high + (low + 1/2) 2^-52) 2^-52 of whole numbers below 2^52: a double near 0 keeps all 104 bits."""
+    return (high.double() + (low.double() + 0.5) / _WORDS) / _WORDS
+
+
+def _normal(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal numbers, float64 [S, D]: the smaller tail and a sign, so that both tails reach as far."""
+    tail, sign = _uniform(draws, numbers, generator)
+    normal: Tensor = sign * torch.special.ndtri(0.5 * tail)
+    return normal
+
+
+def _words(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draw whole numbers of 63 bits, int64."""
     if generator is not None:
-        drawn = torch.rand(draws, numbers, dtype=torch.float64, generator=generator)
-        return drawn.clamp_min_(2.0**-54)
-    words = torch.frombuffer(bytearray(os.urandom(8 * draws * numbers)), dtype=torch.int64) if draws * numbers else None
-    if words is None:
-        return torch.empty(draws, numbers, dtype=torch.float64)
-    return (((words >> 12) & (2**52 - 1)).double() + 0.5).div_(_WORDS).view(draws, numbers)
+        return torch.empty(shape, dtype=torch.int64).random_(generator=generator)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=torch.int64)
+    return (torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64) & (2**63 - 1)).view(shape)
 
 
 def _positive(name: str, number: float) -> None:

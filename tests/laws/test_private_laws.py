@@ -16,7 +16,6 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from tests.laws.cases import Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
 from tests.private import HUGE, Free
@@ -42,8 +41,13 @@ CASES = (
     case_of("pfedbayes", beta=1.7, noise_std=0.5),
     case_of("sfedbayes", inclusion=0.31, threshold=0.3, beta=0.6),
     case_of("bpfed", upload="tracked"),
-    case_of("fedsi", upload="curvature", alpha=3.0, subnetwork="random", fraction=0.3),
+    case_of("fedsi", alpha=3.0, subnetwork="random", fraction=0.3),
 )
+COORDINATES = {
+    **{"pac-pfl": 3 * 25, "pfedgp": 25, "pac-pfl-bnn": 3 * 2 * 13},  # particles times parameters of a prior
+    **{"pfedbayes": 2 * 13, "sfedbayes": 3 * 13, "cfedbayes": 2 * 2 * 13},  # of 13 weights; cfedbayes has two clusters
+    **{"bpfed": 2 * 8, "fedsi": 2 * 8, "fedsi-fac": 2 * 8, "fedavg": 13, "fedavg-ft": 13},  # 8 are the representation's
+}
 every_released = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -83,6 +87,7 @@ def test_without_clip_and_noise_a_private_round_is_a_plain_one(case: Case, chunk
         same = (told.values.keys() & record.values.keys()) - {"uncertain"}  # any noise at all makes a variance of 0 one
         assert {n: told.values[n] for n in same} == pytest.approx({n: record.values[n] for n in same}, rel=1e-9)
     withheld = {"seconds", "log_evidence", "log_likelihood", "kl", "loss", "jittered", "effective_samples", "sent"}
+    withheld |= {"kept", "bytes_dense", "bytes_sparse", "moved", "occupied", "without_curvature"}
     assert (told.clients, told.dropped) == (s.batch.clients, ()) and not withheld & told.values.keys()
 
 
@@ -185,7 +190,7 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
         room = room_of(s, Mechanism(kind, 1.0, 20.0), Cohorts(5, 2.0))
         _, state = third(s, room)
         assert all(leaf.isfinite().all() for leaf in tensors.leaves(state.server).values())
-        assert room.charge.coordinates == mechanisms.coordinates(room.empty)
+        assert room.charge.coordinates == COORDINATES[case.name.split("{")[0]]
         x = s.batch.x
         for index, posterior in engine.personalise(s.method, state, s.batch, s.plan):
             assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
@@ -195,6 +200,20 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
 def test_clients_that_weigh_by_their_rows_are_refused(name: str) -> None:
     with pytest.raises(PrivacyError, match="weighting = 'rows' needs every client's number of rows"):
         room_of(scene(case_of(name, weighting="rows"), 1))
+
+
+def test_curvatures_which_have_no_largest_value_are_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"upload = 'curvature' has no .*\(method.upload = 'variance'\)"):
+        room_of(scene(case_of("fedsi", upload="curvature"), 1))
+
+
+@pytest.mark.parametrize("name", ["fedsi", "fedsi-fac"])
+def test_noise_does_not_make_variances_larger_than_the_priors(name: str) -> None:
+    s = scene(case_of(name), 1)
+    _, state = third(s, room_of(s, Mechanism("gaussian", 1.0, 1e4)))
+    shared = s.method.shared
+    found, prior = state.server.moments.variance[:shared], s.message.prior.variance[:shared]
+    assert (found >= 0).all() and (found <= prior).all() and (found == prior).any() and (found == 0).any()
 
 
 def test_clusters_that_the_server_finds_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting
@@ -18,10 +19,12 @@ from pacbayes_fl.privacy import accounting
 from pacbayes_fl.privacy.accounting import (
     Budget,
     Charge,
+    Statement,
     delta,
     epsilon,
     noise_multiplier,
     pure_epsilon,
+    rounded,
     rounds_within,
     statement,
     zcdp,
@@ -128,6 +131,56 @@ def test_fixed_cohorts_are_accounted_for_replacing() -> None:
     assert epsilon(known, 1e-3, "rdp") == pytest.approx(331.84, abs=1e-2)
     with pytest.raises(PrivacyError, match=r"fixed cohorts .* have no account by PLD \(method = 'rdp'\)"):
         epsilon(charges, 1e-3, "pld")
+
+
+def test_large_fixed_cohorts_cost_no_more_than_known_ones() -> None:
+    """20 of 24, noise 5 clips, 40 rounds: 19.9 by the account of subsampling, which is of no use here."""
+    fixed, known = (gaussian(5.0, Cohorts(24, 20, kind, "replace")) for kind in ("fixed", "all"))  # type: ignore[arg-type]
+    exact = gaussian_epsilon(math.sqrt(40) / 2.5, 4e-3)
+    assert epsilon([fixed] * 40, 4e-3) == pytest.approx(exact, rel=1e-9) and exact <= 9.24
+    assert epsilon([fixed] * 40, 4e-3, "rdp") > 15
+    assert delta([fixed] * 40, exact) == pytest.approx(4e-3, rel=1e-6)
+    multipliers = [noise_multiplier("gaussian", Budget(9.24, 4e-3), 40, each.cohorts) for each in (fixed, known)]
+    assert multipliers[0] == pytest.approx(5.0, rel=5e-3) and multipliers[0] <= multipliers[1] * 1.002
+
+
+@pytest.mark.parametrize(
+    ("kind", "cohorts"),
+    [
+        *((kind, Cohorts(24, 6, "poisson")) for kind in ("gaussian", "laplace")),
+        ("laplace", Cohorts(24, 6, "fixed", "replace")),
+    ],
+)
+def test_an_absurd_epsilon_has_an_account_and_one_by_pld_says_why_not(kind: Any, cohorts: Cohorts) -> None:
+    multiplier = noise_multiplier(kind, Budget(1e6, 4e-3), 40, cohorts)
+    charges = [Charge(kind, multiplier, 10, cohorts)] * 40
+    assert 0.99e6 <= epsilon(charges, 4e-3) <= 1e6 and epsilon(charges, 4e-3) <= epsilon(charges, 4e-3, "rdp")
+    assert delta(charges, 1e6) <= 4.1e-3
+    with pytest.raises(PrivacyError, match=r"no account by PLD: its epsilon is too large .*\(method = 'rdp'"):
+        epsilon([replace(charges[0], multiplier=1e-5)], 4e-3, "pld")
+
+
+def test_a_statement_says_no_number_less_than_it_is() -> None:
+    said = Statement(math.inf, 0.123401, 1.23449, 1 / 30)
+    assert str(said) == "(1.235, 0.03334)-DP; 0.1235-zCDP"
+    assert str(Statement(math.inf, 4.0, 10.0, 0.025)) == "(10, 0.025)-DP; 4-zCDP"
+    assert str(Statement(math.inf, 4.0, 10.0, 1e-8)) == "(10, 1e-08)-DP; 4-zCDP"
+    assert str(Statement(math.inf, 1e-9 / 3, 12345.6, 1e-8 / 3)) == "(1.235e+04, 3.334e-09)-DP; 3.334e-10-zCDP"
+
+
+@given(st.floats(1e-300, 1e300))
+def test_rounding_goes_up_and_not_far(value: float) -> None:
+    assert value <= float(rounded(value)) <= value * 1.001
+    assert len(rounded(value).split("e")[0].lstrip("0.").replace(".", "")) <= 4
+
+
+def test_a_statement_of_secret_cohorts_says_which_number_needs_no_secret() -> None:
+    secret = statement([Charge("laplace", 5.0, 7, Cohorts(120, 12, "poisson"))] * 50, 0.0)
+    assert secret.secret and secret.epsilon < secret.pure == pytest.approx(10.0)
+    assert str(secret).endswith("-zCDP; pure epsilon = 10 where the cohorts are known")
+    known = [Charge("laplace", 5.0, 7, Cohorts(120, 12))] * 50
+    assert str(statement(known, 0.0)) == "(10, 0)-DP; 1-zCDP"
+    assert str(statement(known, 1e-3)).endswith("-DP; 1-zCDP; pure epsilon = 10")
 
 
 def test_laplace_noise_of_a_hundred_clips_a_hundred_times() -> None:

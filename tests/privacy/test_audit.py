@@ -20,8 +20,8 @@ ANY = Cohorts(clients=1, neighbours="replace")
 
 def pair(mechanism: Mechanism, cohorts: Cohorts, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Two neighbours as far apart as the clip lets them be, and a thousand times that before it."""
-    here = clip(1e3 * direction[None], mechanism).update
-    there = clip((-1e3 if cohorts.neighbours == "replace" else 0.0) * direction[None], mechanism).update
+    here = clip(1e3 * direction[None], mechanism)
+    there = clip((-1e3 if cohorts.neighbours == "replace" else 0.0) * direction[None], mechanism)
     return here, there
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -24,7 +25,6 @@ from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 ALL = Cohorts(clients=100)
 LAPLACE = Charge("laplace", 10.0, 4, ALL)  # a tenth of an epsilon
 PURE = Budget(1.0, 0.0)
-UPDATE = {"w": torch.ones(3, 4)}
 
 
 def test_spending_is_on_disk_and_counts_from_there(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_it_stops_before_the_budget_is_exceeded_and_writes_nothing_then(tmp_path
         with pytest.raises(PrivacyError, match=r"round 11: one more release would exceed .*10 releases have spent"):
             again.spend(LAPLACE, round=11)
         with pytest.raises(PrivacyError, match="would exceed"):
-            again.release(UPDATE, Mechanism("laplace", 1.0, 1e6), ALL, 0)
+            again.spend(Charge("laplace", 1e6, 4, ALL))
     assert ledger.path.read_bytes() == before
     assert Ledger(tmp_path, Budget(1.1, 0.0)).room(LAPLACE) == 1
 
@@ -78,29 +78,19 @@ def test_a_budget_by_pld_lasts_as_long_as_its_account_says(tmp_path: Path) -> No
 
 def test_a_resumed_run_pays_for_the_rounds_that_it_repeats_with_fresh_noise(tmp_path: Path) -> None:
     mechanism = Mechanism("laplace", 1.0, 10.0)
-    first = [Ledger(tmp_path, PURE).release(UPDATE, mechanism, ALL, seed=7).mean["w"] for _ in range(3)]
+
+    def released(ledger: Ledger) -> torch.Tensor:
+        return mechanisms.noise(mechanism, 4, mechanisms.source(7, ledger.spend(LAPLACE), mechanism, 4))
+
+    first = [released(Ledger(tmp_path, PURE)) for _ in range(3)]
     ledger = Ledger(tmp_path, PURE, released=1)  # the state of round 1 is what was saved
-    again = ledger.release(UPDATE, mechanism, ALL, seed=7).mean["w"]
+    again = released(ledger)
     assert len(ledger) == 4 and ledger.epsilon() == pytest.approx(0.4)
     assert not any(torch.isclose(again, old).any() for old in first)
-    same = mechanisms.release(UPDATE, mechanism, ALL, mechanisms.source(7, 3)).mean["w"]
-    assert torch.equal(again, same)
-    assert torch.equal(again.isfinite(), torch.ones(1, 4, dtype=torch.bool))
+    assert torch.equal(again, mechanisms.noise(mechanism, 4, mechanisms.source(7, 3, mechanism, 4)))
 
 
-def test_a_release_is_paid_for_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tmp_path, PURE)
-    real = mechanisms.noise
-
-    def watched(*arguments: object, **named: object) -> torch.Tensor:
-        assert len(Ledger(tmp_path, PURE)) == 1
-        return real(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(mechanisms, "noise", watched)
-    ledger.release(UPDATE, Mechanism("laplace", 1.0, 10.0), ALL, None)
-
-
-def test_what_cannot_be_written_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_not_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path, PURE)
     ledger.spend(LAPLACE)
 
@@ -108,25 +98,50 @@ def test_what_cannot_be_written_is_not_released(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(results, "write_synced", full)
-    monkeypatch.setattr(mechanisms, "noise", lambda *_: pytest.fail("released without payment"))
     with pytest.raises(CheckpointError, match="No space left"):
-        ledger.release(UPDATE, Mechanism("laplace", 1.0, 10.0), ALL, 0)
+        ledger.spend(LAPLACE)
     assert len(ledger) == len(Ledger(tmp_path, PURE)) == 1
     monkeypatch.undo()
     assert ledger.spend(LAPLACE) == 1
 
 
+def test_the_smallest_delta_stays_with_what_was_spent(tmp_path: Path) -> None:
+    charge = Charge("gaussian", 5.0, 4, Cohorts(8))
+    Ledger(tmp_path, Budget(2.0, 0.0125)).spend(charge)
+    fewer = Ledger(tmp_path, Budget(2.0, 0.0333))
+    assert fewer.budget == Budget(2.0, 0.0125) and fewer.statement().delta == 0.0125
+    assert fewer.epsilon() == epsilon([charge], 0.0125) > epsilon([charge], 0.0333)
+    fewer.spend(charge)
+    assert Ledger(tmp_path, Budget(2.0, 0.0333)).budget.delta == 0.0125
+    Ledger(tmp_path, Budget(2.0, 0.001)).spend(charge)
+    assert Ledger(tmp_path, Budget(2.0, 0.0125)).budget.delta == 0.001
+    forged = fewer.path.read_bytes().replace(b'"delta": 0.001', b'"delta": 0.01')
+    assert forged != fewer.path.read_bytes()
+    fewer.path.write_bytes(forged)
+    with pytest.raises(PrivacyError, match="is damaged"):
+        Ledger(tmp_path, PURE)
+
+
+def test_what_was_spent_is_never_said_to_be_less(tmp_path: Path) -> None:
+    budget, charge = Budget(2.0, 1 / 30), Charge("gaussian", 5.0, 4, Cohorts(3))
+    ledger = Ledger(tmp_path, budget)
+    with pytest.raises(PrivacyError, match="one more release would") as caught:
+        while True:
+            ledger.spend(charge)
+    said = re.search(r"\(2, (\S+)\); \d+ releases have spent epsilon = (\S+)", str(caught.value))
+    assert said is not None and said[1] == "0.03334"
+    assert ledger.epsilon() <= float(said[2]) <= ledger.epsilon() * 1.001
+
+
 def test_a_kill_between_ledger_and_release_counts_the_release(tmp_path: Path) -> None:
     code = f"""
-import os, signal, torch
-from pacbayes_fl.privacy import mechanisms
-from pacbayes_fl.privacy.accounting import Budget
+import os, signal
+from pacbayes_fl.privacy.accounting import Budget, Charge
 from pacbayes_fl.privacy.ledger import Ledger
-ledger = Ledger({str(tmp_path)!r}, Budget(1.0, 0.0))
-arguments = {{"w": torch.ones(3, 4)}}, mechanisms.Mechanism("laplace", 1.0, 10.0), mechanisms.Cohorts(100), 0
-ledger.release(*arguments)
-mechanisms.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-ledger.release(*arguments)
+from pacbayes_fl.privacy.mechanisms import Cohorts
+ledger, charge = Ledger({str(tmp_path)!r}, Budget(1.0, 0.0)), Charge("laplace", 10.0, 4, Cohorts(100))
+ledger.spend(charge), ledger.spend(charge)
+os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60, cwd=Path(__file__).parents[2], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

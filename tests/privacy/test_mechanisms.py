@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, coordinates, noise, noisy_mean, release, source
+from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, coordinates, noise, noisy_mean, source
 
 GAUSSIAN = Mechanism("gaussian", 0.5, 2.0)
 TEN = Cohorts(clients=10)
@@ -40,44 +41,46 @@ def rows(tree: Any) -> Tensor:
     return torch.cat([leaf.double().reshape(len(leaf), -1) for leaf in tensors.leaves(tree).values()], 1)
 
 
+def released(update: Any, mechanism: Mechanism, cohorts: Cohorts, seed: int = 1, present: Tensor | None = None) -> Any:
+    """Return a round's release."""
+    return noisy_mean(clip(update, mechanism, present), mechanism, cohorts, rng(seed))
+
+
 @pytest.mark.parametrize(("kind", "order"), [("gaussian", 2), ("knorm", 2), ("paper_algorithm_3", 2), ("laplace", 1)])
 def test_the_whole_message_is_clipped_as_one_vector(kind: Any, order: int) -> None:
     update = message(3)
     scales = torch.tensor([1e-3, 1.0, 1e6], dtype=torch.float64)
     update = Message(*(leaf * scales.view(-1, *[1] * (leaf.dim() - 1)) for leaf in update))
-    clipped, refused = clip(update, Mechanism(kind, 0.5, 1.0))
+    clipped = clip(update, Mechanism(kind, 0.5, 1.0))
     for raw, short in zip(rows(update), rows(clipped), strict=True):
         length = sum(abs(float(x)) ** order for x in raw) ** (1 / order)
         torch.testing.assert_close(short, raw / max(1.0, length / 0.5), rtol=1e-13, atol=0)
-    assert not refused.any()
 
 
 @given(st.integers(0, 99), st.floats(1e-30, 1e30), st.sampled_from(["gaussian", "laplace"]), st.booleans())
 def test_no_message_is_longer_than_the_clip(seed: int, bound: float, kind: Any, short: bool) -> None:
     update = tensors.tree_map(lambda leaf: 1e3 * leaf, message(2, seed, torch.float32 if short else torch.float64))
     mechanism = Mechanism(kind, bound, 1.0)
-    length = torch.linalg.vector_norm(rows(clip(update, mechanism).update), mechanism.norm, dim=1)
+    length = torch.linalg.vector_norm(rows(clip(update, mechanism)), mechanism.norm, dim=1)
     assert (length <= bound * (1 + 1e-14)).all()
 
 
 @pytest.mark.parametrize("rogue", [math.nan, math.inf, -math.inf, 1e300, 0.0])
 def test_a_message_that_is_not_finite_counts_as_zeros_and_reaches_nobody_else(rogue: float) -> None:
     update = message(3)
-    alone = clip(update, GAUSSIAN).update
+    alone = clip(update, GAUSSIAN)
     update.w[1] = rogue
-    clipped, refused = clip(update, GAUSSIAN)
+    clipped = clip(update, GAUSSIAN)
     for k in (0, 2):
         assert all(torch.equal(a[k], b[k]) for a, b in zip(alone, clipped, strict=True))
     spoilt = rogue != 0  # 1e300 has no norm in double precision
-    assert refused.tolist() == [False, spoilt, False]
     assert tensors.finite(clipped).all() and (not spoilt or bool((rows(clipped)[1] == 0).all()))
-    released = release(update, GAUSSIAN, TEN, rng())
-    assert tensors.finite(released.mean).all() and int(released.refused) == spoilt
+    assert tensors.finite(released(update, GAUSSIAN, TEN)).all()
 
 
 def test_a_huge_float32_message_keeps_its_direction_and_empty_leaves_their_shape() -> None:
     update = {"w": torch.tensor([[0.0, 0.0], [3e25, 4e25]]), "none": torch.zeros(2, 0)}
-    clipped = clip(update, Mechanism("gaussian", 1.0, 1.0)).update
+    clipped = clip(update, Mechanism("gaussian", 1.0, 1.0))
     assert clipped["none"].shape == (2, 0) and coordinates(update) == 2
     torch.testing.assert_close(clipped["w"], torch.tensor([[0.0, 0.0], [0.6, 0.8]], dtype=torch.float64))
 
@@ -86,14 +89,14 @@ def test_absent_clients_count_as_zeros_even_with_nan() -> None:
     update = message(3)
     update.b[2] = math.nan
     here = torch.tensor([True, False, False])
-    clipped, refused = clip(update, GAUSSIAN, here)
-    torch.testing.assert_close(rows(clipped)[0], rows(clip(message(3), GAUSSIAN).update)[0], rtol=0, atol=0)
-    assert (rows(clipped)[1:] == 0).all() and not refused.any()
+    clipped = clip(update, GAUSSIAN, here)
+    torch.testing.assert_close(rows(clipped)[0], rows(clip(message(3), GAUSSIAN))[0], rtol=0, atol=0)
+    assert (rows(clipped)[1:] == 0).all()
 
 
 def test_whole_numbers_are_not_released() -> None:
     with pytest.raises(PrivacyError, match=r"leaf 'cluster' must be floating to be released, got torch.int64"):
-        release({"w": torch.zeros(2, 3), "cluster": torch.zeros(2, dtype=torch.int64)}, GAUSSIAN, TEN, rng())
+        clip({"w": torch.zeros(2, 3), "cluster": torch.zeros(2, dtype=torch.int64)}, GAUSSIAN)
 
 
 @pytest.mark.parametrize("generator", [rng(3), None], ids=["seeded", "system"])
@@ -142,11 +145,11 @@ def test_algorithm_3_prints_this_scale() -> None:
 def test_a_release_is_the_clipped_sum_plus_noise_over_the_fixed_divisor(kind: Any, law: str) -> None:
     update = {"w": torch.randn(4, 50_000, 2, generator=rng(8), dtype=torch.float64)}
     mechanism, cohorts = Mechanism(kind, 0.3, 1.7), Cohorts(clients=100, size=8, kind="poisson")
-    released = release(update, mechanism, cohorts, rng(9)).mean
+    mean = released(update, mechanism, cohorts, 9)
     clipped = sum(
         row / max(1.0, float(row.abs().sum() if kind == "laplace" else row.norm()) / 0.3) for row in update["w"]
     )
-    rest = (released["w"][0] * 8 - clipped) / (1.7 * 0.3)
+    rest = (mean["w"][0] * 8 - clipped) / (1.7 * 0.3)
     assert stats.kstest(rest.flatten().numpy(), law).pvalue > 1e-6
 
 
@@ -154,41 +157,73 @@ def test_a_release_is_the_clipped_sum_plus_noise_over_the_fixed_divisor(kind: An
 def test_the_divisor_and_the_noise_do_not_depend_on_who_answers(present: int) -> None:
     update, here = message(8), torch.arange(8) < present
     cohorts = Cohorts(clients=100, size=8, kind="poisson")
-    mean = rows(release(update, GAUSSIAN, cohorts, rng(), here).mean)
-    nobody = rows(release(message(0), GAUSSIAN, cohorts, rng()).mean)
-    told = rows(clip(update, GAUSSIAN).update)[:present].sum(0) / 8
+    mean = rows(released(update, GAUSSIAN, cohorts, present=here))
+    nobody = rows(released(message(0), GAUSSIAN, cohorts))
+    told = rows(clip(update, GAUSSIAN))[:present].sum(0) / 8
     torch.testing.assert_close(mean[0] - nobody[0], told, rtol=0, atol=2e-6)
     assert (nobody != 0).all()  # a round without clients says so no louder than any other
 
 
 def test_chunks_released_together_are_one_release() -> None:
     update = message(6)
-    whole = noisy_mean(clip(update, GAUSSIAN).update, GAUSSIAN, TEN, rng())
-    parts = [
-        tensors.total(clip(Message(*(leaf[at] for leaf in update)), GAUSSIAN).update) for at in ([0, 1], [2, 3, 4, 5])
-    ]
+    whole = noisy_mean(clip(update, GAUSSIAN), GAUSSIAN, TEN, rng())
+    parts = [tensors.total(clip(Message(*(leaf[at] for leaf in update)), GAUSSIAN)) for at in ([0, 1], [2, 3, 4, 5])]
     torch.testing.assert_close(
         rows(noisy_mean(tensors.cat(parts), GAUSSIAN, TEN, rng())), rows(whole), rtol=0, atol=1e-6
     )
 
 
-def test_a_release_lies_on_a_grid_far_below_the_noise_and_keeps_structure_and_dtypes() -> None:
+def test_a_release_lies_on_a_grid_far_below_the_noise() -> None:
     update = {"w": torch.randn(3, 2, 2, generator=rng()), "b": torch.randn(3, generator=rng(), dtype=torch.float64)}
-    mean = release(update, GAUSSIAN, TEN, rng()).mean
-    assert {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in mean.items()} == {
-        "w": (torch.float32, (1, 2, 2)),
-        "b": (torch.float64, (1,)),
-    }
-    steps = mean["b"] * 10 / 2.0**-20
-    torch.testing.assert_close(steps, steps.round(), rtol=1e-15, atol=0)
+    mean = released(update, GAUSSIAN, TEN)
+    assert {name: tuple(leaf.shape) for name, leaf in mean.items()} == {"w": (1, 2, 2), "b": (1,)}
+    for leaf in mean.values():
+        steps = leaf * 10 / 2.0**-20
+        torch.testing.assert_close(steps, steps.round(), rtol=1e-15, atol=0)
 
 
 def test_one_serial_number_gives_one_noise_and_another_gives_another() -> None:
-    draws = [noise(GAUSSIAN, 4, source(seed, serial)) for seed, serial in ((0, 0), (0, 0), (0, 1), (1, 0))]
-    assert torch.equal(draws[0], draws[1])
-    assert all(not torch.isclose(draws[0], other).any() for other in draws[2:])
-    assert source(None, 0) is None
+    def drawn(seed: int | None, serial: int, mechanism: Mechanism = GAUSSIAN, coordinates: int = 4) -> Tensor:
+        """Noise in units of its scale."""
+        return noise(mechanism, 4, source(seed, serial, mechanism, coordinates)) / mechanism.scale
+
+    first = drawn(0, 0)
+    assert torch.equal(first, drawn(0, 0))
+    others = (
+        *(drawn(0, 1), drawn(1, 0), drawn(0, 0, coordinates=5)),
+        *(drawn(0, 0, Mechanism(*given)) for given in (("gaussian", 0.5, 3.0), ("gaussian", 0.6, 2.0))),
+        drawn(0, 0, Mechanism("gaussian", 1.0, 1.0)),  # the same scale, of another clip
+    )
+    assert all(not torch.isclose(first, other).any() for other in others)
+    laplace, paper = (drawn(0, 0, Mechanism(kind, 0.5, 2.0)) for kind in ("laplace", "paper_algorithm_3"))
+    assert not torch.isclose(laplace, paper).any()
+    assert source(None, 0, GAUSSIAN, 4) is None
     assert not torch.equal(noise(GAUSSIAN, 4, None), noise(GAUSSIAN, 4, None))
+
+
+def test_uniform_numbers_are_fine_near_zero() -> None:
+    zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    assert 0 < float(mechanisms._fraction(zero, zero)) < 2.0**-90
+    assert float(mechanisms._fraction(zero, one)) == 1.5 * 2.0**-104
+    assert float(mechanisms._fraction(one, zero)) == pytest.approx(2.0**-52, rel=1e-15)
+    top = torch.tensor([2**52 - 1])
+    assert float(mechanisms._fraction(top, top)) == 1.0 and -math.log(mechanisms._fraction(top, zero)) >= 0
+
+
+@pytest.mark.parametrize("scales", [1, 20, 30, 36, 37, 40])
+def test_the_gaps_of_laplace_noise_are_below_the_grid_of_what_is_released(scales: int) -> None:
+    whole = int(math.exp(-scales) * 2**104)
+    words = [(at >> 52, at & (2**52 - 1)) for at in (whole, whole + 1)]
+    near, far = (-mechanisms._fraction(torch.tensor(high), torch.tensor(low)).log() for high, low in words)
+    assert float(near) == pytest.approx(scales, rel=1e-6) and 0 <= float(near - far) < 2.0**-20
+
+
+@pytest.mark.parametrize("generator", [rng(3), None], ids=["seeded", "system"])
+def test_signs_do_not_depend_on_how_far_noise_goes(generator: torch.Generator | None) -> None:
+    uniform, sign = mechanisms._uniform(1, 100_000, generator)
+    assert stats.kstest(uniform[0].numpy(), "uniform").pvalue > 1e-6
+    assert sign.abs().eq(1).all() and abs(float(sign.mean())) < 0.02
+    assert abs(float(stats.spearmanr(uniform[0], sign[0]).statistic)) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -222,12 +257,3 @@ def test_a_mechanism_that_hides_nothing_is_refused(given: dict[str, Any], messag
 def test_cohorts_without_an_account_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         Cohorts(**{"clients": 10} | given)
-
-
-def test_more_clients_than_the_account_knows_of_are_refused() -> None:
-    with pytest.raises(PrivacyError, match="a round may have at most 2 clients, got 3"):
-        release(message(3), GAUSSIAN, Cohorts(10, 2, "fixed", "replace"), rng())
-    release(message(3), GAUSSIAN, Cohorts(10, 2, "fixed", "replace"), rng(), torch.tensor([True, False, True]))
-    release(message(3), GAUSSIAN, Cohorts(10, 2, "poisson"), rng())
-    with pytest.raises(PrivacyError, match="at most 10 clients, got 11"):
-        release(message(11), GAUSSIAN, Cohorts(10, 2, "poisson"), rng())
