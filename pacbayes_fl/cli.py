@@ -430,7 +430,17 @@ def _certify(options: argparse.Namespace) -> None:
         smooth=options.smooth,
     )
     folder = _retrained(options) if options.retrain else options.run
-    table = study_certify.certify(open_run(folder), request)
+    trained = open_run(folder)
+    clients = sum(group.train.clients for group in trained.groups.values())
+    with progress("certify clients", clients, options.quiet) as on_round:
+        done = 0
+
+        def told(more: int) -> None:
+            nonlocal done
+            done += more
+            on_round(RoundRecord(done, done))
+
+        table = study_certify.certify(trained, request, told)
     path = table.save(folder)
     if options.json:
         print(path.read_text("utf-8"))

@@ -9,7 +9,7 @@ of Q as a Gibbs predictor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from pacbayes_fl.study import Trained
 from pacbayes_fl.study_certify_request import AVERAGES, Request
 from pacbayes_fl.study_certify_rows import Evidence, evidence_of, independent
 from pacbayes_fl.study_file import Study
+
+OnClients = Callable[[int], None]
 
 _STREAMS = (2**32 - 4, 2**32 - 3)  # rounds of the noise that refines posteriors, and draws from them: no run gets there
 _TEST_DRAWS = 30  # of a risk that is shown and bounds nothing
@@ -77,12 +79,13 @@ class Measured(NamedTuple):
         )
 
 
-def certify(trained: Trained, request: Request) -> CertifiedRun:
+def certify(trained: Trained, request: Request, on_clients: OnClients | None = None) -> CertifiedRun:
     """Bound the true risk of every client of a finished run.
 
     Args:
         trained: as `study.open_run` gives it.
         request: which bound, on which loss.
+        on_clients: called with the number of clients that were done in one go.
 
     Returns:
         A line a client; groups without a valid certificate have reasons and no numbers.
@@ -109,7 +112,8 @@ def certify(trained: Trained, request: Request) -> CertifiedRun:
         raise AssumptionError(f"the run has no clients that {request.bound!r} is about", hint="run with new clients")
     certified = _certified_on_average if request.bound in AVERAGES else _certified
     shared = sum(found.rows.clients for found in evidence.values()) if request.jointly else 1
-    parts = {name: certified(trained, name, found, request, loss, shared) for name, found in evidence.items()}
+    asked = _Asked(request, loss, shared, on_clients or (lambda _: None))
+    parts = {name: certified(trained, name, found, asked) for name, found in evidence.items()}
     known = [part.certificate for part in parts.values() if part.certificate is not None]
     return CertifiedRun(
         study=study.name,
@@ -131,6 +135,15 @@ def certify(trained: Trained, request: Request) -> CertifiedRun:
         labels=_labels(trained, request, evidence)
         | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
     )
+
+
+class _Asked(NamedTuple):
+    """What holds for all groups: the request, its loss, how many clients share delta, and who is told of progress."""
+
+    request: Request
+    loss: BoundedLoss
+    shared: int
+    on_clients: OnClients
 
 
 class Certified(NamedTuple):
@@ -167,11 +180,10 @@ def _tried(request: Request, study: Study) -> int | None:
     return None if request.tried is None else max(request.tried, study.report.certify.tried)
 
 
-def _certified(
-    trained: Trained, name: str, found: Evidence, request: Request, loss: BoundedLoss, shared: int
-) -> Certified:
+def _certified(trained: Trained, name: str, found: Evidence, asked: _Asked) -> Certified:
     """Certify every client of a group on its own, and the average over their rows."""
-    measured = measure(trained, found, loss, request)
+    request, loss, shared, on_clients = asked
+    measured = measure(trained, found, loss, request, on_clients)
     usable = (measured.n > 0) & measured.risk.isfinite() & measured.kl.isfinite()
     names = found.rows.names
     left_out = {
@@ -192,11 +204,11 @@ def _certified(
     return Certified(certificate, _lines(name, kept, some, certificate), [], average, left_out)
 
 
-def _certified_on_average(
-    trained: Trained, name: str, found: Evidence, request: Request, loss: BoundedLoss, shared: int
-) -> Certified:
+def _certified_on_average(trained: Trained, name: str, found: Evidence, asked: _Asked) -> Certified:
+    request, loss, _, on_clients = asked
     premises = Premises(found.prior, independent(trained.study), loss, tried=request.tried)
     certificate, line = study_certify_average.certify_average(trained, found, request, premises, name)
+    on_clients(found.rows.clients)
     return Certified(certificate, [line] if certificate.valid else [], list(certificate.reasons))
 
 
@@ -223,7 +235,7 @@ def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evid
         yield index.to(rows.x.device), prior, some
 
 
-def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request) -> Measured:
+def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:
     """Take the numbers that a bound is made of.
 
     Args:
@@ -231,6 +243,7 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
         found: the clients' rows.
         loss: whose risk is bounded.
         request: gives the draws, and beta of an exact Gibbs posterior.
+        on_clients: called with the number of clients that were done in one go.
 
     Returns:
         The numbers of all clients, in their order.
@@ -253,6 +266,7 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
             values = (on_rows.risk, kl, on_test.risk, torch.full_like(kl, math.nan))
         for column, value in zip(columns, values, strict=True):
             column[index] = value.double()
+        on_clients(len(index))
     risk, kl, test_risk, log_z = (column.cpu() for column in columns)
     given = log_z if request.bound == "gibbs" else None
     return Measured(risk, kl, n.cpu(), test_risk, found.test.size.cpu(), given, draws)
