@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,12 @@ from typing import Any, Literal
 
 from pacbayes_fl import settings, study_bound
 from pacbayes_fl.data import images
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
+from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
-from pacbayes_fl.study_privacy import PrivacyPart
 
 BUNDLED = Path(__file__).parent / "studies"
 
@@ -144,6 +145,48 @@ class ReportPart:
         """Refuse a number that means nothing."""
         if self.evaluate_every is not None and self.evaluate_every < 1:
             raise StudyError(f"[report] evaluate_every must be at least 1, got {self.evaluate_every}")
+
+
+@dataclass(frozen=True)
+class PrivacyPart:
+    """Table [privacy]; `epsilon` alone makes a run private.
+
+    Args:
+        epsilon: of all releases of the run together, for whole clients; nothing is private when None.
+        delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
+            goes on with fewer clients keeps the delta that it has begun with.
+        mechanism: see `privacy.mechanisms.Mechanism`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
+            adds the noise that it prints; labels say what that gives.
+        clip: largest norm of what a client sends in a round.
+        cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
+            "paper_algorithm_3" "fixed") and "all" otherwise.
+        neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
+            "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
+        multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
+        randomness: of noise and cohorts. That of a "simulation" comes from the seed, and hides nothing from whoever
+            knows it; that of the "system" cannot be repeated.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    mechanism: Kind = "gaussian"
+    clip: float = 1.0
+    cohort: CohortKind | None = None
+    neighbours: Neighbours | None = None
+    multiplier: float | None = None
+    randomness: Literal["simulation", "system"] = "simulation"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        for name in ("epsilon", "clip", "multiplier"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise PrivacyError(f"[privacy] {name} must be positive and finite, got {value:g}")
+        if self.delta is not None and not 0 <= self.delta < 1:
+            raise PrivacyError(f"[privacy] delta must be in [0, 1), got {self.delta:g}")
+        if self.mechanism == "paper_algorithm_3" and self.multiplier is not None:
+            what = "[privacy] multiplier is not for paper_algorithm_3, whose noise is rounds / epsilon"
+            raise PrivacyError(what, hint="change epsilon, or the mechanism")
 
 
 _PARTS: tuple[tuple[str, type], ...] = (

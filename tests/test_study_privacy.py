@@ -25,8 +25,7 @@ from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import Result
 from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_privacy import PrivacyPart
+from pacbayes_fl.study_file import PrivacyPart, Study
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, state, tiny, write_study
 
 ANYTHING = Budget(1e300, 1e-9)
