@@ -31,7 +31,7 @@ from pacbayes_fl.cli_output import (
 )
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.results import RoundRecord, load, write_atomic
-from pacbayes_fl.results_certificates import tables_of
+from pacbayes_fl.results_certificates import CertifiedRun, tables_of
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_file import Study
@@ -444,14 +444,24 @@ def _certify(options: argparse.Namespace) -> None:
     path = table.save(folder)
     if options.json:
         print(path.read_text("utf-8"))
-    else:
-        print_certificates(table)
-        asked = len(list(path.parent.glob("*.json")))
-        if asked > 1:
-            print(
-                f"{asked} tables of this run were asked for: who picks one by its numbers shares delta: --tried {asked}"
-            )
-        print(f"file: {path}")
+        return
+    print_certificates(table)
+    asked = len(list(path.parent.glob("*.json")))
+    if asked > 1:
+        print(f"{asked} tables of this run were asked for: who picks one by its numbers shares delta: --tried {asked}")
+    for written in [path, *_drawn(table, folder)]:
+        print(f"file: {written}")
+
+
+def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:
+    """Draw a table of certificates, where there is matplotlib and something to draw."""
+    from pacbayes_fl import plots
+
+    try:
+        return plots.save_certificates([table], folder / "figures")
+    except PacBayesFLError as error:
+        warnings.warn(f"no figure: {error}", stacklevel=2)
+        return []
 
 
 def _retrained(options: argparse.Namespace) -> Path:
