@@ -70,6 +70,19 @@ def keys(seed: int, round: int, ids: Sequence[int]) -> Tensor:
     return (words[0] << 31) | (words[1] >> 1)
 
 
+def generator_of(text: str) -> torch.Generator:
+    """Give randomness that a text stands for: another text, another stream.
+
+    Args:
+        text: says what is drawn, such as "certify/3".
+
+    Returns:
+        A generator on the CPU.
+    """
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+
+
 class Noise:
     """One random stream per client.
 
@@ -130,8 +143,7 @@ class Noise:
         """Seed a generator per client for the next draw."""
         draw, self._draw = self._draw, self._draw + 1
         for client in self.ids:
-            digest = hashlib.sha256(f"{self.seed}/{self.round}/{client}/{draw}".encode()).digest()
-            yield torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+            yield generator_of(f"{self.seed}/{self.round}/{client}/{draw}")
 
     def uniform(self, like: Tensor) -> Tensor:
         """Draw uniforms in (0, 1).

@@ -141,7 +141,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     if folder is not None and (folder / "data.npz").exists():
         study_hold_out.check(folder, division)
     if study.held_out is not None:
-        study, notes = study_choice.choose(study, study_hold_out.open_rows(study, dataset), on_round)
+        study, notes = study_choice.choose(study, study_hold_out.open_rows(study, division), on_round)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)

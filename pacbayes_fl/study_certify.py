@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pacbayes_fl import bounds, study_certify_average, study_choice, tensors
+from pacbayes_fl import bounds, study_certify_average, study_choice
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.risk import gibbs_risk, listed_risks
 from pacbayes_fl.errors import AssumptionError, PrivacyError
@@ -222,17 +222,10 @@ def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evid
     Yields:
         Positions [k] of the clients, their prior, and their rows.
     """
-    method, plan = trained.method, trained.study.plan
-    sizes = [int(a + b) for a, b in zip(found.seen.size.tolist(), found.rows.size.tolist(), strict=True)]
-    message = method.broadcast(found.state.server)
-    for positions in engine.parts(method, sizes, list(range(len(sizes))), plan):
-        index = torch.tensor(positions)
-        seen, rows, test = (batch.select(index).trim() for batch in (found.seen, found.rows, found.test))
-        state = tensors.select(found.state.clients, index.to(rows.x.device))
-        noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
-        prior = method.personalise(message, state, seen, noise)
-        some = found._replace(state=found.state._replace(clients=state), seen=seen, rows=rows, test=test)
-        yield index.to(rows.x.device), prior, some
+    more = [int(m) for m in found.rows.size.tolist()]
+    for index, call in engine.personal_calls(trained.method, found.state, found.seen, trained.study.plan, more):
+        rows, test = (batch.select(index.cpu()).trim() for batch in (found.rows, found.test))
+        yield index, trained.method.personalise(*call), found._replace(seen=call[2], rows=rows, test=test)
 
 
 def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:

@@ -6,7 +6,6 @@ that has the smaller free energy, which then never leaves the range of the loss.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.noise import generator_of
 from pacbayes_fl.posteriors.gaussian_process import condition
 from pacbayes_fl.posteriors.particles import SmoothedHyperPosterior
 from pacbayes_fl.results_certificates import CertifiedClient
@@ -81,7 +81,7 @@ def certify_average(
     premises = replace(premises, posterior="no worse than the prior", drawn_clients=drawn)
     if request.smooth is not None:
         smooth = SmoothedHyperPosterior(particles, request.smooth, method.hyper_prior)
-        theta = smooth.sample(request.draws, _generator(trained.study.seed))
+        theta = smooth.sample(request.draws, generator_of(f"certify/{trained.study.seed}"))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
     n = found.rows.size
@@ -100,12 +100,6 @@ def certify_average(
     risk, spent, value, test_risk = (float(value) for value in values)
     line = CertifiedClient(name, group, int(n.sum()), risk, spent, value, test_risk, int(found.test.size.sum()))
     return certificate, line
-
-
-def _generator(seed: int) -> torch.Generator:
-    """Give randomness that shares nothing with that of the run."""
-    digest = hashlib.sha256(f"certify/{seed}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def answer(

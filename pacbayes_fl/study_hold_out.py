@@ -101,26 +101,25 @@ def _dealt_by_label(dataset: tables.Dataset) -> bool:
     return bool(dataset.provenance.get("options", {}).get("partition", "natural") != "natural")
 
 
-def open_rows(study: Study, dataset: tables.Dataset) -> tables.Dataset:
+def open_rows(study: Study, division: Division) -> tables.Dataset:
     """Leave what may be chosen by: of a study with certificates, not the rows that they stand on.
 
     Args:
         study: whose options are to be chosen.
-        dataset: all rows.
+        division: of its data.
 
     Returns:
-        The data set without the rows that `divide` holds.
+        The data set without the rows that are held.
 
     Raises:
         StudyError: when certificates stand on every row.
-        DataError: as `divide`.
     """
     if study.report.certify.scheme == "folds":
         raise StudyError(
             "scheme 'folds' certifies every training row, so that nothing can be chosen by them",
             hint="choose on other data, or without [report.certify] and count what was tried: certify --tried",
         )
-    return divide(study, dataset).dataset
+    return division.dataset
 
 
 def _where(batch: ClientBatch, wanted: Tensor) -> ClientBatch:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import SaturatingSquare, from_record
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.noise import generator_of
 from pacbayes_fl.posteriors.gaussian_process import gaussian_kl
 from pacbayes_fl.posteriors.particles import SmoothedHyperPosterior
 from pacbayes_fl.results_certificates import CertifiedRun
 from pacbayes_fl.study import Trained, train
 from pacbayes_fl.study_certify import certify
-from pacbayes_fl.study_certify_average import _generator
 from pacbayes_fl.study_certify_request import Request
 from tests.tiny import tiny
 
@@ -84,7 +84,7 @@ def test_a_blurred_hyper_posterior_pays_for_its_distance_from_the_hyper_prior(ma
     trained = made(SPLIT)
     table = certify(trained, Request("server", smooth=0.2, draws=6))
     smooth = SmoothedHyperPosterior(trained.state.server.particles, 0.2, trained.method.hyper_prior)  # type: ignore[attr-defined]
-    theta = smooth.sample(6, _generator(trained.study.seed))
+    theta = smooth.sample(6, generator_of(f"certify/{trained.study.seed}"))
     energies = [energy(trained, one, x, y, 3.0) for x, y in held_rows(trained) for one in theta]
     certificate = from_record(table.certificates["existing"])
     assert float(certificate.terms["free_energy"].mean()) == pytest.approx(sum(energies) / len(energies), abs=1e-4)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior, gaussian_kl
+from pacbayes_fl.posteriors.mixture import log_mixture_kl
 
 
 def diagonal_gaussian_kl(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
@@ -109,10 +110,7 @@ def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
     Raises:
         AssumptionError: when weights are negative or do not sum to 1.
     """
-    q = _probabilities("weights", weights)
-    p = torch.full_like(q, 1.0 / q.shape[-1]) if prior is None else _probabilities("prior", prior)
-    terms = torch.where(q > 0, q * (q.log() - p.log()), 0.0)
-    return terms.sum(-1).clamp_min(0.0)
+    return log_mixture_kl(*_logarithms(weights, prior))
 
 
 def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None) -> Tensor:
@@ -133,9 +131,7 @@ def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None
     Raises:
         AssumptionError: when weights are negative or do not sum to 1.
     """
-    between = discrete_kl(weights, prior)
-    weights = weights.double()
-    return between + torch.where(weights > 0, weights * divergences.double(), 0.0).sum(-1)
+    return log_mixture_kl(*_logarithms(weights, prior), divergences)
 
 
 def gp_posterior_kl(posterior: GPPosterior) -> Tensor:
@@ -174,9 +170,20 @@ def gibbs_weights(risk: Tensor, beta: Tensor | float, prior: Tensor | None = Non
     risk = risk.double()
     if not bool(risk.isfinite().all()):
         raise AssumptionError("risk must be finite for every hypothesis")
-    p = torch.full_like(risk, 1.0 / risk.shape[-1]) if prior is None else _probabilities("prior", prior)
-    exponent = p.log() - torch.as_tensor(beta, dtype=risk.dtype, device=risk.device).unsqueeze(-1) * risk
+    exponent = (
+        _log_prior(risk, prior) - torch.as_tensor(beta, dtype=risk.dtype, device=risk.device).unsqueeze(-1) * risk
+    )
     return torch.softmax(exponent, -1), torch.logsumexp(exponent, -1)
+
+
+def _logarithms(weights: Tensor, prior: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _probabilities("weights", weights).log(), _log_prior(weights, prior)
+
+
+def _log_prior(like: Tensor, prior: Tensor | None) -> Tensor:
+    """Logarithms of a prior, of equal weights when there is none [*, L]."""
+    alike = torch.full_like(like, 1.0 / like.shape[-1], dtype=torch.float64)
+    return (alike if prior is None else _probabilities("prior", prior)).log()
 
 
 def _probabilities(name: str, weights: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -283,7 +283,7 @@ def personalise(
     Yields:
         Positions [k] of the clients and their posterior.
     """
-    for index, call in _personal_calls(method, state, batch, plan):
+    for index, call in personal_calls(method, state, batch, plan):
         yield index, method.personalise(*call)
 
 
@@ -301,22 +301,39 @@ def global_models(
     Yields:
         Positions [k] of the clients and the global model's posterior for them; nothing where there is no global model.
     """
-    for index, call in _personal_calls(method, state, batch, plan):
+    for index, call in personal_calls(method, state, batch, plan):
         found = method.global_model(*call)
         if found is None:
             return
         yield index, found
 
 
-def _personal_calls(
-    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
+def personal_calls(
+    method: AnyMethod,
+    state: FederationState,
+    batch: ClientBatch,
+    plan: FederationPlan,
+    more: Sequence[int] | None = None,
 ) -> Iterator[tuple[Tensor, tuple[Any, Any, ClientBatch, Noise]]]:
-    """Give positions and arguments of every call after the rounds: message, state, rows and noise of round 0."""
+    """Cut clients into the calls that come after the rounds, such as `Method.personalise`.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        batch: the clients' rows, in the order of `state.clients`.
+        plan: gives chunk, waste and seed.
+        more: rows of every client that a call needs memory for beside those of the batch.
+
+    Yields:
+        Positions [k] of the clients, and the arguments: message, state, rows and noise of round 0.
+    """
     sizes = [int(m) for m in batch.size.tolist()]
     message = method.broadcast(state.server)
-    for index, rows in _calls(method, batch, sizes, list(range(batch.clients)), plan):
+    room = sizes if more is None else [own + other for own, other in zip(sizes, more, strict=True)]
+    for index, rows in _calls(method, batch, room, list(range(batch.clients)), plan):
         noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
-        yield index, (message, tensors.select(state.clients, index), rows, noise)
+        own = rows if more is None else rows.trim()
+        yield index, (message, tensors.select(state.clients, index), own, noise)
 
 
 def join(

@@ -19,8 +19,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam, adam, adam_init, sgd
-from pacbayes_fl.posteriors.particles import HyperPosterior, HyperPrior
-from pacbayes_fl.posteriors.particles import gibbs_tau as gibbs_tau  # on offer here too
+from pacbayes_fl.posteriors.particles import HyperPosterior, HyperPrior, gibbs_tau
 from pacbayes_fl.server import svgd
 
 Model = TypeVar("Model")

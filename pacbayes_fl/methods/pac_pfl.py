@@ -13,12 +13,12 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import evidence
 from pacbayes_fl.methods import release
 from pacbayes_fl.methods.base import Nothing, Refined
-from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server, gibbs_tau
+from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition, refined
 
-__all__ = ["Message", "PacPFL", "Server", "Update", "gibbs_tau"]
+__all__ = ["Message", "PacPFL", "Server", "Update"]
 
 
 class Update(NamedTuple):

@@ -11,7 +11,6 @@ the guarantee for a row costs what the guarantee for a client costs.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.noise import generator_of
 
 Tree = TypeVar("Tree")
 
@@ -207,8 +207,7 @@ def source(seed: int | None, serial: int, mechanism: Mechanism, coordinates: int
     if seed is None:
         return None
     charge = f"{mechanism.kind}/{mechanism.clip!r}/{mechanism.multiplier!r}/{coordinates}"
-    digest = hashlib.sha256(f"privacy/{seed}/{serial}/{charge}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+    return generator_of(f"privacy/{seed}/{serial}/{charge}")
 
 
 def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | None, draws: int = 1) -> Tensor:

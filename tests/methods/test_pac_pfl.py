@@ -20,14 +20,14 @@ from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.pac_pfl import Message, PacPFL, Server, Update, gibbs_tau
+from pacbayes_fl.methods.pac_pfl import Message, PacPFL, Server, Update
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import adam_init
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior
-from pacbayes_fl.posteriors.particles import FlatHyperPrior, GaussianHyperPrior
+from pacbayes_fl.posteriors.particles import FlatHyperPrior, GaussianHyperPrior, gibbs_tau
 from tests.laws.cases import assert_close, bits, federation, plain
 
 Array = NDArray[Any]
