@@ -27,6 +27,9 @@ CLASSIFICATION = (
 USUAL_INCLUSION = "0.99"
 """Initial lambda of sFedBayes whose rows stand beside a study that does not end in another one."""
 
+BINS = 10
+"""Bins of the calibration errors of a paper whose reference file does not say another number."""
+
 DIGITS: Mapping[str, int] = MappingProxyType({"ece": 1, "mce": 1, "brier": 3})
 """Decimals of the papers' numbers of calibration."""
 
@@ -61,8 +64,9 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
         method: its name.
 
     Returns:
-        "pm" and "gm", mean and spread in per cent; "ece" and "mce" in per cent, "brier"; "accuracy" of a model that the
-        paper does not name, where no paper has "pm" or "gm". None is a number that our copy of the paper has lost.
+        "pm" and "gm", mean and spread in per cent; "ece" and "mce" in per cent, "bins" of the former where they are not
+        `BINS`, "brier"; "accuracy" of a model that the paper does not name, where no paper has "pm" or "gm". None is a
+        number that our copy of the paper has lost.
     """
     name = re.fullmatch(r"(fedsi-)?(.+)-(small|medium(?:-sparse)?|large|20|all)(?:-(0\.\d\d))?", study)
     found: dict[str, Any] = {}
@@ -77,6 +81,7 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
         for what in ("pm", "gm", "accuracy", *DIGITS):
             if what in cell and found.get(what) is None:
                 found[what] = cell[what]
+                found |= {"bins": reference["bins"]} if what == "ece" and "bins" in reference else {}
     return {what: value for what, value in found.items() if what != "accuracy" or not {"pm", "gm"} & found.keys()}
 
 
@@ -118,17 +123,19 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     Returns:
         Markdown: a row per method and group, our mean with its 95 % interval, and the papers' for existing clients.
     """
-    cells, starred = _cells(summary), False
+    cells, starred, theirs_by = _cells(summary), False, set[int]()
+    bins = " or ".join(map(str, sorted(set(summary.get("calibration_bins", {"": BINS}).values()))))
     lines = [
         _heading(summary),
         "",
-        "| method | clients | PM accuracy % [95 %] | paper PM | GM accuracy % [95 %] | paper GM | PM ECE % [95 %] "
-        "| paper ECE | PM MCE % | paper MCE | PM Brier | paper Brier | PM NLL |",
+        "| method | clients | PM accuracy % [95 %] | paper PM | GM accuracy % [95 %] | paper GM "
+        f"| PM ECE % ({bins} bins) [95 %] | paper ECE | PM MCE % | paper MCE | PM Brier | paper Brier | PM NLL |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, group in dict.fromkeys((method, group) for method, group, _ in cells):
         theirs = published_classifier(references, summary["study"], method) if group == "existing" else {}
         starred |= "accuracy" in theirs
+        theirs_by |= {theirs.get("bins", BINS)} if "ece" in theirs else set()
         row = [method, group]
         for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
             row += [_ours(cells, (method, group, metric), 100.0, 2), _theirs(theirs, what)]
@@ -140,6 +147,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         "",
         "Ours is of the last round; the papers take the round with the highest accuracy of the last 100 or of all.",
     ]
+    lines += [f"The papers' calibration errors have {' or '.join(map(str, sorted(theirs_by)))} bins."] * bool(theirs_by)
     lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred
     return "\n".join(lines) + "\n"
 

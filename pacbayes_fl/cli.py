@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacbayes_fl.cli_output import (
+    print_bins,
     print_cells,
     print_certificates,
     print_predictions,
@@ -301,6 +302,7 @@ def _compare(options: argparse.Namespace) -> None:
         found = compare(studies, options.seeds, options.out, on_run, key)
         on_round(RoundRecord(runs, 0))
     print_cells(table(found))
+    print_bins(found)
     print_privacy(found)
     if options.out:
         print(f"folder: {options.out}")

@@ -61,6 +61,7 @@ def print_table(result: Result) -> None:
     for group, entry in result.summary()["groups"].items():
         cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
         print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+    print_bins([result])
     if "privacy" in result.labels:
         print(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
@@ -106,6 +107,17 @@ def print_cells(cells: Sequence[Cell]) -> None:
     print(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
         print(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+
+
+def print_bins(found: Sequence[Result]) -> None:
+    """Print with how many bins the calibration errors of classifiers were taken; nothing where no run says so.
+
+    Args:
+        found: results of a table.
+    """
+    bins = sorted({result.labels["calibration_bins"] for result in found if "calibration_bins" in result.labels})
+    if bins:
+        print(f"ece and mce: {' or '.join(map(str, bins))} bins of confidence")
 
 
 def print_privacy(found: Sequence[Result]) -> None:

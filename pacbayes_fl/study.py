@@ -254,7 +254,8 @@ def report(trained: Trained) -> Result:
             levels = study.report.levels
             one = study_report.evaluate(trained.method, trained.state, name, group, study.plan, levels)
         else:
-            one = study_classes.evaluate(trained.method, trained.state, name, group, study.plan)
+            bins = study.report.calibration_bins
+            one = study_classes.evaluate(trained.method, trained.state, name, group, study.plan, bins)
         reports.append(one._replace(rows=_described(trained, one.rows) if name == "existing" else one.rows))
     rows = tuple(row for one in reports for row in one.rows)
     return Result(
@@ -282,7 +283,7 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     study, dataset = trained.study, trained.dataset
     differences = {"differs_from_paper": {key: list(pair) for key, pair in study.differences().items()}}
     if dataset.classes is not None:
-        words = study_classes.labels(trained.method, rows, trained.rounds)
+        words = study_classes.labels(trained.method, rows, trained.rounds, study.report.calibration_bins)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
     options = study.table()["method"]
     words = (

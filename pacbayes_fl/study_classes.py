@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import tensors
+from pacbayes_fl import metrics, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState
@@ -55,7 +56,7 @@ def _models(
 
 
 def evaluate(
-    method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup, plan: FederationPlan
+    method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup, plan: FederationPlan, bins: int = 10
 ) -> Report:
     """Score the personal model of every client of a group, and the global model if there is one, on its test rows.
 
@@ -68,16 +69,19 @@ def evaluate(
         group: "existing" or "new".
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
+        bins: of ECE and MCE.
 
     Returns:
         A row per client, and the probabilities of its test rows, NaN in padding.
     """
+    binned = {"ece": partial(metrics.ece, bins=bins), "mce": partial(metrics.mce, bins=bins)}
+    wanted: dict[str, metrics.ClassMetric] = {**CLASS_METRICS, **binned}
     test = scaled.test
     columns: dict[str, Tensor] = {}
     probs: dict[str, Tensor] = {}
 
     def score(prefix: str, index: Tensor, rows: ClientBatch, found: ClassPredictive) -> None:
-        for name, metric in CLASS_METRICS.items():
+        for name, metric in wanted.items():
             values = metric(found, rows.y, rows.mask)
             columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
 
@@ -181,13 +185,16 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     return out
 
 
-def labels(method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+def labels(
+    method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], bins: int = 10
+) -> dict[str, Any]:
     """Say in words what the numbers of a run are.
 
     Args:
         method: of the run.
         rows: of all groups.
         rounds: of the run.
+        bins: of ECE and MCE.
 
     Returns:
         `labels.json`.
@@ -202,8 +209,9 @@ def labels(method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundR
         "are of probabilities averaged over the draws",
         "nll": "nats per row",
         "brier": "sum over classes, in [0, 2]",
-        "ece": "top-label, 10 bins of equal width (lo, hi] on [0, 1], l1 norm",
-        "mce": "top-label, 10 bins of equal width (lo, hi] on [0, 1], largest gap",
+        "calibration_bins": bins,
+        "ece": f"top-label, {bins} bins of equal width (lo, hi] on [0, 1], l1 norm",
+        "mce": f"top-label, {bins} bins of equal width (lo, hi] on [0, 1], largest gap",
     }
     kept = [row.metrics["kept"] for row in rows if "kept" in row.metrics]
     return out | method.about() | ({"kept": math.fsum(kept) / len(kept)} if kept else {})

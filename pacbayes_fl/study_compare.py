@@ -189,6 +189,8 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of
+    if bins := {one.method: one.labels["calibration_bins"] for one in found if "calibration_bins" in one.labels}:
+        summary["calibration_bins"] = bins
     if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
         summary["privacy"] = spent
     results.write_atomic(out / "compare.json", (json.dumps(summary, indent=1) + "\n").encode())

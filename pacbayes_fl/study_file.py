@@ -130,21 +130,26 @@ class ReportPart:
     """Table [report].
 
     Args:
-        levels: confidence levels of the calibration error, by name (`metrics.levels`).
+        levels: confidence levels of the calibration error of regression (PAC-PFL, eq. 41), by name (`metrics.levels`).
+        calibration_bins: equal bins of confidence on [0, 1] of a classifier's ECE, MCE and reliability diagram; 10 as
+            in the public code of BPFed and FedSI, while PAC-PFL's calibration error (eq. 42) is the ECE with 20.
         evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
         uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
         certify: what is left for certificates.
     """
 
     levels: Literal["paper", "pacoh"] = "paper"
+    calibration_bins: int = 10
     evaluate_every: int | None = None
     uncertainty_rounds: tuple[int, ...] = (1, 10)
     certify: CertifyPart = field(default_factory=CertifyPart)
 
     def __post_init__(self) -> None:
-        """Refuse a number that means nothing."""
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise StudyError(f"[report] evaluate_every must be at least 1, got {self.evaluate_every}")
+        """Refuse numbers that mean nothing."""
+        for name in ("evaluate_every", "calibration_bins"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise StudyError(f"[report] {name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)

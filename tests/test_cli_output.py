@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from pacbayes_fl.cli_output import print_cells, print_predictions, print_table, progress
+from pacbayes_fl.cli_output import print_bins, print_cells, print_predictions, print_table, progress
 from pacbayes_fl.results import ClientRow, Result, RoundRecord
 from pacbayes_fl.study_compare import Cell
 from pacbayes_fl.study_predict import ClassPrediction, Prediction
@@ -92,3 +92,14 @@ def test_a_long_name_moves_the_columns_of_a_comparison(capsys: Captured) -> None
     print_cells([Cell(name, "new", "ce", 0.5, 0.25, 0.75, 0.5, 3) for name in ("a", long)])
     _, names, a, b = capsys.readouterr().out.splitlines()
     assert b.startswith(f"{long}  new ") and a.index("new") == b.index("new") == names.index("group")
+
+
+def test_tables_of_classifiers_say_how_many_bins(capsys: Captured) -> None:
+    rows = (ClientRow(0, "c", "existing", 3, {"pm.ece": 0.125}),)
+    runs = [Result("s", "a", 4, "classification", clients=rows, labels={"calibration_bins": b}) for b in (20, 10, 20)]
+    print_table(runs[0])
+    assert capsys.readouterr().out.splitlines()[-1] == "ece and mce: 20 bins of confidence"
+    print_bins(runs)
+    assert capsys.readouterr().out == "ece and mce: 10 or 20 bins of confidence\n"
+    print_bins([Result("s", "ridge", 4, "regression")])
+    assert not capsys.readouterr().out

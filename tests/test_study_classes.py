@@ -15,8 +15,11 @@ from pacbayes_fl import study_classes
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.results import ClientRow, RoundRecord
+from pacbayes_fl.study import report, train
 from pacbayes_fl.study_classes import curve, evaluate, histograms, labels, predictive, selections
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
@@ -83,6 +86,24 @@ def test_metrics_are_those_of_a_loop_over_clients_and_draws(root: Path, group: s
         found = report.predictions[f"{group}.{which}.probs"][k][scaled.test.mask[k]].numpy()
         np.testing.assert_allclose(found, np.mean(each, 0), rtol=1e-3, atol=1e-5)
     assert len({row.metrics[f"{which}.nll"] for row in report.rows}) == len(report.rows)
+
+
+@pytest.mark.parametrize("bins", [10, 20])
+def test_calibration_errors_have_the_bins_of_the_study(root: Path, bins: int) -> None:
+    study = tiny_images(root, "method.zeta=0.01", *([] if bins == 10 else [f"report.calibration_bins={bins}"]))
+    result, differ = report(train(study)), 0
+    assert result.labels["calibration_bins"] == bins
+    assert all(f"{bins} bins of equal width" in result.labels[name] for name in ("ece", "mce"))
+    for group in ("existing", "new"):
+        y, mask = (result.predictions[f"{group}.{name}_test"] for name in ("y", "mask"))
+        for model in ("pm", "gm"):
+            probs = result.predictions[f"{group}.{model}.probs"].double()
+            for name, metric in (("ece", ece), ("mce", mce)):
+                expected = metric(ClassMixture(probs.log()), y, mask, bins=bins)
+                found = result.column(group, f"{model}.{name}")
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # probabilities are kept in float32
+                differ += not np.allclose(found, metric(ClassMixture(probs.log()), y, mask, bins=30 - bins), rtol=1e-3)
+    assert differ
 
 
 def test_a_federation_learns(root: Path) -> None:

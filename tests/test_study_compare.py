@@ -8,6 +8,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> 
     assert summary == {"study": "tiny", "cells": [cell._asdict() for cell in cells]}
     assert {"rmse_raw", "rsmse", "coverage_95"} <= {cell["metric"] for cell in summary["cells"]}
     assert {"box_plots.png", "box_plots.svg"} <= {path.name for path in (out / "figures").iterdir()}
+
+
+def test_the_bins_of_calibration_errors_stand_beside_the_cells(tmp_path: Path) -> None:
+    runs = [
+        replace(result([1.0], method=name), labels={"calibration_bins": bins}) for name, bins in (("a", 10), ("b", 20))
+    ]
+    write(tmp_path, runs)
+    assert json.loads((tmp_path / "compare.json").read_text())["calibration_bins"] == {"a": 10, "b": 20}
 
 
 def test_what_is_not_finite_stays_json(tmp_path: Path) -> None:

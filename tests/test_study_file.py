@@ -117,6 +117,7 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
         ({"federation": {"checkpoint_every": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
         ({"federation": {"threads": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
         ({"report": {"evaluate_every": 0}}, "[report] evaluate_every must be at least 1, got 0"),
+        ({"report": {"calibration_bins": 0}}, "[report] calibration_bins must be at least 1, got 0"),
         ({"model": {"mean_widths": [3, 0]}}, "[model] widths and feature_dim must be at least 1, got 32, 32, 3, 0, 2"),
         ({"model": {"feature_dim": 0}}, "[model] widths and feature_dim must be at least 1"),
         ({"model": {"noise_std": 0.0}}, "[model] noise_std must be positive, got 0"),
@@ -173,7 +174,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 4, "privacy": 8}
+    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 5, "privacy": 8}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"

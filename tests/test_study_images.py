@@ -151,7 +151,8 @@ def test_run_show_plot_and_resume(call: Out, tmp_path: Path) -> None:
     code, out, err = call("run", "tiny-images.toml", "--out", "run", "--rounds", 2)
     assert code == 0
     assert "preset recommended; differs from paper in: " in err and "federation.rounds=2 (paper 800)" in err
-    head, names, existing, new, *chosen = out.splitlines()
+    head, names, existing, new, bins, *chosen = out.splitlines()
+    assert bins == "ece and mce: 10 bins of confidence"
     assert head.startswith("tiny-images, pfedbayes, seed 3") and chosen[-1] == "run folder: run"
     assert names.split() == [
         *("group", "clients", "pm.accuracy", "pm.ece", "pm.nll", "pm.brier"),
@@ -178,8 +179,9 @@ def test_compare_has_the_metrics_of_the_task(call: Out, tmp_path: Path) -> None:
     arguments = ["tiny-images.toml", "--methods", "fedavg,pfedbayes,local", "--rounds", "2", "--set", "method.steps=2"]
     code, out, _ = call("compare", *arguments, "--out", "all", "--quiet")
     assert code == 0
-    _, names, *rows, _ = out.splitlines()
+    _, names, *rows, bins, _ = out.splitlines()
     assert names.split() == ["method", "group", *METRICS["classification"]]
+    assert bins == "ece and mce: 10 bins of confidence"
     assert [row.split()[:2] for row in rows] == [
         [name, group] for name in ("fedavg", "pfedbayes", "local") for group in ("existing", "new")
     ]

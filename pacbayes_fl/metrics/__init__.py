@@ -51,4 +51,4 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 CLASS_METRICS: Mapping[str, ClassMetric] = MappingProxyType(
     {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece, "mce": mce}
 )
-"""Every classification metric under the name that result tables use; "ece" and "mce" have 10 bins of equal width."""
+"""Every classification metric under the name that result tables use; "ece" and "mce" with 10 bins of equal width."""

@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.plots.style import FAINT, GROUP_COLOURS, INK, MODELS, RED, NothingToDrawError, panels, predicted
+from pacbayes_fl.plots.style import (
+    FAINT,
+    GROUP_COLOURS,
+    INK,
+    MODELS,
+    RED,
+    NothingToDrawError,
+    calibration_bins,
+    panels,
+    predicted,
+)
 from pacbayes_fl.results import GROUPS, Result
 
 if TYPE_CHECKING:
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 
-def reliability_diagram(result: Result, bins: int = 10, model: str = "pm") -> Figure:
+def reliability_diagram(result: Result, bins: int | None = None, model: str = "pm") -> Figure:
     """Draw accuracy against confidence above, and how often which confidence occurs below (BPFed, Figure 6).
 
     The rows of all clients of a group are pooled and sorted into equal bins (lo, hi] by the probability of their most
@@ -30,7 +40,7 @@ def reliability_diagram(result: Result, bins: int = 10, model: str = "pm") -> Fi
 
     Args:
         result: a finished run of a classifier, with predictions.
-        bins: equal bins on [0, 1].
+        bins: equal bins on [0, 1]; those of the result's own ECE when None.
         model: "pm" for the personal models, "gm" for the global model.
 
     Returns:
@@ -41,13 +51,16 @@ def reliability_diagram(result: Result, bins: int = 10, model: str = "pm") -> Fi
         NothingToDrawError: when the result holds no class probabilities of that model for test rows.
         PacBayesFLError: when matplotlib is not installed.
     """
+    bins = calibration_bins(result) if bins is None else bins
     if model not in MODELS or bins < 1:
         raise StudyError(f"model must be one of {', '.join(MODELS)} and bins at least 1, got {model!r} and {bins}")
     rows = {group: _rows(result, group, model) for group in GROUPS}
     shown = {group: clients for group, clients in rows.items() if clients}
     if not shown:
         raise NothingToDrawError(f"the result holds no class probabilities ({model}.probs) of test rows")
-    title = f"{result.method} on {result.study}\nseed {result.seed}, {MODELS[model]}"  # one panel is narrow
+    title = (
+        f"{result.method} on {result.study}\nseed {result.seed}, {MODELS[model]}, {bins} bins"  # one panel is narrow
+    )
     with panels(2, len(shown), title, 3.5, 3.1) as (figure, axes):
         for (top, bottom), (group, clients) in zip(axes.T, shown.items(), strict=True):
             pooled = _binned(

@@ -140,12 +140,19 @@ def feature_label(result: Result, feature: int) -> str:
     return with_unit(name, str(units[feature]) if feature < len(units) else "")
 
 
+def calibration_bins(result: Result) -> int:
+    """Return the number of bins of a result's ECE and MCE; a run that does not say has 10."""
+    return int(result.labels.get("calibration_bins", 10))
+
+
 def metric_label(metric: str, result: Result) -> str:
     """Name a metric for an axis; "pm.accuracy" becomes "accuracy, personal model"."""
     *parts, name = metric.split(".")
     label = _METRICS.get(name, name.replace("_", " "))
     if name in ("rmse", "crps"):
         label = with_unit(label, str(result.labels.get("target_unit", "")))
+    if name in ("ece", "mce"):
+        label += f" ({calibration_bins(result)} bins)"
     return ", ".join([label, *(_OF_METRIC.get(part, part) for part in parts)])
 
 

@@ -122,6 +122,7 @@ def test_a_study_of_another_paper_says_which(file: Path) -> None:
 
 def test_writers_have_twenty_digits_or_all_of_them(data_root: Path) -> None:
     few, every = (Study.from_toml(file_of(f"femnist-{size}")) for size in ("20", "all"))
+    assert few.report.calibration_bins == every.report.calibration_bins == 20  # eq. 42, section 8.6.1
     cut = options(few)
     assert (cut.clients, cut.limit, cut.digits_only, options(every).limit) == (40, 20, True, None)
     assert replace(cut, limit=None) == options(every)

@@ -19,8 +19,10 @@ def theirs(study: str, method: str) -> dict[str, Any]:
     return tables.published_classifier(list(PAPERS.values()), study, method)
 
 
-def printed(study: str, cells: list[dict[str, object]], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    (folder / "compare.json").write_text(json.dumps({"study": study, "cells": cells}), encoding="utf-8")
+def printed(
+    study: str, cells: list[dict[str, object]], folder: Path, capsys: pytest.CaptureFixture[str], **more: object
+) -> str:
+    (folder / "compare.json").write_text(json.dumps({"study": study, "cells": cells, **more}), encoding="utf-8")
     tables.main([str(folder)])
     return capsys.readouterr().out
 
@@ -55,9 +57,9 @@ def test_our_numbers_stand_beside_theirs(tmp_path: Path, capsys: pytest.CaptureF
         ),
         ("fedsi-cifar10-large", "fedsi", {"accuracy": [76.1, 0.87]}),
         ("fedsi-mnist-new", "fedsi", {}),
-        ("femnist-20", "pac-pfl-bnn", {"pm": [94.2, 2.6], "ece": [8.0, 1.0]}),
-        ("femnist-all", "pac-pfl-bnn", {"pm": [97.1, 1.6], "ece": [5.0, 1.0]}),
-        ("emnist-all", "pac-pfl-bnn", {"pm": [87.1, 1.1], "ece": [4.0, 1.0]}),
+        ("femnist-20", "pac-pfl-bnn", {"pm": [94.2, 2.6], "ece": [8.0, 1.0], "bins": 20}),
+        ("femnist-all", "pac-pfl-bnn", {"pm": [97.1, 1.6], "ece": [5.0, 1.0], "bins": 20}),
+        ("emnist-all", "pac-pfl-bnn", {"pm": [87.1, 1.1], "ece": [4.0, 1.0], "bins": 20}),
         ("femnist-20", "fedavg", {"pm": [88.1, 1.7]}),
         ("mnist-medium", "pfedbayes", {"pm": [97.09, 0.13], "gm": [92.33, 0.76]}),
         ("fmnist-large", "pfedbayes", {"pm": [93.01, 0.10], "gm": [83.30, 0.28], "ece": 7.1}),  # PM: the ICML paper
@@ -198,3 +200,16 @@ def test_a_cell_that_our_copy_has_lost_is_a_question_mark(tmp_path: Path, capsys
         "| cfedbayes | existing | 50.00 [10.00, 90.00] | ? | - | ? | - | - | - | - | - | - | - |" in out
         and "`*`" not in out
     )
+
+
+def test_a_table_says_how_many_bins_ours_and_theirs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "The papers' calibration errors have {} bins."
+    names = ("pac-pfl-bnn", "pfedbayes")
+    cells = [cell("pm.ece", 0.125, name, "existing") for name in names]
+    out = printed("femnist-20", cells, tmp_path, capsys, calibration_bins=dict.fromkeys(names, 20))
+    assert "| PM ECE % (20 bins) [95 %] |" in out and said.format(20) in out
+    out = printed("femnist-20", cells, tmp_path, capsys, calibration_bins=dict(zip(names, (20, 10), strict=True)))
+    assert "| PM ECE % (10 or 20 bins) [95 %] |" in out
+    out = printed("mnist-small", cells, tmp_path, capsys)  # of a time when all runs had 10
+    assert "| PM ECE % (10 bins) [95 %] |" in out and said.format(10) in out
+    assert "bins." not in printed("mine", cells, tmp_path, capsys)

@@ -77,13 +77,17 @@ def test_one_run_compares_its_groups(result: Result) -> None:
         ]
     others = tuple(replace(row, metrics={"own": 0.9, "gm.ece": 0.1, "third": 1.0}) for row in result.clients)
     labels = [axis.get_ylabel() for axis in client_boxes(replace(result, clients=others)).axes]
-    assert labels == ["own", "expected calibration error, global model"]
+    assert labels == ["own", "expected calibration error (10 bins), global model"]
 
 
 def test_classifiers_show_accuracies_and_calibration(classes: Maker) -> None:
     result = classes()
     shown = ("pm.accuracy", "gm.accuracy", "pm.ece")
-    words = ["accuracy, personal model", "accuracy, global model", "expected calibration error, personal model"]
+    words = [
+        "accuracy, personal model",
+        "accuracy, global model",
+        "expected calibration error (10 bins), personal model",
+    ]
     figure = client_boxes(result)
     assert [axis.get_ylabel() for axis in figure.axes] == words
     for axis, metric in zip(figure.axes, shown, strict=True):

@@ -73,6 +73,15 @@ def test_bars_and_lines_are_those_of_the_metrics(model: str, bins: int, classes:
     figure.canvas.draw()
 
 
+def test_the_bins_are_those_of_the_results_own_calibration_error(classes: Maker) -> None:
+    result = classes()
+    for drawn, bins in ((result, 10), (replace(result, labels={**result.labels, "calibration_bins": 20}), 20)):
+        figure = reliability_diagram(drawn)
+        assert len(bars(figure.axes[0])[0].patches) == bins and f"{bins} bins" in figure.get_suptitle()
+        expected = reliability_diagram(result, bins)
+        assert [axis.get_title() for axis in figure.axes] == [axis.get_title() for axis in expected.axes]
+
+
 def test_padding_and_clients_without_test_rows_do_not_count(classes: Maker) -> None:
     result = classes(new=0)
     mask = result.predictions["existing.mask_test"].clone()

@@ -115,8 +115,10 @@ def test_words_on_axes(result: Result) -> None:
     assert metric_label("crps", result) == "CRPS (kW)"
     assert metric_label("pm.own_score", result) == "own score, personal model"
     assert metric_label("gm.mean_weights.ece", result) == (
-        "expected calibration error, global model, at the mean weights"
+        "expected calibration error (10 bins), global model, at the mean weights"
     )
+    finer = replace(result, labels={**result.labels, "calibration_bins": 20})
+    assert metric_label("pm.mce", finer) == "maximum calibration error (20 bins), personal model"
     assert metric_label("validation.pm.accuracy", result) == "accuracy, validation rows, personal model"
 
 
