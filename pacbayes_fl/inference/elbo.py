@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import pyro
 import torch
@@ -24,6 +24,32 @@ from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.posteriors.family import AnyFamily, Draw, Family, Opened, Sites
 
 Program = Callable[[], object]
+
+
+class Terms(NamedTuple):
+    """What the evidence lower bound of every client is made of; the bound is their difference.
+
+    Args:
+        log_likelihood: of the observed sites, scaled as the program scales them [K], in nats.
+        divergence: KL divergences of the other sites, scaled likewise [K], in nats.
+    """
+
+    log_likelihood: Tensor
+    divergence: Tensor
+
+
+class LossGradient(NamedTuple, Generic[AnyFamily]):
+    """The negative evidence lower bound -(log_likelihood - zeta kl) of every client, in its parts, and its gradient.
+
+    Args:
+        log_likelihood: scale_k (1/a) sum_l ln p(y_k | theta_kl) [K], in nats.
+        kl: KL(q_k || w), without zeta [K], in nats; None where the caller has not asked for it.
+        gradient: by the parameters of q, leaves [K, D].
+    """
+
+    log_likelihood: Tensor
+    kl: Tensor | None
+    gradient: AnyFamily
 
 
 def guide(model: WeightModel, q: Family, draw: Draw, zeta: float) -> Program:
@@ -47,8 +73,8 @@ def guide(model: WeightModel, q: Family, draw: Draw, zeta: float) -> Program:
     return program
 
 
-def client_elbo(model: Program, guide: Program) -> Tensor:
-    """Evidence lower bound of every client, with the KL divergence in closed form.
+def client_terms(model: Program, guide: Program) -> Terms:
+    """Parts of the evidence lower bound of every client, with the KL divergence in closed form.
 
     ELBO_k = scale_k ln p(y_k | theta_k) - zeta KL(q_k || w), theta_k the guide's draw      (pFedBayes eq. 30)
 
@@ -57,20 +83,21 @@ def client_elbo(model: Program, guide: Program) -> Tensor:
         guide: Pyro program over the same plate.
 
     Returns:
-        [K], in nats.
+        Both parts [K], in nats.
     """
     drawn = prune_subsample_sites(poutine.trace(guide).get_trace())
     played = prune_subsample_sites(poutine.trace(poutine.replay(model, trace=drawn)).get_trace())
-    terms: list[Tensor] = []
+    fits: list[Tensor] = []
+    divergences: list[Tensor] = []
     for name, site in played.nodes.items():
         if site["type"] != "sample":
             continue
         if site["is_observed"]:
-            terms.append(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
+            fits.append(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
         else:
             q = drawn.nodes[name]
-            terms.append(-scale_and_mask(kl_divergence(q["fn"], site["fn"]), q["scale"], q["mask"]))
-    return torch.stack(terms).sum(0)
+            divergences.append(scale_and_mask(kl_divergence(q["fn"], site["fn"]), q["scale"], q["mask"]))
+    return Terms(torch.stack(fits).sum(0), torch.stack(divergences).sum(0))
 
 
 def loss_gradient(
@@ -82,13 +109,14 @@ def loss_gradient(
     zeta: float,
     scale: Tensor,
     opened: tuple[Opened, Opened] | None = None,
-) -> tuple[Tensor, AnyFamily]:
+    with_kl: bool = True,
+) -> LossGradient[AnyFamily]:
     """Differentiate the negative ELBO by the parameters of q.
 
     Omega_k = -scale_k (1/a) sum_l ln p(y_k | theta_kl) + zeta KL(q_k || w)      (pFedBayes eq. 30, sFedBayes eq. 43)
 
     For a `BayesianNetwork` autograd goes through the network alone, and the family and its KL divergence are written
-    out; any other Pyro program is differentiated as it stands, by `client_elbo`.
+    out; any other Pyro program is differentiated as it stands, by `client_terms`.
 
     Args:
         model: the likelihood.
@@ -99,13 +127,16 @@ def loss_gradient(
         zeta: weight of the KL divergence, positive.
         scale: m_k over the rows of the minibatch [K].
         opened: `q.opened()` and `prior.opened()`, where the caller has them.
+        with_kl: whether to evaluate the KL divergence, which the gradient alone does not need.
 
     Returns:
-        The scaled log likelihood of a hot path, or the ELBO of a program [K], in nats; and the gradient.
+        Log likelihood and KL divergence [K], in nats, and the gradient.
     """
     if isinstance(model, BayesianNetwork):
         mine, theirs = (q.opened(), prior.opened()) if opened is None else opened
-        return _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
+        log_likelihood, gradient = _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
+        kl = divergence(model, q, prior) if with_kl else None
+        return LossGradient(log_likelihood, kl, gradient)
     return defined_gradient(model, q, prior, rows, draws, zeta, scale)
 
 
@@ -117,7 +148,7 @@ def defined_gradient(
     draws: Sequence[Draw],
     zeta: float,
     scale: Tensor,
-) -> tuple[Tensor, AnyFamily]:
+) -> LossGradient[AnyFamily]:
     """Differentiate the ELBO of Pyro's traces; arguments and results as in `loss_gradient`.
 
     Args:
@@ -130,15 +161,33 @@ def defined_gradient(
         scale: m_k over the rows of the minibatch [K].
 
     Returns:
-        ELBO [K], in nats, and the gradient of its negative.
+        Log likelihood and KL divergence [K], in nats, and the gradient.
     """
     with torch.enable_grad(), pyro.validation_enabled(False):
         leaf = tensors.tree_map(lambda parameter: parameter.detach().requires_grad_(True), q)
         program = partial(model.model, rows, Sites(prior, model), zeta, scale)
-        elbos = [client_elbo(program, guide(model, leaf, draw, zeta)) for draw in draws]
-        elbo = torch.stack(elbos).mean(0)
-        slopes = iter(torch.autograd.grad(-elbo.sum(), list(tensors.leaves(leaf).values())))
-    return elbo.detach(), tensors.tree_map(lambda _: next(slopes), leaf)
+        found = [client_terms(program, guide(model, leaf, draw, zeta)) for draw in draws]
+        fit, kl = tensors.tree_map(lambda *values: torch.stack(values).mean(0), *found)
+        slopes = iter(torch.autograd.grad((kl - fit).sum(), list(tensors.leaves(leaf).values())))
+    return LossGradient(fit.detach(), kl.detach() / zeta, tensors.tree_map(lambda _: next(slopes), leaf))
+
+
+def divergence(model: WeightModel, q: AnyFamily, prior: AnyFamily) -> Tensor:
+    """KL(q || w) over the weights with uncertainty: the others are numbers, of which no divergence counts.
+
+    Args:
+        model: says which they are.
+        q: leaves [K, D].
+        prior: w, leaves [K, D] or [D].
+
+    Returns:
+        [K], in nats, float64.
+    """
+    if not model.deterministic:
+        return q.kl(prior)
+    keep = model.stochastic_columns().to(q.loc.device)
+    mine, theirs = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
+    return mine.kl(theirs)
 
 
 def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:

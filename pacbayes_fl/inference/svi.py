@@ -122,9 +122,13 @@ def personal_steps(
     for _ in range(local.inner):
         draws = [draw(q, noise) for _ in range(local.draws)]
         if local.divergence == "forward":
-            value, gradient = elbo.loss_gradient(model, q, w, rows, draws, local.zeta, scale, (mine, theirs))
+            value, _, gradient = elbo.loss_gradient(
+                model, q, w, rows, draws, local.zeta, scale, (mine, theirs), with_kl=False
+            )
         else:  # KL(q || q) has slope 0
-            value, gradient = elbo.loss_gradient(model, q, q, rows, draws, local.zeta, scale, (mine, mine))
+            value, _, gradient = elbo.loss_gradient(
+                model, q, q, rows, draws, local.zeta, scale, (mine, mine), with_kl=False
+            )
             backwards = elbo.only_stochastic(model, theirs.kl_gradient_of_prior(mine))
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:

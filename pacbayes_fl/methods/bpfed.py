@@ -12,7 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods import pfedbayes, release
-from pacbayes_fl.methods.pfedbayes import Update, per_client, start_clients, stepped, track_prior
+from pacbayes_fl.methods.pfedbayes import Update, fit_of, per_client, start_clients, stepped, track_prior
 from pacbayes_fl.methods.variational import Variational
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
@@ -81,10 +81,13 @@ class BPFed(Variational[Server, Client, Update]):
         """Fit both factors against the last personal posterior and the global shared part (Algorithm 1)."""
         prior = self._joined(message.w, state.personal)
         before = pfedbayes.Client(prior, state.adam_q, state.adam_w)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, before, prior, batch, noise, self.draw)
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, before, prior, batch, noise, self.draw
+        )
         sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
         weight = average.client_weight(batch.size, self.weighting)
-        update = Update(sent, weight, torch.ones_like(weight), fit.double(), new.q.kl(w))
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
+        update = Update(sent, weight, torch.ones_like(weight), fit)
         return update, Client(self._personal(new.q), new.adam_q, new.adam_w)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
@@ -115,8 +118,8 @@ class BPFed(Variational[Server, Client, Update]):
         return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean scaled log likelihood of the clients, and KL divergence of their posteriors from the tracked priors."""
-        return per_client(update)
+        """Mean scaled log likelihood of the clients, KL divergence from the tracked priors, evidence lower bound."""
+        return per_client(update.fit, update.clients)
 
     def _sent(self, message: Server) -> MeanField:
         return tensors.tree_map(lambda leaf: leaf[: self.shared], message.w)

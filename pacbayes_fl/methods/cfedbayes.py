@@ -13,7 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods import pfedbayes, release
-from pacbayes_fl.methods.pfedbayes import never_trained, start_clients, track_prior
+from pacbayes_fl.methods.pfedbayes import Fit, fit_of, never_trained, per_client, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
@@ -46,8 +46,7 @@ class Update(NamedTuple):
         cluster: where each belongs [K], int64.
         weight: in its cluster's average [K].
         clients: 1 for every client that took part [K].
-        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
-        kl: KL(q || w) after the last step [K], in nats.
+        fit: leaves [K].
         moved: whether the client has changed its cluster [K], 0 or 1.
     """
 
@@ -55,8 +54,7 @@ class Update(NamedTuple):
     cluster: Tensor
     weight: Tensor
     clients: Tensor
-    log_likelihood: Tensor
-    kl: Tensor
+    fit: Fit
     moved: Tensor
 
 
@@ -130,10 +128,13 @@ class CFedBayes(Variational[Server, Client, Update]):
         start = tensors.select(message.w, cluster)
         before = pfedbayes.Client(*state[:3])
         before = before._replace(q=tensors.where(never_trained(before), start, before.q))
-        new, w, fit = track_prior(self.model, self.local, self.tracking, before, start, batch, noise, self.draw)
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, before, start, batch, noise, self.draw
+        )
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
         weight = average.client_weight(batch.size, self.weighting)
         moved = (cluster != state.cluster).to(weight)
-        update = Update(w, cluster, weight, torch.ones_like(weight), fit.double(), new.q.kl(w), moved)
+        update = Update(w, cluster, weight, torch.ones_like(weight), fit, moved)
         return update, Client(*new, cluster)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
@@ -162,8 +163,8 @@ class CFedBayes(Variational[Server, Client, Update]):
         """
         w = release.arrived(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
         sent = pfedbayes.stepped(w)
-        unknown, cluster = sent.kl, torch.arange(self.clusters, device=sent.kl.device)
-        return Update(w, cluster, sent.weight, unknown, unknown, unknown, unknown)
+        cluster = torch.arange(self.clusters, device=sent.weight.device)
+        return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
@@ -182,8 +183,7 @@ class CFedBayes(Variational[Server, Client, Update]):
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, how many changed their cluster, and how many clusters have members."""
-        clients = update.clients.sum().clamp_min(1.0)
-        means = {name: getattr(update, name).sum() / clients for name in ("log_likelihood", "kl")}
+        means = per_client(update.fit, update.clients)
         sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
         occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
         return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}

@@ -38,6 +38,21 @@ class Client(NamedTuple):
     adam_w: Adam[Any]
 
 
+class Fit(NamedTuple):
+    """How well posteriors fit, the numbers of a record.
+
+    Args:
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        kl: KL(q || w) after the last step, from the client's own w [K], in nats.
+        elbo: log_likelihood - zeta KL(q || w) from the w that the client got [K], in nats: its term of the federation's
+            evidence lower bound, whose w is the same for all.
+    """
+
+    log_likelihood: Tensor
+    kl: Tensor
+    elbo: Tensor
+
+
 class Update(NamedTuple):
     """Localised global distributions of clients, or their mean with the sums of the rest.
 
@@ -45,15 +60,13 @@ class Update(NamedTuple):
         w: leaves [K, D].
         weight: in the server's average [K].
         clients: number of clients behind a row [K].
-        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
-        kl: KL(q || w) after the last step [K], in nats.
+        fit: leaves [K].
     """
 
     w: Any
     weight: Tensor
     clients: Tensor
-    log_likelihood: Tensor
-    kl: Tensor
+    fit: Fit
 
 
 def track_prior(
@@ -105,6 +118,25 @@ def track_prior(
     return Client(q, mine.adam, adam_w), w, total
 
 
+def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
+    """Say how well posteriors fit after a round.
+
+    Args:
+        model: says which weights are uncertain.
+        zeta: weight of the KL divergence.
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        q: after the last step, leaves [K, D].
+        own: the clients' own w after it, leaves [K, D].
+        common: w as the clients got it, leaves [D] or [K, D].
+
+    Returns:
+        Leaves [K], float64.
+    """
+    log_likelihood, kl = log_likelihood.double(), elbo.divergence(model, q, own)
+    since = kl if own is common else elbo.divergence(model, q, common)
+    return Fit(log_likelihood, kl, log_likelihood - zeta * since)
+
+
 def start_clients(w: Any, clients: int) -> Client:
     """Begin clients at the global distribution, optimisers at rest.
 
@@ -124,10 +156,17 @@ def never_trained(state: Client) -> Tensor:
     return state.adam_q.steps == 0
 
 
-def per_client(update: Update) -> Mapping[str, Tensor]:
-    """Average the numbers of a round over clients, for its record."""
-    clients = update.clients.sum().clamp_min(1.0)
-    return {"log_likelihood": update.log_likelihood.sum() / clients, "kl": update.kl.sum() / clients}
+def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
+    """Average the numbers of a round over clients, for its record.
+
+    Args:
+        fit: of the clients, or sums of it, leaves [K].
+        clients: number of clients behind a row [K].
+
+    Returns:
+        Means [] over the clients of the round, in nats.
+    """
+    return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
 def stepped(w: Any) -> Update:
@@ -141,7 +180,7 @@ def stepped(w: Any) -> Update:
     """
     rows = len(w.loc)
     unknown = release.withheld(w.loc, rows)
-    return Update(w, release.ones(w.loc, rows), unknown, unknown, unknown)
+    return Update(w, release.ones(w.loc, rows), unknown, Fit(unknown, unknown, unknown))
 
 
 @final
@@ -171,9 +210,10 @@ class PFedBayes(Variational[Server, Client, Update]):
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
         w = tensors.expand(message.w, batch.clients)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
+        new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
         weight = average.client_weight(batch.size, self.weighting)
-        return Update(w, weight, torch.ones_like(weight), fit.double(), new.q.kl(w)), new
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        return Update(w, weight, torch.ones_like(weight), fit), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average and extrapolate (Algorithm 1, last line)."""
@@ -205,5 +245,5 @@ class PFedBayes(Variational[Server, Client, Update]):
         return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean scaled log likelihood and KL divergence of the clients."""
-        return per_client(update)
+        """Mean scaled log likelihood, KL divergence and evidence lower bound of the clients."""
+        return per_client(update.fit, update.clients)

@@ -13,7 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import release
-from pacbayes_fl.methods.pfedbayes import Client, never_trained, start_clients, track_prior
+from pacbayes_fl.methods.pfedbayes import Client, Fit, fit_of, never_trained, per_client, start_clients, track_prior
 from pacbayes_fl.methods.variational import Variational, check_beta
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import initial_mean_field
@@ -49,8 +49,7 @@ class Update(NamedTuple):
         w: leaves [K, D].
         weight: in the server's average [K].
         clients: number of clients behind a row [K].
-        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
-        kl: KL(q || w) after the last step [K], in nats.
+        fit: leaves [K].
         sent: share of the weights that were sent [K].
         kept: share of its weights that a client can expect to be in [K]; see `SFedBayes.describe`.
     """
@@ -58,8 +57,7 @@ class Update(NamedTuple):
     w: Sent
     weight: Tensor
     clients: Tensor
-    log_likelihood: Tensor
-    kl: Tensor
+    fit: Fit
     sent: Tensor
     kept: Tensor
 
@@ -131,13 +129,16 @@ class SFedBayes(Variational[Server, Client, Update]):
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
         start = tensors.expand(message.w, batch.clients)
-        new, w, fit = track_prior(self.model, self.local, self.tracking, state, start, batch, noise, self.draw)
-        weight, kl = average.client_weight(batch.size, self.weighting), new.q.kl(w)
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, state, start, batch, noise, self.draw
+        )
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        weight = average.client_weight(batch.size, self.weighting)
         inclusion = w.inclusion
         keep = inclusion >= self.threshold
         sent = Sent(w.loc * keep, torch.where(keep, w.rho, start.rho), inclusion * keep)
-        shares = keep.to(kl).mean(1), self.describe(new)["kept"]
-        return Update(sent, weight, torch.ones_like(weight), fit.double(), kl, *shares), new
+        shares = keep.double().mean(1), self.describe(new)["kept"]
+        return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
@@ -155,7 +156,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         w: Sent = release.arrived(mean, all_of(message.w))
         unknown = release.withheld(w.loc)
         w = w._replace(inclusion=w.inclusion.clamp(0.0, 1.0))
-        return Update(w, release.ones(w.loc), unknown, unknown, unknown, unknown, unknown)
+        return Update(w, release.ones(w.loc), unknown, Fit(unknown, unknown, unknown), unknown, unknown)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
@@ -179,8 +180,8 @@ class SFedBayes(Variational[Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
         clients = update.clients.sum().clamp_min(1.0)
-        names = ("log_likelihood", "kl", "sent", "kept")
-        means = {name: getattr(update, name).sum() / clients for name in names}
+        means = per_client(update.fit, update.clients)
+        means |= {"sent": update.sent.sum() / clients, "kept": update.kept.sum() / clients}
         dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.loc.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
 

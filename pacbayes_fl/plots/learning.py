@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SCORES: Final = ("rsmse", "pm.accuracy", "gm.accuracy", "accuracy")
-_OTHERS: Final = MappingProxyType(
+OBJECTIVES: Final = MappingProxyType(
     {
         "log_evidence": ("log evidence of the clients", "mean log evidence (nats)"),
         "elbo": ("evidence lower bound of the clients", "mean ELBO (nats)"),
-        "loss": ("training loss of the clients", "mean loss"),
-        "spread": ("spread of the particles", "particle spread"),
+        "loss": ("training loss of the clients", "mean loss (nats per row)"),
     }
 )
+"""What methods climb or descend, by its name in the records of their rounds: title and label of a panel."""
+_OTHERS: Final = MappingProxyType({**OBJECTIVES, "spread": ("spread of the particles", "particle spread")})
 _SPARSE = 40  # points up to which each has a marker
 _NAMED = 3  # dropped clients that a legend names
 
@@ -42,8 +43,8 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
     Args:
         result: a finished or a living run.
         values: names in `RoundRecord.values`, a panel each; by default the score of the evaluation rounds (rsmse, or
-            the accuracies of personal and global model in one panel), the log evidence or ELBO (or else the loss) and
-            the spread of the particles, as far as the run recorded them.
+            the accuracies of personal and global model in one panel), what the method climbs or descends
+            (`OBJECTIVES`), and the spread of the particles, as far as the run recorded them.
 
     Returns:
         A matplotlib figure; rounds where the number is absent or not finite are left out.

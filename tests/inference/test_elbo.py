@@ -93,9 +93,9 @@ def plain_log_likelihood(task: str, theta: Tensor, x: Tensor, y: Tensor) -> Tens
     return TorchCategorical(logits=out).log_prob(y).sum()
 
 
-def plain_elbos(task: str, q: Any, w: Any, batch: ClientBatch, draws: list[Any]) -> tuple[Tensor, Any]:
-    """Return the bound of every client and the gradient of its negative."""
-    values, gradients = [], []
+def plain_elbos(task: str, q: Any, w: Any, batch: ClientBatch, draws: list[Any]) -> tuple[Tensor, Tensor, Any]:
+    """Return the bound of every client, its divergence, and the gradient of the bound's negative."""
+    values, divergences, gradients = [], [], []
     for k in range(K):
         mine = tensors.tree_map(lambda leaf, k=k: leaf[k].clone().requires_grad_(True), q)
         prior = tensors.tree_map(lambda leaf, k=k: leaf if leaf.dim() == 1 else leaf[k], w)
@@ -104,10 +104,12 @@ def plain_elbos(task: str, q: Any, w: Any, batch: ClientBatch, draws: list[Any])
         for random in draws:
             own = random[k] if isinstance(random, Tensor) else random.map(lambda leaf, k=k: leaf[k])
             fit = fit + plain_log_likelihood(task, plain_weights(mine, own), x, y) / len(draws)
+        divergences.append(plain_kl(mine, prior).detach())
         value = SCALE[k] * fit - ZETA * plain_kl(mine, prior)
         gradients.append(type(q)(*torch.autograd.grad(-value, [*mine])))
         values.append(value.detach())
-    return torch.stack(values), tensors.tree_map(lambda *leaves: torch.stack(leaves), *gradients)
+    joined = tensors.tree_map(lambda *leaves: torch.stack(leaves), *gradients)
+    return torch.stack(values), torch.stack(divergences), joined
 
 
 def close(mine: Any, theirs: Any, tolerance: float = 1e-12) -> None:
@@ -135,16 +137,17 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
     task: str, kind: str, shared: bool, count: int
 ) -> None:
     model, q, w, batch, draws = setting(task, kind, shared, count)
-    value, expected = plain_elbos(task, q, w, batch, draws)
-    defined, gradient = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
-    close(defined, value)
-    close(gradient, expected)
-    assert isinstance(gradient, type(q))
-    fit, hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
-    close(fit - ZETA * q.kl(w), value)
-    close(hot, gradient)
-    _, opened = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, (q.opened(), w.opened()))
-    close(opened, hot, 0.0)
+    value, kl, expected = plain_elbos(task, q, w, batch, draws)
+    defined = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    assert isinstance(defined.gradient, type(q))
+    hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    for found in (defined, hot):
+        close(found.log_likelihood, value + ZETA * kl)
+        close(found.kl, kl)
+        close(found.gradient, expected)
+    without = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, (q.opened(), w.opened()), with_kl=False)
+    close(without.gradient, hot.gradient, 0.0)
+    assert without.kl is None and torch.equal(without.log_likelihood, hot.log_likelihood)
     assert not pyro.get_param_store().keys()
 
 
@@ -168,7 +171,8 @@ def test_pyro_s_own_estimator_gives_the_same_total(task: str, kind: str, shared:
     guide = elbo.guide(model, q, random, ZETA)
     with pyro.validation_enabled(True):
         loss = TraceMeanField_ELBO(max_plate_nesting=1).loss(program, guide)
-        mine = elbo.client_elbo(program, guide)
+        fit, divergence = elbo.client_terms(program, guide)
+        mine = fit - divergence
     assert mine.shape == (K,)
     assert -mine.sum().item() == pytest.approx(loss, rel=1e-12)
     assert not pyro.get_param_store().keys()
@@ -179,12 +183,14 @@ def test_sites_without_uncertainty_have_a_likelihood_and_no_divergence(kind: str
     model, q, w, batch, draws = setting("regression", kind, False, 2)
     model.deterministic = frozenset({"bias_0"})
     at = model.span("bias_0")
-    value, gradient = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
-    fit, hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    fit, kl, gradient = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    same, hot_kl, hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
     keep = model.stochastic_columns()
     assert keep.sum() == model.dim - HIDDEN and not keep[at].any()
     rest = [type(q)(*(leaf[:, keep] for leaf in one)) for one in (q, w)]
-    close(fit - ZETA * rest[0].kl(rest[1]), value)
+    close(kl, rest[0].kl(rest[1]))
+    close(hot_kl, kl)
+    close(same, fit)
     close(hot.loc, gradient.loc)
     close(hot.rho[:, keep], gradient.rho[:, keep])
     assert not hot.rho[:, at].any() and hot.loc[:, at].any()
@@ -198,8 +204,10 @@ def test_a_client_without_rows_has_the_divergence_s_gradient_alone(task: str, ki
     scale = LocalInference().scale(empty, empty)
     expected = tensors.tree_map(lambda slope: ZETA * slope, q.opened().kl_gradient(w.opened()))
     for gradient_of in (elbo.loss_gradient, elbo.defined_gradient):
-        _, gradient = gradient_of(model, q, w, empty, draws, ZETA, scale)
+        fit, kl, gradient = gradient_of(model, q, w, empty, draws, ZETA, scale)
         close(gradient, expected)
+        close(kl, q.kl(w))
+        assert not fit.any()
 
 
 # scalings of the objective --------------------------------------------------------------------------------------
@@ -240,6 +248,6 @@ def test_the_objective_is_scaled_as_the_paper_and_public_codes_do(data_scale: An
     w = MeanField(zero, zero)
     q = MeanField(600**0.5 * w.scale, zero)
     assert q.kl(w).item() == pytest.approx(300.0, rel=1e-12)
-    value, _ = elbo.defined_gradient(Waiting(), q, w, rows, [zero], zeta, local.scale(batch, rows))
-    assert -value.item() == pytest.approx(loss, rel=1e-12)
+    fit, kl, _ = elbo.defined_gradient(Waiting(), q, w, rows, [zero], zeta, local.scale(batch, rows))
+    assert kl is not None and (zeta * kl - fit).item() == pytest.approx(loss, rel=1e-12)
     assert not pyro.get_param_store().keys()

@@ -17,6 +17,10 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, wire
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.plots import learning_curve
+from pacbayes_fl.plots.learning import OBJECTIVES
+from pacbayes_fl.results import Result
 from tests.laws.cases import (
     ALL,
     CLASSES,
@@ -280,3 +284,17 @@ def test_how_the_engine_cuts_clients_into_calls_changes_nothing(case: Case, d: i
     assert_close(state.clients, s.clients, 1e-12)
     personal = engine.personalise(s.method, state, s.batch, replace(s.plan, **cut))
     assert sorted(torch.cat([index for index, _ in personal]).tolist()) == list(range(s.batch.clients))
+
+
+@every_method
+def test_a_record_holds_what_the_method_climbs_or_descends_under_a_name_that_figures_draw(case: Case, d: int) -> None:
+    if case.name in METHODS and not METHODS[case.name].rounds:
+        return  # nothing is repeated, so that there is no curve
+    s = scene(case, d)
+    record, _ = next(iter(engine.rounds(s.method, s.batch, replace(s.plan, rounds=1))))
+    objectives = OBJECTIVES.keys() & record.values.keys()
+    assert len(objectives) == (case.name != "toy")
+    study = Result("tiny", case.name, 0, "regression", (record,), (), {}, {})
+    if objectives:
+        titles = [axis.get_title() for axis in learning_curve(study).axes]
+        assert titles[0] == OBJECTIVES[next(iter(objectives))][0]

@@ -86,8 +86,17 @@ def test_without_clip_and_noise_a_private_round_is_a_plain_one(case: Case, chunk
         assert_close(identified(s.method, state.server), identified(s.method, plain.server), 1e-9)
         same = (told.values.keys() & record.values.keys()) - {"uncertain"}  # any noise at all makes a variance of 0 one
         assert {n: told.values[n] for n in same} == pytest.approx({n: record.values[n] for n in same}, rel=1e-9)
-    withheld = {"seconds", "log_evidence", "log_likelihood", "kl", "loss", "jittered", "effective_samples", "sent"}
-    withheld |= {"kept", "bytes_dense", "bytes_sparse", "moved", "occupied", "without_curvature"}
+    withheld = {"seconds", "log_evidence", "log_likelihood", "kl", "elbo", "loss", "jittered"}
+    withheld |= {
+        "effective_samples",
+        "sent",
+        "kept",
+        "bytes_dense",
+        "bytes_sparse",
+        "moved",
+        "occupied",
+        "without_curvature",
+    }
     assert (told.clients, told.dropped) == (s.batch.clients, ()) and not withheld & told.values.keys()
 
 

@@ -138,8 +138,8 @@ def test_a_record_says_the_means_over_clients() -> None:
     update, _ = algorithm.client(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 1, batch.ids))
     for form in (update, algorithm.reduce(update)):
         report = algorithm.report(server(), form)
-        assert report["kl"].item() == pytest.approx(update.kl.mean().item(), rel=1e-12)
-        assert report["log_likelihood"].item() == pytest.approx(update.log_likelihood.mean().item(), rel=1e-12)
+        assert report["kl"].item() == pytest.approx(update.fit.kl.mean().item(), rel=1e-12)
+        assert report["log_likelihood"].item() == pytest.approx(update.fit.log_likelihood.mean().item(), rel=1e-12)
 
 
 def test_both_parts_are_fitted_to_more_rows() -> None:

@@ -79,8 +79,12 @@ def test_two_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) 
             fit, kl = one.play(local, batch.x[k, :m], batch.y[k, :m], alone)
             close([leaf[k] for leaf in kept.q], one.q)
             close([leaf[k] for leaf in update.w], one.w)
-            assert update.log_likelihood[k].item() == pytest.approx(fit, rel=1e-9)
-            assert update.kl[k].item() == pytest.approx(kl, rel=1e-8)
+            assert update.fit.log_likelihood[k].item() == pytest.approx(fit, rel=1e-9)
+            assert update.fit.kl[k].item() == pytest.approx(kl, rel=1e-8)
+            bound = (
+                fit - local.zeta * by_hand.divergence(one.q, v).item()
+            )  # v, which all clients got, and not their own w
+            assert update.fit.elbo[k].item() == pytest.approx(bound, rel=1e-8)
         for at, old in enumerate(v):
             mean = sum(float(weight[k]) * expected[k].w[at].detach() for k in range(K)) / float(weight.sum())
             v[at] = (1 - algorithm.beta) * old + algorithm.beta * mean
@@ -109,8 +113,9 @@ def test_a_record_says_the_means_over_clients() -> None:
     update, _ = algorithm.client(server(), kept, batch, Noise(3, 1, batch.ids))
     for form in (update, algorithm.reduce(update)):
         report = algorithm.report(server(), form)
-        assert report["log_likelihood"].item() == pytest.approx(update.log_likelihood.mean().item(), rel=1e-12)
-        assert report["kl"].item() == pytest.approx(update.kl.mean().item(), rel=1e-12)
+        assert report["log_likelihood"].item() == pytest.approx(update.fit.log_likelihood.mean().item(), rel=1e-12)
+        assert report["kl"].item() == pytest.approx(update.fit.kl.mean().item(), rel=1e-12)
+        assert report["elbo"].item() == pytest.approx(update.fit.elbo.mean().item(), rel=1e-12)
 
 
 def test_the_start_is_the_same_for_the_server_and_all_clients() -> None:
