@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance, trivial_bound
 from pacbayes_fl.bounds.client import (
     BOUNDS,
     alquier,
@@ -112,4 +112,5 @@ __all__ = [
     "theorem_4_2",
     "theorem_delta",
     "to_record",
+    "trivial_bound",
 ]

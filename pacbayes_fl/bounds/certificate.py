@@ -84,8 +84,9 @@ class Provenance:
                 f"epsilon of an eps-DP prior must be finite and at least 0, got {self.epsilon}",
                 hint="a prior whose privacy is unknown has source='saw the rows'",
             )
-        if self.draws < 1 or (self.rows is not None and self.rows < 1):
-            raise AssumptionError(f"draws and rows must be at least 1, got {self.draws} and {self.rows}")
+        whole("draws", self.draws)
+        if self.rows is not None:
+            whole("rows", self.rows)
 
     def __str__(self) -> str:
         if self.source != "eps-DP":
@@ -139,8 +140,8 @@ class Premises:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise AssumptionError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-        if self.tried is not None and self.tried < 1:
-            raise AssumptionError(f"tried must be at least 1, got {self.tried}", hint="1 when nothing was chosen")
+        if self.tried is not None:
+            whole("tried", self.tried)
 
     @property
     def risk(self) -> str:
@@ -188,8 +189,7 @@ class MonteCarlo:
 
     def __post_init__(self) -> None:
         """Refuse no draws; delta is checked with the certificate's."""
-        if self.draws < 1:
-            raise AssumptionError(f"Monte Carlo draws must be at least 1, got {self.draws}")
+        whole("draws", self.draws)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -314,6 +314,35 @@ def certify(
     )
 
 
+def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
+    """Bound what a predictor that needs no learning gets by the same formula from as many rows at the same delta.
+
+    It is fixed before any rows, such as a uniform guess or the mean of the targets: its divergence is 0, its empirical
+    risk exact, and nothing is paid for privacy or for choices. A certificate that is not below it tells of no learning.
+
+    Args:
+        certificate: of a bound of this library.
+        risk: of that predictor, [] or [K], in the unit of the loss: of a loss's `trivial`, or measured on the rows.
+
+    Returns:
+        [] or [K], in the unit of the loss.
+
+    Raises:
+        AssumptionError: when the risk is outside of the loss's range.
+    """
+    loss, terms = certificate.premises.loss, dict(certificate.terms)
+    device = terms["delta"].device
+    level = checked("risk", risk, loss.low, loss.high).to(device)
+    for name in ("mc_draws", "mc_delta", "epsilon", "prior_rows"):
+        terms.pop(name, None)
+    terms["delta"] = torch.as_tensor(certificate.delta, dtype=torch.float64, device=device)
+    if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant
+        at_minus_one = certificate.formula(terms | {"log_z": -torch.ones_like(terms["log_z"])})
+        return _total(certificate.formula(terms | {"log_z": -level / next(iter(at_minus_one.values()))}))
+    energy = {name: level.expand_as(terms[name]) for name in ("risk", "free_energy") if name in terms}
+    return _total(certificate.formula(terms | energy | {"kl": torch.zeros_like(terms["kl"])}))
+
+
 def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, float]:
     """Give the terms that follow from the premises and delta alone, which every formula is given.
 
@@ -387,6 +416,29 @@ def checked(name: str, value: Number, low: float, high: float = math.inf, *, str
         bounds = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
         raise AssumptionError(f"{name} must be finite, {bounds}, got {numbers[wrong].flatten()[0].item():g}{place}")
     return numbers if strict else numbers.clamp(low, high)
+
+
+def whole(name: str, value: Number) -> Tensor:
+    """Take a count of a bound and refuse what counts nothing.
+
+    Args:
+        name: what the error calls it.
+        value: one count [] or one a client [K].
+
+    Returns:
+        [] or [K], float64.
+
+    Raises:
+        AssumptionError: when it is a truth value, below 1 or not a whole number.
+    """
+    counts = torch.as_tensor(value)
+    numbers = counts.double()
+    wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | (counts.dtype == torch.bool)
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.flatten().nonzero()[0])})" if wrong.dim() else ""
+        got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
+        raise AssumptionError(f"{name} must be at least 1 and a whole number, got {got}{place}")
+    return numbers
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:

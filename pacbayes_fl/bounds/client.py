@@ -18,7 +18,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Number, Premises, Terms, certify, checked
+from pacbayes_fl.bounds.certificate import (
+    Certificate,
+    Formula,
+    MonteCarlo,
+    Number,
+    Premises,
+    Terms,
+    certify,
+    checked,
+    whole,
+)
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.errors import AssumptionError
 
@@ -390,7 +400,7 @@ def _beta(beta: Number) -> Tensor:
 
 
 def _rows(n: Number) -> Tensor:
-    return checked("n", n, 1.0)
+    return whole("n", n)
 
 
 def _with_prior(plain: str, private: str, premises: Premises) -> str:

@@ -7,10 +7,10 @@ them, and certify the same posterior with one of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -63,10 +63,21 @@ class LossRange:
 class ZeroOne:
     """1 where the most probable class is not the label, else 0."""
 
-    name: str = "0-1 loss"
-    low: float = 0.0
-    high: float = 1.0
-    convex: bool = False
+    name: ClassVar[str] = "0-1 loss"
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = 1.0
+    convex: ClassVar[bool] = False
+
+    def trivial(self, classes: int) -> float:
+        """Risk of the uniform guess, (C - 1) / C.
+
+        Args:
+            classes: C.
+
+        Returns:
+            The risk.
+        """
+        return (classes - 1) / classes
 
     def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
         """Loss by row.
@@ -94,9 +105,9 @@ class ClippedNLL:
     """
 
     p_min: float = 1e-5
-    low: float = 0.0
-    high: float = 1.0
-    convex: bool = False
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = 1.0
+    convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse a clip that bounds nothing."""
@@ -109,6 +120,17 @@ class ClippedNLL:
     def name(self) -> str:
         """Name with the clip, which is its unit."""
         return f"NLL clipped at p = {self.p_min:g} and scaled to [0, 1]"
+
+    def trivial(self, classes: int) -> float:
+        """Risk of the uniform guess, ln C / ln(1 / p_min), at most 1.
+
+        Args:
+            classes: C.
+
+        Returns:
+            The risk.
+        """
+        return min(1.0, math.log(classes) / -math.log(self.p_min))
 
     def __call__(self, log_probs: Tensor, y: Tensor) -> Tensor:
         """Loss by row.
@@ -134,8 +156,8 @@ class ClippedSquare:
     """
 
     limit: float
-    low: float = 0.0
-    convex: bool = False
+    low: ClassVar[float] = 0.0
+    convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse a limit that bounds nothing."""
@@ -150,6 +172,19 @@ class ClippedSquare:
     def high(self) -> float:
         """The limit, in squared units of y."""
         return self.limit
+
+    def trivial(self, variance: float = 1.0) -> float:
+        """Bound the risk of the mean of y as the only prediction, by Jensen's inequality.
+
+        E min((y - E y)^2, limit) <= min(var y, limit)
+
+        Args:
+            variance: of y, in its squared units; 1 for standardised targets.
+
+        Returns:
+            The risk, in squared units of y.
+        """
+        return min(variance, self.limit)
 
     def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Loss by row.
@@ -194,9 +229,9 @@ class SaturatingSquare:
     """
 
     scale: float = 1.0
-    low: float = 0.0
-    high: float = 1.0
-    convex: bool = False
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = 1.0
+    convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse a scale that is none."""
@@ -206,6 +241,19 @@ class SaturatingSquare:
     def name(self) -> str:
         """Name with the scale."""
         return f"1 - exp(-(error / {self.scale:g})^2)"
+
+    def trivial(self, variance: float = 1.0) -> float:
+        """Bound the risk of the mean of y as the only prediction, by Jensen's inequality.
+
+        E[1 - exp(-(y - E y)^2 / scale^2)] <= 1 - exp(-var y / scale^2)
+
+        Args:
+            variance: of y, in its squared units; 1 for standardised targets.
+
+        Returns:
+            The risk.
+        """
+        return -math.expm1(-variance / self.scale**2)
 
     def __call__(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Loss by row.
@@ -237,13 +285,15 @@ class SaturatingSquare:
         return -torch.expm1(-square / (1.0 + wide) - 0.5 * torch.log1p(wide))
 
 
-LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
-    {
-        "0-1": ZeroOne,
-        "clipped-nll": ClippedNLL,
-        "clipped-square": ClippedSquare,
-        "saturating-square": SaturatingSquare,
-    }
+LOSSES: Mapping[str, type[ZeroOne] | type[ClippedNLL] | type[ClippedSquare] | type[SaturatingSquare]] = (
+    MappingProxyType(
+        {
+            "0-1": ZeroOne,
+            "clipped-nll": ClippedNLL,
+            "clipped-square": ClippedSquare,
+            "saturating-square": SaturatingSquare,
+        }
+    )
 )
 """Every loss under the name that a command or a study uses."""
 
@@ -263,9 +313,13 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
         The loss.
 
     Raises:
-        AssumptionError: when the loss is unbounded or unknown.
+        AssumptionError: when the loss is unbounded or unknown, or has no such field.
     """
     if name in LOSSES:
+        known = [field.name for field in fields(LOSSES[name])]
+        if idle := sorted(settings.keys() - {*known}):
+            hint = f"it has {', '.join(known)}" if known else "its range is that of an indicator"
+            raise AssumptionError(f"the loss {name!r} has no setting {', '.join(idle)}", hint=hint)
         return LOSSES[name](**settings)
     if name in _UNBOUNDED:
         raise AssumptionError(f"the loss {name!r} is unbounded: no bound holds", hint=f"use {_UNBOUNDED[name]!r}")

@@ -23,7 +23,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Number, Premises, Terms, certify, checked
+from pacbayes_fl.bounds.certificate import (
+    Certificate,
+    Formula,
+    MonteCarlo,
+    Number,
+    Premises,
+    Terms,
+    certify,
+    checked,
+    whole,
+)
 from pacbayes_fl.bounds.client import max_information, monte_carlo_risk
 from pacbayes_fl.errors import AssumptionError, ShapeError
 
@@ -95,7 +105,7 @@ def server_bound(
     terms = {
         "free_energy": energy,
         "beta": tempers,
-        "m": _by_client("m", m, energy, 1.0),
+        "m": _by_client("m", whole("m", m), energy, 1.0),
         "later": _by_client("later", 1.0 if later is None else later, energy, 0.0),
         "weights": share,
         "kl": _divergence(kl),
@@ -157,7 +167,7 @@ def new_clients(
         ShapeError: when an argument is not one number or one a client.
     """
     energy = _energies(free_energy, premises, bounded=True)
-    n, fewest = energy.shape[-1], _by_client("m", m, energy, 1.0).min()
+    n, fewest = energy.shape[-1], _by_client("m", whole("m", m), energy, 1.0).min()
     nats = -torch.tensor(delta, dtype=torch.float64).log()
     best = (8.0 * n * nats).sqrt() / (premises.loss.high - premises.loss.low)
     terms = {
@@ -296,7 +306,7 @@ def lemma_4_6(
         AssumptionError: when no number can be formed, as for unequal beta_i or an ln Z of an unbounded loss.
         ShapeError: when m is not one number a client.
     """
-    rows = checked("m", m, 1.0)
+    rows = whole("m", m)
     if rows.dim() != 1:
         raise ShapeError(f"m must be one number a client [K], got {list(rows.shape)}")
     n, one, loss = len(rows), _one_beta(beta), premises.loss
@@ -493,7 +503,7 @@ def _printed(
 ) -> Certificate:
     energy = _energies(free_energy, premises, bounded=True)
     n, one, loss = energy.shape[-1], _one_beta(beta), premises.loss
-    rows, coming = _by_client("m", m, energy, 1.0), _by_client("later", later, energy, 0.0)
+    rows, coming = _by_client("m", whole("m", m), energy, 1.0), _by_client("later", later, energy, 0.0)
     blind = _by_client("unknown", torch.as_tensor(unknown).double(), energy, 0.0) > 0
     shift = theorem_delta(one, rows, coming, n, low=loss.low, high=loss.high)
     numbers = {

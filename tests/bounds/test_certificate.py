@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, split_delta
+from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, split_delta, trivial_bound, whole
 from pacbayes_fl.bounds.client import BOUNDS, alquier, gibbs, mcallester, seeger
 from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
 from pacbayes_fl.errors import AssumptionError
@@ -147,11 +148,16 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Provenance("eps-DP", -0.1), "epsilon of an eps-DP prior"),
         (lambda: Provenance("data-free", 0.5), "epsilon is of an eps-DP prior, got 0.5 with a prior of source 'data-f"),
         (lambda: Provenance(epsilon=0.0), "epsilon is of an eps-DP prior, got 0 with a prior of source 'unknown'"),
-        (lambda: Provenance("eps-DP", 0.1, draws=0), "draws and rows must be at least 1"),
+        (lambda: Provenance("eps-DP", 0.1, draws=0), "draws must be at least 1 and a whole number, got 0"),
+        (lambda: Provenance("eps-DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
-        (lambda: Premises(tried=0), "tried must be at least 1"),
-        (lambda: Premises(loss=ZeroOne(high=math.inf)), "must be bounded"),
+        (lambda: Premises(tried=0), "tried must be at least 1 and a whole number, got 0"),
+        (lambda: Premises(tried=True), "tried must be at least 1 and a whole number, got True"),
+        (lambda: Premises(tried=1.5), "tried must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MonteCarlo(1.5, 0.01), "draws must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MonteCarlo(True, 0.01), "draws must be at least 1 and a whole number, got True"),
+        (lambda: LossRange("a loss", 0.0, math.inf), "must be bounded"),
     ):
         with pytest.raises(AssumptionError, match=what):
             build()
@@ -166,3 +172,47 @@ def test_numbers_are_checked_client_by_client() -> None:
             checked("risk", bad, 0.0, 1.0)
     with pytest.raises(AssumptionError, match="beta must be finite, above 0, got 0"):
         gibbs(-1.0, 100, 0.0, 0.05, FINE)
+
+
+def test_counts_are_whole_numbers() -> None:
+    assert whole("n", torch.tensor([1, 7])).tolist() == [1.0, 7.0] and whole("n", 3.0).item() == 3.0
+    for bad in (0, -1, 1.5, math.inf, math.nan, True):
+        with pytest.raises(AssumptionError, match="n must be at least 1 and a whole number, got"):
+            whole("n", bad)
+    for name in BOUNDS:
+        numbers = {"risk": 0.1, "kl": 1.0, "n": torch.tensor([10, 9.5]), "beta": 3.0, "log_z": -0.3}
+        known = inspect.signature(BOUNDS[name]).parameters
+        with pytest.raises(AssumptionError, match=r"n must be at least 1 and a whole number, got 9.5 \(client 1\)"):
+            prior = Provenance("eps-DP", 0.1) if name == "theorem-3.2" else Provenance("split")
+            given = {key: value for key, value in numbers.items() if key in known}
+            BOUNDS[name](**given, delta=0.05, premises=dataclasses.replace(FINE, prior=prior))
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_the_trivial_bound_is_that_of_a_predictor_fixed_before_any_rows(name: str) -> None:
+    """Whatever the certificate paid for: a divergence, draws, privacy, choices, a vote."""
+    n, beta, guess = torch.tensor([40, 500]), 30.0, torch.tensor([0.9, 0.5], dtype=torch.float64)
+    rich = Premises(Provenance("eps-DP", 0.1, 2), independent=True, predictor="majority vote", tried=7)
+    plain = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
+    known = inspect.signature(BOUNDS[name]).parameters
+
+    def value(risk: torch.Tensor, kl: float, premises: Premises, **more: Any) -> Any:
+        numbers = {"risk": risk, "kl": kl, "n": n, "beta": beta, "log_z": -beta * risk - kl}
+        same = {"theorem-3.2": alquier}.get(name, BOUNDS[name]) if kl == 0 else BOUNDS[name]
+        given = {key: value for key, value in numbers.items() if key in known}
+        return same(**given, delta=0.05, premises=premises, **more)
+
+    draws = {"monte_carlo": MonteCarlo(100, 0.01)} if "monte_carlo" in known else {}
+    certificate = value(torch.tensor([0.05, 0.1]), 3.0, rich, **draws)
+    expected = value(guess, 0.0, plain).value
+    torch.testing.assert_close(trivial_bound(certificate, guess), expected, rtol=1e-12, atol=0)
+    one = trivial_bound(certificate, 0.9)
+    torch.testing.assert_close(one[0], expected[0], rtol=1e-12, atol=0)
+    with pytest.raises(AssumptionError, match="risk must be finite, at least 0 and at most 1"):
+        trivial_bound(certificate, 1.5)
+
+
+def test_a_bound_just_below_the_range_may_tell_of_no_learning() -> None:
+    found = seeger(0.1, 47.0, torch.tensor([30, 3000]), 0.05, FINE)
+    guess = trivial_bound(found, ZeroOne().trivial(2))
+    assert not found.vacuous.any() and (found.value < guess).tolist() == [False, True]

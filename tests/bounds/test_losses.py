@@ -99,3 +99,29 @@ def test_what_bounds_nothing_is_refused() -> None:
             ClippedSquare(bad)
         with pytest.raises(AssumptionError, match="scale must be positive and finite"):
             SaturatingSquare(bad)
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_no_loss_takes_its_range_as_an_argument(name: str) -> None:
+    own = {"limit": 2.0} if name == "clipped-square" else {}
+    for entry, value in (("low", -1.0), ("high", 0.2), ("convex", True)):
+        with pytest.raises(AssumptionError, match=f"the loss '{name}' has no setting {entry}"):
+            loss_named(name, **own, **{entry: value})
+        with pytest.raises(TypeError, match=entry):
+            LOSSES[name](**own, **{entry: value})
+
+
+def test_trivial_risks_are_those_of_uniform_guesses_and_of_the_mean() -> None:
+    assert ZeroOne().trivial(10) == pytest.approx(0.9) and ZeroOne().trivial(1) == 0.0
+    uniform = torch.full((4, 10), 0.1, dtype=torch.float64).log()
+    for p_min in (1e-5, 0.3):
+        loss = ClippedNLL(p_min)
+        assert loss(uniform, torch.arange(4)).mean().item() == pytest.approx(loss.trivial(10), rel=1e-12)
+    y = torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = 1.7 * (y - y.mean()) / y.std(unbiased=False)
+    zero = torch.zeros_like(y)
+    for square in (SaturatingSquare(1.3), ClippedSquare(4.0), ClippedSquare(1e9)):
+        assert square(zero, y).mean().item() <= square.trivial(1.7**2) * (1 + 1e-12)
+    assert ClippedSquare(1e9)(zero, y).mean().item() == pytest.approx(1.7**2, rel=1e-12)
+    sign = torch.tensor([-1.0, 1.0])  # where Jensen's inequality is an equality
+    assert SaturatingSquare(2.0)(torch.zeros(2), sign).mean().item() == pytest.approx(SaturatingSquare(2.0).trivial())

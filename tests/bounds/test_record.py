@@ -164,7 +164,12 @@ def changed(path: str, value: Any, record: dict[str, Any] | None = None) -> dict
         ("premises", None, "'premises' is missing"),
         ("premises.tried", 2, "delta is 0.04, and its premises say 0.02"),
         ("premises.loss.kind", "Square", "loss must be one of ZeroOne, .*, got 'Square'"),
-        ("premises.loss.high", 2.0, "high is 1, and its premises say 2"),
+        ("premises.loss.high", 2.0, "damaged: .* unexpected keyword argument 'high'"),
+        (
+            "premises.loss",
+            {"kind": "LossRange", "name": "0-1 loss", "low": 0, "high": 2},
+            "high is 1, .* premises say 2",
+        ),
         ("premises.prior.source", "hearsay", "source must be one of"),
         ("premises.colour", "red", "damaged"),
         ("theorem", None, "'theorem' is missing"),

@@ -496,7 +496,7 @@ def test_less_risk_less_divergence_more_rows_and_more_delta_never_raise_a_bound(
     assert call(name, energy + more, beta, m, kl, delta, premises).value.item() >= base
     assert call(name, energy, beta, m, kl * (1 + more), delta, premises).value.item() >= base
     assert call(name, energy, beta, m, kl, delta * (1 - more), premises).value.item() >= base
-    assert call(name, energy, beta, max(1.0, m * (1 - more)), kl, delta, premises).value.item() >= base
+    assert call(name, energy, beta, math.ceil(m * (1 - more)), kl, delta, premises).value.item() >= base
 
 
 @pytest.mark.parametrize("name", list(SERVER_BOUNDS))
