@@ -76,8 +76,8 @@ def test_training_moves_clients_apart() -> None:
 
 def _spoiled(way: Callable[..., Any], share: float) -> Callable[..., Any]:
     def spoiled(*arguments: Any) -> Any:
-        value, gradient = way(*arguments)
-        return value, tensors.tree_map(lambda leaf: leaf * (1 + share), gradient)
+        found = way(*arguments)
+        return found._replace(gradient=tensors.tree_map(lambda leaf: leaf * (1 + share), found.gradient))
 
     return spoiled
 
