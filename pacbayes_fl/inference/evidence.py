@@ -33,20 +33,27 @@ class ParticleScores(NamedTuple):
     jitter: Tensor
 
 
-def particle_scores(model: FunctionModel, particles: Tensor, batch: ClientBatch) -> ParticleScores:
+def particle_scores(
+    model: FunctionModel, particles: Tensor, batch: ClientBatch, power: Tensor | None = None
+) -> ParticleScores:
     """Differentiate the exact log evidence of every client by every particle (PAC-PFL eq. 33).
+
+    With a power c it is that of a tempered likelihood, Z(c) = E_f prod_i N(y_i | f(x_i), s^2)^c, m_k rows:
+
+    ln Z(c) = ln N(y | m(x), K(x, x) + s^2 / c I) + m_k / 2 ((1 - c) ln(2 pi s^2) - ln c)
 
     Args:
         model: the prior.
         particles: [P, D], the same for all clients, or [K, P, D].
         batch: rows x [K, N, d], y [K, N].
+        power: c of every client [K], positive; 1 when None.
 
     Returns:
         Scores per client, so that they can be clipped, summed or sent one by one.
     """
     with torch.no_grad():
         prior, pullback = model.with_pullback(particles, batch.x)
-        evidence, by_kernel = (_by_embedding if prior.embedded else _by_covariance)(prior, batch)
+        evidence, by_kernel = _tempered(prior, batch, power)
         score = pullback(evidence.alpha, evidence.by_noise, by_kernel)
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
@@ -60,6 +67,19 @@ class _Evidence(NamedTuple):
     by_noise: Tensor
     inverse: Tensor
     factor: Factor
+
+
+def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:
+    """Log evidence of likelihoods to a power, and its gradient by the kernel: noise s^2 / c, and a constant."""
+    found = _by_embedding if prior.embedded else _by_covariance
+    if power is None:
+        return found(prior, batch)
+    c, rows = power.to(prior.noise).unsqueeze(-1), batch.size.to(prior.noise).unsqueeze(-1)
+    evidence, by_kernel = found(prior._replace(noise=prior.noise / c), batch)
+    constant = torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log()
+    by_constant = torch.where(c == 1.0, 0.0, (1.0 - c) / prior.noise)
+    value, by_noise = evidence.value + 0.5 * rows * constant, evidence.by_noise / c + 0.5 * rows * by_constant
+    return evidence._replace(value=value, by_noise=by_noise), by_kernel
 
 
 def _evidence(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> _Evidence:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.federated_svgd import MinibatchScale
 from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, presets
 from pacbayes_fl.models.base import WeightModel
@@ -43,6 +44,7 @@ class PacPFLBNNOptions:
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: Bandwidth | float = "off-diagonal"
     minibatch: int | None = 20
+    minibatch_scale: MinibatchScale = "inside"
     cohort_scale: Literal["sum", "mean"] = "sum"
     weighting: Literal["evidence", "equal"] = "equal"
     posterior: Literal["held-out", "importance", "svi", "svgd"] = "held-out"

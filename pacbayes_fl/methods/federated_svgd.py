@@ -23,6 +23,7 @@ from pacbayes_fl.posteriors.particles import HyperPosterior, HyperPrior, gibbs_t
 from pacbayes_fl.server import svgd
 
 Model = TypeVar("Model")
+MinibatchScale = Literal["inside", "outside", "none"]
 
 
 class Server(NamedTuple):
@@ -74,6 +75,10 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
         optimiser: "adam" on the SVGD direction, or "ascent" (eq. 39 as printed).
         bandwidth: rule of the SVGD kernel, or its h.
         minibatch: rows b per client and round, all when None.
+        minibatch_scale: what the b rows count for. With Z(c) the prior expectation of the product of their likelihoods
+            to the power c, "inside" takes ln Z(m_k / b), Algorithm 2 as printed (beta = m_k on the mean loss of the b
+            rows; for a GP the noise s^2 becomes s^2 b / m_k), "outside" m_k / b ln Z(1), and "none" ln Z(1), whose tau
+            depends on b. They agree where b is at least m_k; elsewhere no one of them is unbiased for ln Z.
         cohort_scale: "sum" restores the sum over all n clients when a cohort is drawn (eq. 40); "mean" averages over
             the cohort, which makes tau depend on n (Algorithm 1, line 7, as printed).
         weighting: of the priors' posteriors in the predictive mixture, by "evidence" (eq. 37) or "equal".
@@ -96,6 +101,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: svgd.Bandwidth | float = "off-diagonal"
     minibatch: int | None = None
+    minibatch_scale: MinibatchScale = "inside"
     cohort_scale: Literal["sum", "mean"] = "sum"
     weighting: Literal["evidence", "equal"] = "evidence"
 
@@ -159,6 +165,20 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
             return batch
         at = noise.rows(batch.mask, self.minibatch)  # also where all rows are taken: padding must not move later draws
         return batch.rows(at) if self.minibatch < batch.mask.shape[1] else batch
+
+    def minibatch_weights(self, batch: ClientBatch, rows: ClientBatch) -> tuple[Tensor, Tensor]:
+        """Give what a minibatch's rows count for (Algorithm 2, line 4).
+
+        Args:
+            batch: all rows of K clients.
+            rows: those that `drawn_rows` took of them.
+
+        Returns:
+            The power of every row's likelihood inside the expectation, and the factor of its logarithm [K], float64.
+        """
+        ratio = torch.where(rows.size > 0, batch.size / rows.size.clamp_min(1.0), 1.0)
+        one = torch.ones_like(ratio)
+        return {"inside": (ratio, one), "outside": (one, ratio), "none": (one, one)}[self.minibatch_scale]
 
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk: the server needs no more."""

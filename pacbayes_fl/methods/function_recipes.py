@@ -13,6 +13,7 @@ from pacbayes_fl.methods.baselines.pfedgp import pfedgp
 from pacbayes_fl.methods.baselines.pooled_gp import PooledGP
 from pacbayes_fl.methods.baselines.ridge import LocalRidge, PooledRidge
 from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
+from pacbayes_fl.methods.federated_svgd import MinibatchScale
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.models.base import FunctionModel
@@ -35,7 +36,7 @@ class PacPFLOptions:
     optimiser: Literal["adam", "ascent"] = "adam"
     bandwidth: Bandwidth | float = "off-diagonal"
     minibatch: int | None = None
-    minibatch_scale: Literal["unscaled", "rows"] = "unscaled"
+    minibatch_scale: MinibatchScale = "inside"
     cohort_scale: Literal["sum", "mean"] = "sum"
     weighting: Literal["evidence", "equal"] = "evidence"
 

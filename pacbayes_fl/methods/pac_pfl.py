@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -44,22 +44,18 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
 
     The model is a prior over functions with hyper-parameters phi; a flat hyper-prior with one particle makes pFedGP.
     beta = m_i makes Z the marginal likelihood.
-
-    Args:
-        minibatch_scale: "unscaled" takes the evidence of the b rows (Algorithm 2); "rows" multiplies it by m_k / b.
     """
 
     personal_messages: ClassVar[bool] = True
 
-    minibatch_scale: Literal["unscaled", "rows"] = "unscaled"
-
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
         rows = self.drawn_rows(batch, noise)
-        score, log_evidence, jitter = evidence.particle_scores(self.model, message.particles, rows)
-        if rows is not batch and self.minibatch_scale == "rows":
-            scale = (batch.size / rows.size.clamp_min(1.0)).to(score.dtype).view(-1, 1)
-            score, log_evidence = score * scale.unsqueeze(-1), log_evidence * scale
+        power, factor = (None, None) if rows is batch else self.minibatch_weights(batch, rows)
+        score, log_evidence, jitter = evidence.particle_scores(self.model, message.particles, rows, power)
+        if factor is not None:
+            factor = factor.to(score).unsqueeze(-1)
+            score, log_evidence = score * factor.unsqueeze(-1), log_evidence * factor
         jittered = (jitter > 0).any(1).to(batch.size)
         update = Update(score, log_evidence, torch.ones_like(batch.size), jittered)
         return update, state

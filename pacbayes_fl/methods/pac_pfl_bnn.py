@@ -114,10 +114,13 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
         rows = self.drawn_rows(batch, noise)
-        scale = sampled_evidence.tempering(self.beta, batch, rows)
+        power, factor = self.minibatch_weights(batch, rows)
+        scale = power * sampled_evidence.tempering(self.beta, batch, batch)
         score, log_evidence, effective = sampled_evidence.particle_scores(
             self.model, message.particles, rows, scale, self.train_draws, noise
         )
+        factor = factor.unsqueeze(-1)
+        score, log_evidence = score * factor.to(score).unsqueeze(-1), log_evidence * factor
         return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
 
     def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:

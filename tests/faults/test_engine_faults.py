@@ -229,12 +229,13 @@ def federations(draw: st.DrawFn, huge: tuple[float, ...] = ()) -> Rows:
     optimiser=st.sampled_from(["adam", "ascent"]),
     cohort=st.none() | st.integers(1, 4),
     learned=st.booleans(),
+    scale=st.sampled_from(["inside", "outside"]),
 )
 def test_a_round_gives_finite_numbers_or_a_named_error(
-    clients: Rows, minibatch: int | None, optimiser: Any, cohort: int | None, learned: bool
+    clients: Rows, minibatch: int | None, optimiser: Any, cohort: int | None, learned: bool, scale: str
 ) -> None:
     d = clients[0][0].shape[1]
-    options = {"minibatch": minibatch, "minibatch_scale": "rows", "optimiser": optimiser}
+    options = {"minibatch": minibatch, "minibatch_scale": scale, "optimiser": optimiser}
     method = from_recipe(METHODS["pac-pfl"], d, options, plain if learned else deep)
     plan = FederationPlan(rounds=2, cohort=cohort)
     with warnings.catch_warnings():

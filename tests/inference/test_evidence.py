@@ -119,6 +119,46 @@ def test_equals_the_definition(name: str) -> None:
     close(found.score, score, 1e-12)
 
 
+def by_quadrature(prior: MultivariateNormal, noise: Tensor, y: Tensor, power: float) -> float:
+    """ln E_f prod_i N(y_i | f_i, s^2)^c for two rows, by the trapezium rule over whitened f."""
+    at = torch.linspace(-9.0, 9.0, 451, dtype=torch.float64)
+    white = torch.cartesian_prod(at, at)
+    f = prior.mean + white @ torch.linalg.cholesky(prior.covariance_matrix).T
+    density = power * torch.distributions.Normal(f, noise.sqrt()).log_prob(y).sum(-1)
+    return float(
+        torch.logsumexp(density - 0.5 * white.square().sum(-1), 0) + 2 * math.log(0.04) - math.log(2 * math.pi)
+    )
+
+
+@every_model
+@pytest.mark.parametrize("power", [0.5, 1.0, 3.0, 12.5])
+def test_a_tempered_evidence_is_the_expectation_of_the_tempered_likelihood(name: str, power: float) -> None:
+    model, batch, step = models()[name], clients((2, 2)), 1e-6
+    theta = particles(model, 2)
+    powers = torch.tensor([power, 2.0], dtype=torch.float64)
+    found = particle_scores(model, theta, batch, powers)
+    for k, c in enumerate(powers.tolist()):
+        for p in range(2):
+            prior, noise = model.prior(theta[p][None, None], batch.x[k : k + 1])
+            one = MultivariateNormal(prior.mean[0, 0], prior.covariance_matrix[0, 0])
+            expected = by_quadrature(one, noise[0, 0], batch.y[k], c)
+            assert found.log_evidence[k, p].item() == pytest.approx(expected, abs=1e-8)
+    for entry in range(0, model.dim, max(1, model.dim // 20)):
+        shift = step * torch.nn.functional.one_hot(torch.tensor(entry), model.dim)
+        ends = [particle_scores(model, theta + sign * shift, batch, powers).log_evidence for sign in (1, -1)]
+        slope = (ends[0] - ends[1]) / (2 * step)
+        torch.testing.assert_close(found.score[..., entry], slope, rtol=1e-6, atol=1e-6)
+
+
+@every_model
+def test_likelihoods_to_the_power_of_one_are_the_likelihoods(name: str) -> None:
+    model, batch = models()[name], clients()
+    theta = particles(model, 2)
+    plain = particle_scores(model, theta, batch)
+    found = particle_scores(model, theta, batch, torch.ones(len(SIZES), dtype=torch.float64))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, plain, strict=True))
+
+
 @every_model
 def test_padding_buckets_and_chunks_change_nothing(name: str) -> None:
     model, batch = models()[name], clients()

@@ -182,7 +182,7 @@ def _cases() -> Iterator[Case]:
         if recipe.model == "functions" and "minibatch" in {field.name for field in fields(recipe.options)}:
             batches = Case(f"{name}-minibatch", partial(from_recipe, recipe, options={"minibatch": 4}))
             yield from (batches, replace(batches, noise="generators"))
-    scaled = {"minibatch": 3, "minibatch_scale": "rows", "cohort_scale": "mean", "optimiser": "ascent"}
+    scaled = {"minibatch": 3, "minibatch_scale": "outside", "cohort_scale": "mean", "optimiser": "ascent"}
     yield Case("pac-pfl-scaled-minibatch", partial(from_recipe, METHODS["pac-pfl"], options=scaled))
     yield Case("pac-pfl-equal", partial(from_recipe, METHODS["pac-pfl"], options={"weighting": "equal"}))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))

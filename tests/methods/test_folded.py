@@ -59,7 +59,7 @@ def part(tree: Any, fold: int) -> Any:
 
 INNER: dict[str, Any] = {
     "functions": functions,
-    "functions, minibatch": partial(functions, minibatch=3, minibatch_scale="rows"),
+    "functions, minibatch": partial(functions, minibatch=3, minibatch_scale="outside"),
     "functions, tau of lambda": partial(functions, tau=None, lam=10.0, beta=20.0),
     "functions, ascent": partial(functions, optimiser="ascent", rate=1e-3, cohort_scale="mean"),
     "networks": networks,

@@ -32,6 +32,7 @@ from tests.laws.cases import assert_close, bits, federation, plain
 
 Array = NDArray[Any]
 STD = 0.5
+SCALES: tuple[Any, ...] = ("inside", "outside", "none")
 
 
 def method(d: int = 1, **options: Any) -> PacPFL:
@@ -50,8 +51,8 @@ def server_at(particles: torch.Tensor) -> Server:
 # numpy ----------------------------------------------------------------------------------------------------------
 
 
-def log_evidence(model: DeepKernelGP, theta: Array, x: Array, y: Array) -> Any:
-    """Eq. 33 for the deep prior of section 8.3.2, entry by entry, analytic in theta."""
+def log_evidence(model: DeepKernelGP, theta: Array, x: Array, y: Array, power: float = 1.0) -> Any:
+    """Eq. 33 for the deep prior of section 8.3.2, entry by entry, analytic in theta; likelihoods to a power."""
     p, at = {}, 0
     for name, shape in model.shapes.items():
         p[name] = theta[at : at + shape.numel()].reshape(shape)
@@ -66,17 +67,18 @@ def log_evidence(model: DeepKernelGP, theta: Array, x: Array, y: Array) -> Any:
     for i in range(len(y)):
         for j in range(len(y)):
             matrix[i, j] = np.exp(-0.5 * np.sum((f[i] - f[j]) ** 2))
-        matrix[i, i] += np.log1p(np.exp(p["raw_noise"])) ** 2
+    noise = np.log1p(np.exp(p["raw_noise"])) ** 2
+    matrix += noise / power * np.eye(len(y))
     r = y - m
-    return (
-        -0.5 * r @ np.linalg.solve(matrix, r) - 0.5 * np.log(np.linalg.det(matrix)) - 0.5 * len(y) * np.log(2 * np.pi)
-    )
+    normal = -0.5 * r @ np.linalg.solve(matrix, r) - 0.5 * np.log(np.linalg.det(matrix))
+    each = -0.5 * np.log(2 * np.pi) + 0.5 * ((1 - power) * np.log(2 * np.pi * noise) - np.log(power))
+    return normal + len(y) * each
 
 
-def score(model: DeepKernelGP, theta: Array, x: Array, y: Array) -> Array:
+def score(model: DeepKernelGP, theta: Array, x: Array, y: Array, power: float = 1.0) -> Array:
     """Gradient of the log evidence, exact to rounding: f'(t) = Im f(t + ih) / h."""
     steps = theta + 1e-30j * np.eye(len(theta))
-    return np.array([log_evidence(model, step, x, y).imag / 1e-30 for step in steps])
+    return np.array([log_evidence(model, step, x, y, power).imag / 1e-30 for step in steps])
 
 
 def rows(batch: ClientBatch, k: int) -> tuple[Array, Array]:
@@ -260,7 +262,7 @@ def test_updates_add_up(optimiser: Any, cohort_scale: Any) -> None:
 # minibatches ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", ["unscaled", "rows"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_minibatch_counts_as_it_says(scale: Any) -> None:
     batch, b = federation(1), 4  # sizes 7, 1, 4, 12, 5
     m = method(minibatch=b, minibatch_scale=scale)
@@ -272,13 +274,16 @@ def test_a_minibatch_counts_as_it_says(scale: Any) -> None:
         used = chosen[k][: min(b, size)]
         assert len(set(used.tolist())) == min(b, size) and int(used.max()) < size
         x, y = batch.x[k, used].numpy(), batch.y[k, used].numpy()
-        factor = size / min(b, size) if scale == "rows" else 1.0
+        ratio = size / min(b, size)
+        factor, power = ratio if scale == "outside" else 1.0, ratio if scale == "inside" else 1.0
         theta = message.particles[1].numpy()
-        assert update.log_evidence[k, 1].item() == pytest.approx(factor * log_evidence(m.model, theta, x, y), rel=1e-10)
-        np.testing.assert_allclose(update.score[k, 1], factor * score(m.model, theta, x, y), rtol=1e-8, atol=1e-9)
+        expected = factor * log_evidence(m.model, theta, x, y, power)
+        assert update.log_evidence[k, 1].item() == pytest.approx(expected, rel=1e-10)
+        slope = factor * score(m.model, theta, x, y, power)
+        np.testing.assert_allclose(update.score[k, 1], slope, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("scale", ["unscaled", "rows"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_minibatch_of_all_rows_is_no_minibatch(scale: Any) -> None:
     batch, m = federation(1), method()
     message = m.broadcast(m.init_server(torch.Generator()))
@@ -291,7 +296,7 @@ def test_a_minibatch_of_all_rows_is_no_minibatch(scale: Any) -> None:
 def test_a_client_without_rows_sends_nothing_that_matters() -> None:
     none = (torch.zeros(0, 1), torch.zeros(0))
     batch = ClientBatch.pad([(torch.ones(9, 1), torch.ones(9)), none], allow_empty=True)
-    for m in (method(), method(minibatch=2, minibatch_scale="rows")):
+    for m in (method(), *(method(minibatch=2, minibatch_scale=scale) for scale in SCALES)):
         update, _ = m.client(m.broadcast(m.init_server(torch.Generator())), Nothing(), batch, no_noise(batch))
         assert not update.score[1].any() and not update.log_evidence[1].any()
         assert update.score[0].any()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpytorch
 import pytest
 import torch
 from torch import Tensor
@@ -21,18 +22,21 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.federated_svgd import Message
+from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN, Tempered
 from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.likelihoods import Gaussian, inverse_softplus
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Drawable, Listed, NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
 from pacbayes_fl.posteriors.mixture import FamilyMixture, WeighedDraws
-from pacbayes_fl.posteriors.particles import weight_hyper_prior
+from pacbayes_fl.posteriors.particles import GaussianHyperPrior, weight_hyper_prior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.server import svgd
 from tests.inference.test_sampled_evidence import exact_evidence
+from tests.laws.cases import assert_close
 from tests.methods.by_hand import MODEL, SIZES, D, K, alive, clients, logits, randn
 
 PARTICLES, DRAWS, STD = 3, 4, 2.0
@@ -105,6 +109,52 @@ class ByHand:
                 direction[k] += kernel * (target[other] + 2 / h * (phi[k] - phi[other])) / PARTICLES
         self.phi.grad = -direction
         self.adam.step()
+
+
+@pytest.mark.parametrize("scale", ["inside", "outside", "none"])
+@pytest.mark.parametrize("beta", [None, 3.0])
+def test_a_minibatch_of_all_rows_is_no_minibatch(scale: Any, beta: float | None) -> None:
+    batch, m = clients(*SIZES), method(minibatch=None, beta=beta)
+    message = m.broadcast(m.init_server(torch.Generator().manual_seed(6)))
+    noise = Noise(0, 1, batch.ids)
+    noise.rows(batch.mask, 99)  # what a minibatch takes from the streams
+    whole, _ = m.client(message, Nothing(), batch, noise)
+    every = replace(m, minibatch=max(SIZES), minibatch_scale=scale)
+    found, _ = every.client(message, Nothing(), batch, Noise(0, 1, batch.ids))
+    assert_close(found, whole, 1e-12)
+
+
+@pytest.mark.parametrize("scale", ["inside", "outside", "none"])
+def test_a_minibatch_means_the_same_for_functions_and_for_networks(scale: Any) -> None:
+    """A linear regression is both: a GP's evidence and score are what the network's estimates have as their mean."""
+    many, m, b, rho = 3000, 12, 4, -1.5
+    x, y = randn(1, m, 2), randn(2, m)
+    batch = ClientBatch.pad([(x, y)] * many)  # every client draws other rows and other weights
+    kernel = gpytorch.kernels.LinearKernel(ard_num_dims=2) + gpytorch.kernels.ConstantKernel()
+    line = GPyTorchPrior(gpytorch.means.LinearMean(2), kernel, 2)
+    mu, variance = randn(3, 3), math.log1p(math.exp(rho)) ** 2
+    values = {"raw_noise": inverse_softplus(STD), "mean.weights": mu[:2], "mean.bias": mu[2:]}
+    each = [values.get(name, inverse_softplus(variance)) for name in line.shapes]
+    theta = torch.cat(
+        [torch.as_tensor(v).double().expand(s.numel()) for v, s in zip(each, line.shapes.values(), strict=True)]
+    )
+    phi = torch.cat((mu, torch.full((3,), rho, dtype=torch.float64))).unsqueeze(0)
+    gp = PacPFL(line, GaussianHyperPrior(line.location(), 1.0), particles=1, minibatch=b, minibatch_scale=scale)
+    network = lines(particles=1, minibatch=b, minibatch_scale=scale, train_draws=30)
+    exact, _ = gp.client(Message(theta.unsqueeze(0)), Nothing(), batch, Noise(0, 1, batch.ids))
+    found, _ = network.client(Message(phi), Nothing(), batch, Noise(0, 1, batch.ids))
+    factor = m / b if scale == "outside" else 1.0
+    ratio = ((found.log_evidence - exact.log_evidence) / factor).exp()
+    assert exact.log_evidence.std() > 0.2  # other rows, another evidence
+
+    def near(values: Tensor, expected: Tensor) -> None:
+        assert ((values.mean(0) - expected).abs() < 5 * values.std(0) / many**0.5).all()
+
+    near(ratio, torch.ones(1))
+    assert ratio.std() < 1.0
+    at = [name for name, shape in line.shapes.items() for _ in range(shape.numel())]
+    means = torch.tensor([name.startswith("mean.") for name in at])
+    near(ratio * found.score[:, 0, :3] - exact.score[:, 0, means], torch.zeros(3))
 
 
 @pytest.mark.parametrize("beta", [None, 3.0])

@@ -18,10 +18,10 @@ def pfedgp(model: FunctionModel, init_std: float = 0.3, rate: float = 1e-2, mini
         model: prior with hyper-parameters theta.
         init_std: spread of the initial draw of theta.
         rate: learning rate of the server's Adam.
-        minibatch: rows per client and round, all when None.
+        minibatch: rows per client and round, whose own evidence is ascended; all when None.
 
     Returns:
         The method.
     """
     hyper_prior = FlatHyperPrior(model.location(), init_std)
-    return PacPFL(model, hyper_prior, particles=1, tau=1.0, rate=rate, minibatch=minibatch)
+    return PacPFL(model, hyper_prior, particles=1, tau=1.0, rate=rate, minibatch=minibatch, minibatch_scale="none")
