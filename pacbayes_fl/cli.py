@@ -119,7 +119,8 @@ def parser() -> argparse.ArgumentParser:
         ("kl", "KL divergence of the posterior from the prior, in nats"),
         ("beta", "fixed before, in 1 / unit of the loss"),
         ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
-        ("epsilon", "of a prior drawn with pure eps-DP (--prior eps-DP)"),
+        ("epsilon", "of a prior drawn with differential privacy from these rows"),
+        ("prior-delta", "of such a prior, where the privacy is of whole clients (default: 0)"),
         ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
     ):
         sub.add_argument(f"--{name}", type=float, metavar="X", help=text)
@@ -129,9 +130,15 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--high", type=float, default=1.0, metavar="B", help="its largest value (default: 1)")
     sub.add_argument("--draws", type=int, metavar="M", help="hypotheses behind an estimated risk")
     sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which the rows have chosen")
-    sub.add_argument("--prior", default="data-free", metavar="SOURCE", help="data-free, 'other clients', split, eps-DP")
-    sub.add_argument("--predictor", default="Gibbs", metavar="P", help="Gibbs, 'majority vote', ...")
-    sub.add_argument("--dependent", action="store_true", help="the rows are not independent draws")
+    sub.add_argument("--loss", metavar="KIND", help="0-1 (for a majority vote) or convex (for averaged predictions)")
+    sub.add_argument(
+        "--prior",
+        default="unknown",
+        metavar="SOURCE",
+        help="data-free, split, 'disjoint clients', 'other clients', 'client-level DP' or 'row-level DP'",
+    )
+    sub.add_argument("--predictor", default="Gibbs", metavar="P", help="Gibbs, 'majority vote', 'averaged prediction'")
+    sub.add_argument("--independent", action="store_true", help="declare that the rows are independent draws")
     sub.add_argument("--json", action="store_true")
 
     sub = command("join", _join, "a client that never trained personalises and predicts")
@@ -484,7 +491,7 @@ def _bound(options: argparse.Namespace) -> None:
 
     fields = study_bound.Numbers.__dataclass_fields__
     given = {name: value for name, value in vars(options).items() if name in fields}
-    numbers = study_bound.Numbers(**given, independent=not options.dependent)
+    numbers = study_bound.Numbers(**given)
     certificate = study_bound.certificate(options.name, numbers)
     if options.json:
         print(json.dumps(study_bound.to_record(certificate), indent=1))

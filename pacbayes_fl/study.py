@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,6 +23,7 @@ from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
 from pacbayes_fl.study_data import ScaledGroup, check_saved, load, provenance, reopen, to_saved
 from pacbayes_fl.study_file import Study
@@ -47,8 +47,8 @@ class Trained:
         held: training rows of existing clients that the training never saw, in the data's own units.
         rounds: the record of every round.
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
-        row_epsilon: gives the pure epsilon of one row that all releases of a private run together have, by its ledger;
-            infinite without one.
+        replacement: gives, for the delta of a certificate, what all releases of a private run together tell of one
+            client, by its ledger; None without one.
     """
 
     study: Study
@@ -59,7 +59,7 @@ class Trained:
     held: ClientBatch | None = None
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    row_epsilon: Callable[[], float] = field(default=lambda: math.inf)
+    replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
 
 
 @contextmanager
@@ -324,5 +324,5 @@ def open_run(folder: Path | str) -> Trained:
     memory = study_hold_out.Memory.read(folder).joined(study, dataset)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
-    spent = partial(study_privacy.row_epsilon, study, folder, int(saved.meta.get("released", 0)))
-    return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), row_epsilon=spent)
+    spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
+    return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), replacement=spent)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Certificate, LossRange, MonteCarlo, Premises, Provenance, to_record
+from pacbayes_fl.bounds import BoundedLoss, Certificate, LossRange, MonteCarlo, Premises, Provenance, ZeroOne, to_record
 from pacbayes_fl.bounds.certificate import Predictor, Source
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.study_certify_request import AVERAGES
@@ -29,9 +29,12 @@ class Numbers:
         log_z: ln Z of an exact Gibbs posterior, in nats.
         low: smallest value of the loss.
         high: its largest value.
-        prior: where the prior came from.
-        epsilon: of a prior drawn with pure eps-DP, and of no other.
-        independent: whether the rows are independent draws.
+        loss: "0-1", in [0, 1], whose majority vote can be bounded; "convex", whose averaged prediction can be; any
+            other when not given.
+        prior: where the prior came from; a certificate needs that it is said.
+        epsilon: of a prior drawn with privacy, and of no other.
+        prior_delta: d0 of a prior drawn with (epsilon, d0)-DP of clients; 0 when not given.
+        independent: whether the rows are declared independent draws; a certificate needs it.
         predictor: whose risk is meant.
         draws: hypotheses behind an estimated risk; None where it is exact.
         draws_delta: what of delta the estimate may fail with; a fifth of it when not given.
@@ -46,9 +49,11 @@ class Numbers:
     log_z: float | None = None
     low: float = 0.0
     high: float = 1.0
-    prior: Source = "data-free"
+    loss: Literal["0-1", "convex"] | None = None
+    prior: Source = "unknown"
     epsilon: float | None = None
-    independent: bool = True
+    prior_delta: float | None = None
+    independent: bool = False
     predictor: Predictor = "Gibbs"
     draws: int | None = None
     draws_delta: float | None = None
@@ -86,10 +91,9 @@ def certificate(name: str, numbers: Numbers) -> Certificate:
             hint="say how many draws, or leave it out for an exact risk",
         )
     posterior: Literal["any", "exact Gibbs"] = "exact Gibbs" if name == "gibbs" else "any"
-    loss = LossRange(f"loss in [{numbers.low:g}, {numbers.high:g}]", numbers.low, numbers.high)
-    provenance = Provenance(numbers.prior, numbers.epsilon)
+    provenance = Provenance(numbers.prior, numbers.epsilon, numbers.prior_delta or 0.0)
     premises = Premises(
-        provenance, numbers.independent, loss, numbers.predictor, tried=numbers.tried, posterior=posterior
+        provenance, numbers.independent, _loss(numbers), numbers.predictor, tried=numbers.tried, posterior=posterior
     )
     more: Mapping[str, Any] = {}
     if numbers.draws is not None:
@@ -108,8 +112,21 @@ def trusted(numbers: Numbers) -> str:
     Returns:
         A line for people.
     """
-    rows = "the rows are independent draws" if numbers.independent else "nothing of the rows"
+    rows = "the rows are independent draws" if numbers.independent else "the rows are not said to be independent"
     return f"taken on trust: {rows}; the prior is {numbers.prior}; {numbers.tried} configuration(s) tried on the rows"
+
+
+def _loss(numbers: Numbers) -> BoundedLoss:
+    if numbers.loss == "0-1":
+        if (numbers.low, numbers.high) != (0.0, 1.0):
+            what = f"the 0-1 loss lies in [0, 1], got low = {numbers.low:g} and high = {numbers.high:g}"
+            raise AssumptionError(what, hint="leave the range out")
+        return ZeroOne()
+    if numbers.loss not in (None, "convex"):
+        raise AssumptionError(f"loss must be 0-1 or convex, or left out, got {numbers.loss!r}")
+    kind = "convex loss" if numbers.loss == "convex" else "loss"
+    name = f"{kind} in [{numbers.low:g}, {numbers.high:g}]"
+    return LossRange(name, numbers.low, numbers.high, convex=numbers.loss == "convex")
 
 
 def listing() -> list[tuple[str, str]]:

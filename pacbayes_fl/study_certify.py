@@ -102,7 +102,7 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     for name, group in trained.groups.items():
         if request.bound in AVERAGES and name != study_certify_average.GROUPS[request.bound]:
             continue
-        found = evidence_of(trained, name, group, request.bound in AVERAGES)
+        found = evidence_of(trained, name, group, _least_delta(trained, request), request.bound in AVERAGES)
         why = _missing(trained, found, request)
         if found is None or why:
             reasons[name] = [why]
@@ -168,11 +168,17 @@ def _missing(trained: Trained, found: Evidence | None, request: Request) -> str:
     """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
     if found is None:
         return Premises(Provenance("saw the rows"), independent=True).broken()[0]
-    if request.bound == "theorem-3.2" and found.prior.source != "eps-DP":
-        return f"Theorem 3.2 is for a prior that was drawn with eps-DP, and this one is {found.prior}"
+    if request.bound == "theorem-3.2" and not found.prior.private:
+        return f"Theorem 3.2 is for a prior that was drawn with privacy, and this one is {found.prior}"
     if not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
         return "the network normalises by rows that the prior has seen, and this one has seen none"
     return ""
+
+
+def _least_delta(trained: Trained, request: Request) -> float:
+    """Give the least probability with which a bound on one client may fail, for the choice of a guarantee."""
+    shared = sum(group.train.clients for group in trained.groups.values()) if request.jointly else 1
+    return request.delta * (1.0 - request.draws_delta) / ((request.tried or 1) * shared)
 
 
 def _tried(request: Request, study: Study) -> int | None:
@@ -316,12 +322,15 @@ def _lines(group: str, names: list[str], measured: Measured, certificate: Certif
 
 def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]) -> dict[str, Any]:
     part = trained.study.report.certify
-    priors = {"split": "a client's model after the training on its other rows", "eps-DP": "the server's, released with"}
+    priors = {
+        "split": "a client's model after the training on its other rows",
+        "client-level DP": "the server's, released with",
+    }
     rows, units = {}, {}
     for name, found in evidence.items():
         seen = "training rows that the training has not seen" if found.prior.source == "split" else "all training rows"
         prior = priors.get(found.prior.source, "what the server knows of others")
-        if found.prior.source == "eps-DP":
+        if found.prior.private:
             prior = f"{prior} {found.prior}"
         if part.scheme == "folds" and name == "existing":
             prior = f"of {part.folds} hyper-posteriors the one that the client's fold had no part in"

@@ -57,23 +57,26 @@ def independent(study: Study) -> bool:
     return known if declared is None else declared
 
 
-def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = False) -> Evidence | None:
+def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False) -> Evidence | None:
     """Put the rows of a group apart by what its priors have seen.
 
     Args:
         trained: the run.
         name: of the group.
         group: its clients.
+        delta: probability with which a bound on one of them may fail at least: a private prior is given the guarantee
+            that costs such a bound least.
         afresh: let all priors be those of the server, as if the clients had never trained.
 
     Returns:
         The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
-        private run with a pure epsilon: a client's bound can pay for that, an average's cannot, for which the other
-        clients' rows must not choose the units either.
+        private run: a client's bound can pay for that, an average's cannot, for which the other clients' rows must not
+        choose the units either.
     """
     part = trained.study.report.certify
     private = name == "existing" and part.scheme == "none"
-    if private and (afresh or group.train.clients < 2 or not math.isfinite(trained.row_epsilon())):
+    released = trained.replacement(delta) if private else None
+    if private and (afresh or group.train.clients < 2 or released is None or not math.isfinite(released.epsilon)):
         return None
     state = state_of(trained.method, trained.state, name, group)
     if name == "existing" and trained.held is not None:
@@ -86,10 +89,12 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, afresh: bool = 
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
-    if private:  # every prior is the server's, which it has released
+    if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
-        return Evidence(state, none_of(rows), rows, test, Provenance("eps-DP", trained.row_epsilon()), apart=False)
-    return Evidence(state, none_of(rows), rows, test, Provenance("other clients"), apart=name == "new")
+        prior = Provenance("client-level DP", *released)
+        return Evidence(state, none_of(rows), rows, test, prior, apart=False)
+    prior = Provenance("disjoint clients" if name == "new" else "other clients")
+    return Evidence(state, none_of(rows), rows, test, prior, apart=name == "new")
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

@@ -15,7 +15,8 @@ from pacbayes_fl.errors import PrivacyError, outside
 from pacbayes_fl.federation import private
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.private import Room
-from pacbayes_fl.privacy.accounting import Budget, noise_multiplier, pure_epsilon
+from pacbayes_fl.privacy import accounting
+from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.study_file import PrivacyPart, Study
@@ -168,28 +169,25 @@ def to_save(room: Room | None) -> dict[str, int]:
     return {} if room is None else {"released": len(room.ledger)}
 
 
-def row_epsilon(study: Study, folder: Path, released: int) -> float:
-    """Say what a finished run's releases tell of one row: what a prior drawn by them costs a certificate.
-
-    A row that is replaced is a client that is replaced; where the account is for a client that sends zeros instead,
-    that is two such steps: to zeros, and from them.
+def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:
+    """Say what a finished run's releases tell of one client: what a prior drawn by them costs a certificate.
 
     Args:
         study: of the run.
         folder: of the run.
         released: how many releases its last state has seen.
+        at: probability with which the certificate may fail.
 
     Returns:
-        Pure epsilon; infinite where the run is not private or its noise has none.
+        The guarantee that costs it least; None where the run is not private.
 
     Raises:
         PrivacyError: when the ledger is damaged or was lost.
     """
     if study.privacy.epsilon is None:
-        return math.inf
+        return None
     charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released).charges
-    steps = 2.0 if any(charge.cohorts.neighbours == "add-or-remove" for charge in charges) else 1.0
-    return steps * pure_epsilon(charges)
+    return accounting.replacement(charges, at)
 
 
 def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:

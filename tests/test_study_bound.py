@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,24 +13,29 @@ from pacbayes_fl.bounds import BOUNDS, SERVER_BOUNDS, from_record
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.study_bound import Numbers, certificate, listing, to_record, trusted
 
+SAID: dict[str, Any] = {"prior": "data-free", "independent": True}
+
 
 def test_the_oracle_of_pac_bayes_with_backprop() -> None:
-    numbers = Numbers(30_000, 0.025, risk=0.03, kl=500)
+    numbers = Numbers(30_000, 0.025, risk=0.03, kl=500, **SAID)
     values = {name: float(certificate(name, numbers).value) for name in ("seeger", "mcallester", "pbb-quadratic")}
     assert values == pytest.approx(
         {"seeger": 0.07249532731061159, "mcallester": 0.12215354062333471, "pbb-quadratic": 0.08314458256549129},
         rel=1e-12,
     )
-    estimated = Numbers(30_000, 0.035, risk=0.03, kl=500, draws=1000, draws_delta=0.01)
+    estimated = Numbers(30_000, 0.035, risk=0.03, kl=500, draws=1000, draws_delta=0.01, **SAID)
     assert float(certificate("seeger", estimated).value) == pytest.approx(0.10180273085790097, rel=1e-12)
 
 
 def test_bounds_with_a_beta_or_a_normaliser() -> None:
-    numbers = Numbers(20, 0.05, risk=0.0903864590943621, kl=0.23500118812818943, beta=10)
+    numbers = Numbers(20, 0.05, risk=0.0903864590943621, kl=0.23500118812818943, beta=10, **SAID)
     assert float(certificate("alquier", numbers).value) == pytest.approx(0.47595980526258014, rel=1e-12)
-    private = Numbers(20, 0.05, risk=0.0903864590943621, kl=0.23500118812818943, beta=10, prior="eps-DP", epsilon=0.1)
+    private = replace(numbers, prior="row-level DP", epsilon=0.1)
     assert float(certificate("theorem-3.2", private).value) == pytest.approx(0.6214714011503417, rel=1e-12)
-    gibbs = Numbers(20, 0.05, log_z=math.log(0.32018197303860707), beta=10)
+    gibbs = Numbers(20, 0.05, log_z=math.log(0.32018197303860707), beta=10, **SAID)
+    clients = replace(numbers, prior="client-level DP", epsilon=0.3, prior_delta=0.01)
+    less = replace(numbers, delta=0.04 * math.exp(-0.3))
+    assert float(certificate("alquier", clients).value) == pytest.approx(float(certificate("alquier", less).value))
     found = certificate("gibbs", gibbs)
     assert found.valid
     assert float(found.value) == pytest.approx(0.47595980526258014, rel=1e-12)
@@ -52,8 +59,16 @@ def test_another_range_rescales() -> None:
         ("seeger", Numbers(10, 0.05, risk=1.1, kl=1.0), "risk must be finite, at least 0 and at most 1"),
         ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, high=math.inf), "must be bounded"),
         ("theorem-3.2", Numbers(10, 0.05, risk=0.1, kl=1.0, beta=1.0), "needs the epsilon"),
-        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, epsilon=0.5), "epsilon is of an eps-DP prior, got 0.5 with a"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, epsilon=0.5), "epsilon is of a private prior, got 0.5 with a"),
         ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, draws_delta=0.01), "draws_delta is .* got 0.01 without draws"),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, prior_delta=0.5), "delta is of a private prior, got 0.5 with a"),
+        (
+            "seeger",
+            Numbers(10, 0.05, risk=0.1, kl=1.0, loss="0-1", high=2.0),
+            "the 0-1 loss lies in .* got low = 0 and",
+        ),
+        ("seeger", Numbers(10, 0.05, risk=0.1, kl=1.0, loss="square"), "loss must be 0-1 or convex, or left out"),  # type: ignore[arg-type]
+        ("seeger", Numbers(10.5, 0.05, risk=0.1, kl=1.0), "n must be at least 1 and a whole number, got 10.5"),
         ("gibbs", Numbers(10, 0.05, log_z=-1.0, beta=2.0, draws=5), "the bound 'gibbs' has no use for draws"),
     ],
 )
@@ -72,17 +87,34 @@ def test_numbers_that_make_no_bound_are_refused(name: str, numbers: Numbers, wor
     ],
 )
 def test_a_broken_premise_shows_its_reason_and_no_number(more: dict[str, object], words: str) -> None:
-    found = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **more))  # type: ignore[arg-type]
+    found = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID | more))
     assert not found.valid
     assert words in str(found)
     assert f"{float(found.value):.3f}" not in str(found)
 
 
 def test_records_and_words() -> None:
-    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0)
+    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID)
     found = to_record(certificate("seeger", numbers))
     assert float(from_record(found).recompute()) == found["value"]
     assert "the rows are independent draws; the prior is data-free; 1 configuration" in trusted(numbers)
+
+
+def test_nothing_said_is_no_certificate_from_a_command_either() -> None:
+    """As in Python: what is not said of the prior and the rows counts as broken."""
+    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0)
+    assert certificate("seeger", numbers).reasons == bounds.seeger(0.2, 3.0, 100, 0.05, bounds.Premises()).reasons
+    assert "the rows are not said to be independent; the prior is unknown" in trusted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("predictor", "loss", "factor"), [("majority vote", "0-1", 2.0), ("averaged prediction", "convex", 1.0)]
+)
+def test_other_predictors_have_certificates_for_their_losses(predictor: Any, loss: Any, factor: float) -> None:
+    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, predictor=predictor, loss=loss, **SAID)
+    found, gibbs = certificate("seeger", numbers), certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID))
+    assert found.valid and float(found.value) == pytest.approx(factor * float(gibbs.value), rel=1e-12)
+    assert not certificate("seeger", replace(numbers, loss=None)).valid
 
 
 def test_every_bound_is_listed_with_a_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from pacbayes_fl.errors import AssumptionError, CheckpointError, DataError, Priv
 from pacbayes_fl.methods.base import Refined
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.privacy.accounting import Charge, replacement
+from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, tables_of
 from pacbayes_fl.study import Trained, open_run, run, train
 from pacbayes_fl.study_certify import certifiable, certify, is_finished
@@ -30,21 +31,27 @@ from tests.tiny import on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 SPLIT, FOLDS = "report.certify.scheme=split", "report.certify.scheme=folds"
-Opened = Callable[..., Trained]
+
+
+class Opened:
+    """Run a study once and open its folder."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders, self._known = folders, dict[tuple[str, ...], Path]()
+
+    def folder(self, *sets: str) -> Path:
+        if sets not in self._known:
+            self._known[sets] = self._folders.mktemp("run")
+            run(tiny(*sets), self._known[sets])
+        return self._known[sets]
+
+    def __call__(self, *sets: str) -> Trained:
+        return open_run(self.folder(*sets))
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    """Run a study once and open its folder."""
-    known: dict[tuple[str, ...], Path] = {}
-
-    def make(*sets: str) -> Trained:
-        if sets not in known:
-            known[sets] = tmp_path_factory.mktemp("run")
-            run(tiny(*sets), known[sets])
-        return open_run(known[sets])
-
-    return make
+    return Opened(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +150,7 @@ def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> Non
         assert line.kl == pytest.approx(kl, abs=1e-4)
     assert len(lines(table, "new")) == 2
     certificate = from_record(table.certificates["new"])
-    assert certificate.valid and certificate.prior.source == "other clients"
+    assert certificate.valid and certificate.prior.source == "disjoint clients"
 
 
 def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: Opened) -> None:
@@ -249,17 +256,29 @@ def test_an_exact_gibbs_posterior_over_draws_from_the_prior(opened: Opened) -> N
         certify(opened(), Request("gibbs", beta="rows"))
 
 
-def test_a_prior_that_was_released_with_pure_privacy_is_paid_for(opened: Opened) -> None:
-    private = ("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0")
-    trained = opened(*private)
+PRIVATE = {
+    "laplace": ("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0"),
+    "gaussian": ("privacy.epsilon=5", "privacy.delta=0.01"),
+}
+
+
+@pytest.mark.parametrize("kind", list(PRIVATE))
+def test_a_prior_that_was_released_with_privacy_is_paid_for(opened: Opened, kind: str) -> None:
+    trained = opened(*PRIVATE[kind])
     table = certify(trained, Request("theorem-3.2", beta=7.0))
     assert table.reasons["existing"] == []
-    assert "drawn with eps-DP" in table.reasons["new"][0]
+    assert "drawn with privacy" in table.reasons["new"][0]
     certificate = from_record(table.certificates["existing"])
-    assert certificate.prior.epsilon == pytest.approx(0.6, rel=1e-6)  # a row replaced is a client removed and one added
-    information = bounds.max_information(0.6, 7.0, 0.05)
+    assert certificate.prior.source == "client-level DP" and certificate.valid
+    spent = json.loads((opened.folder(*PRIVATE[kind]) / "privacy.json").read_text())["releases"]
+    charges = [
+        Charge(**each | {"cohorts": Cohorts(**each["cohorts"])}) for each in spent for _ in range(each.pop("count"))
+    ]
+    guarantee = replacement(charges, 0.04)  # of the delta, a fifth might go to an estimate
+    assert (certificate.prior.epsilon, certificate.prior.delta) == pytest.approx(guarantee)
+    assert kind != "laplace" or guarantee.nats(0.04) <= 0.6  # twice its epsilon, of which max-information makes 3.6
     for line in lines(table, "existing"):
-        tail = (line.kl + float(information) + math.log(20)) / 7 + 1 / 8
+        tail = (line.kl + guarantee.nats(0.05) + math.log(20)) / 7 + 1 / 8
         assert line.bound == pytest.approx(line.risk + tail, rel=1e-6)
     raw = trained.groups["existing"].raw.train
     others = [client_rows(raw, k) for k in (1, 2, 3)]
@@ -268,8 +287,10 @@ def test_a_prior_that_was_released_with_pure_privacy_is_paid_for(opened: Opened)
     none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     risk, _ = by_hand(trained, none, ((x - x_mean) / x_std, (y - y_mean) / y_std), trained.state.server.particles)
     assert lines(table, "existing")[0].risk == pytest.approx(risk, abs=1e-9)
-    gaussian = opened("privacy.epsilon=5", "privacy.delta=0.01")
-    assert "saw the rows" in certify(gaussian, Request()).reasons["existing"][0]
+    jointly = certify(trained, Request(jointly=True, tried=3))
+    joint = from_record(jointly.certificates["existing"])
+    assert joint.valid and joint.prior.epsilon == pytest.approx(replacement(charges, 0.04 / (6 * 3)).epsilon)
+    assert len(lines(jointly, "existing")) == 4 and {line.rows for line in lines(jointly, "existing")} == {7}
 
 
 def test_a_private_run_is_not_trained_again(opened: Opened, tmp_path: Path) -> None:
@@ -360,8 +381,7 @@ def _memorised(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> Refin
 def test_pooled_rows_need_priors_that_saw_none_of_them(opened: Opened) -> None:
     assert certify(opened(SPLIT), Request()).summary.keys() == {"existing", "new"}
     assert certify(opened(FOLDS, "report.certify.folds=2"), Request()).summary.keys() == {"new"}
-    private = ("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0")
-    assert certify(opened(*private), Request()).summary.keys() == {"new"}
+    assert certify(opened(*PRIVATE["gaussian"]), Request()).summary.keys() == {"new"}
 
 
 @pytest.mark.filterwarnings("ignore:.*since the run was started")

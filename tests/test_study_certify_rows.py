@@ -47,8 +47,8 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
     for name, move in (("before", 0.0), ("after", 500.0)):
         moved = [row | {"y": row["y"] + move} if row["client"] == "new_1" else row for row in table]
         trained = train(on_csv(write_csv(tmp_path / f"{name}.csv", moved), "federation.rounds=1"))
-        found = evidence_of(trained, "new", trained.groups["new"])
-        assert found is not None and found.prior.source == "other clients"
+        found = evidence_of(trained, "new", trained.groups["new"], 0.05)
+        assert found is not None and found.prior.source == "disjoint clients"
         assert found.seen.size.tolist() == [0.0, 0.0]
         known = trained.groups["existing"].used
         y, mask = found.rows.y[1], found.rows.mask[1]
@@ -60,8 +60,8 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
 
 def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
     trained = train(tiny(SPLIT, "federation.rounds=1"))
-    found = evidence_of(trained, "existing", trained.groups["existing"])
-    afresh = evidence_of(trained, "existing", trained.groups["existing"], afresh=True)
+    found = evidence_of(trained, "existing", trained.groups["existing"], 0.05)
+    afresh = evidence_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
     assert found is not None and afresh is not None and trained.held is not None
     assert (found.prior.source, found.seen.size.tolist(), found.rows.size.tolist()) == ("split", [4.0] * 4, [3.0] * 4)
     assert (afresh.seen.size.tolist(), afresh.rows.size.tolist()) == ([0.0] * 4, [3.0] * 4)
@@ -72,4 +72,4 @@ def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
 
 def test_a_run_without_a_scheme_has_no_rows_left() -> None:
     trained = train(tiny("federation.rounds=1"))
-    assert evidence_of(trained, "existing", trained.groups["existing"]) is None
+    assert evidence_of(trained, "existing", trained.groups["existing"], 0.05) is None

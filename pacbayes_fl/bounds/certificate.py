@@ -25,7 +25,16 @@ Number = Tensor | float
 Terms = Mapping[str, Tensor]
 Formula = Callable[[Terms], Mapping[str, Tensor]]
 """Turns terms into the named parts that sum to the bound."""
-Source = Literal["data-free", "other clients", "split", "eps-DP", "saw the rows", "unknown"]
+Source = Literal[
+    "data-free",
+    "disjoint clients",
+    "other clients",
+    "split",
+    "row-level DP",
+    "client-level DP",
+    "saw the rows",
+    "unknown",
+]
 Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate"]
 Posterior = Literal["any", "exact Gibbs", "no worse than the prior"]
 Average = Literal["client", "size-weighted clients", "clients on average", "clients by beta", "new client on average"]
@@ -40,10 +49,18 @@ _OVER = MappingProxyType(
         "new client on average": "of a new client, averaged over such clients and their rows",
     }
 )
+_PRIVATE = ("row-level DP", "client-level DP")
+_OF_ONE = MappingProxyType(
+    {
+        "other clients": "priors that were trained on other clients of an average have seen rows of its bound (source"
+        " 'disjoint clients' where no client of the average trained them)",
+        **dict.fromkeys(_PRIVATE, "privacy covers the rows of one client, and an average has those of several"),
+    }
+)
 _NO_PRIOR = MappingProxyType(
     {
         "saw the rows": "the prior saw the rows of the bound (split them, or leave the client out of its training)",
-        "unknown": "nobody said where the prior came from (give its provenance)",
+        "unknown": "nobody said where the prior came from (give its provenance: prior)",
     }
 )
 
@@ -53,45 +70,56 @@ class Provenance:
     """Where a prior came from, as seen from the rows of the bound.
 
     Args:
-        source: "data-free": fixed before any rows, or public; "other clients": trained without this client; "split":
-            trained on other rows of it; "eps-DP": drawn by a mechanism that is differentially private in its rows;
-            "saw the rows": none of these; "unknown".
-        epsilon: of one draw from the mechanism, for "eps-DP" alone, with one row as what may change.
-        draws: how many priors were drawn from the mechanism: they cost epsilon each.
-        rows: rows of the client that the mechanism saw, m_i; all rows of the bound when not given.
-        privacy: kind of guarantee; the theorems need "pure".
+        source: "data-free": fixed before any rows, or public; "disjoint clients": trained on clients of which no bound
+            speaks, as for clients that join later; "other clients": trained without this client, possibly on others
+            with bounds; "split": trained on other rows than those of the bound; "row-level DP" and "client-level DP":
+            drawn by a mechanism that is differentially private in the client's rows, when one of them or when all of
+            them are replaced; "saw the rows": none of these; "unknown".
+        epsilon: of one draw from the mechanism, for the two kinds of privacy alone.
+        delta: d0 of (epsilon, d0)-DP, for "client-level DP" alone: row-level privacy must be pure.
+        draws: how many priors were drawn from the mechanism: they cost epsilon and d0 each.
+        rows: rows of the client that a row-level mechanism saw, m_i; all rows of the bound when not given.
     """
 
     source: Source = "unknown"
     epsilon: float | None = None
+    delta: float = 0.0
     draws: int = 1
     rows: int | None = None
-    privacy: Literal["pure", "approximate", "zCDP", "RDP"] = "pure"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         if self.source not in get_args(Source):
             raise AssumptionError(f"source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
-        if self.source != "eps-DP":
-            if self.epsilon is not None:
-                raise AssumptionError(
-                    f"epsilon is of an eps-DP prior, got {self.epsilon:g} with a prior of source {self.source!r}",
-                    hint="the source 'eps-DP', or no epsilon",
-                )
+        if not self.private:
+            for name, value in (("epsilon", self.epsilon), ("delta", self.delta or None)):
+                if value is not None:
+                    raise AssumptionError(
+                        f"{name} is of a private prior, got {value:g} with a prior of source {self.source!r}",
+                        hint="the source 'client-level DP' or 'row-level DP', or neither epsilon nor delta",
+                    )
             return
         if self.epsilon is None or not (0 <= self.epsilon < math.inf):
             raise AssumptionError(
-                f"epsilon of an eps-DP prior must be finite and at least 0, got {self.epsilon}",
+                f"epsilon of a private prior must be finite and at least 0, got {self.epsilon}",
                 hint="a prior whose privacy is unknown has source='saw the rows'",
             )
+        if not 0 <= self.delta < 1:
+            raise AssumptionError(f"delta of a private prior must be at least 0 and below 1, got {self.delta}")
         whole("draws", self.draws)
         if self.rows is not None:
             whole("rows", self.rows)
 
+    @property
+    def private(self) -> bool:
+        """Whether the prior was drawn with differential privacy from the rows of the bound."""
+        return self.source in _PRIVATE
+
     def __str__(self) -> str:
-        if self.source != "eps-DP":
+        if not self.private:
             return self.source
-        return f"eps-DP with epsilon {self.epsilon:g}" + (f", {self.draws} draws" if self.draws > 1 else "")
+        delta = f" and delta {rounded_up(self.delta)}" if self.delta else ""
+        return f"{self.source} with epsilon {self.epsilon:g}{delta}" + (f", {self.draws} draws" * (self.draws > 1))
 
 
 @dataclass(frozen=True)
@@ -110,10 +138,10 @@ class Premises:
             "averaged prediction" needs a convex loss; no bound here speaks of a "point estimate".
         average: over what; "client" is each on its own. "size-weighted clients": over the pooled rows of clients that
             need not be alike, with one posterior for all or one a client: the tuple of them is then the posterior,
-            that of their priors the prior, and the divergences add up (see `pooled`). Then no client's prior may have
-            seen any row of the pool, and one that was trained on other clients of the pool has: with such priors a
-            pooled bound at delta = 0.05 can fail half of the time. The other averages are those of server-level bounds,
-            which set them themselves.
+            that of their priors the prior, and the divergences add up (see `pooled`). The other averages are those of
+            server-level bounds, which set them themselves. No prior of an average may have seen any row of it: one
+            that was trained on other clients of a pool has, and with such priors a pooled bound at delta = 0.05 can
+            fail half of the time. "disjoint clients" and a "split" of all clients' rows have not.
         tried: number of configurations (priors, beta, settings) among which the rows of the bound chose: delta is
             shared between them. 1, the default, claims that there was no choice; None when they were not counted.
         posterior: "exact Gibbs" where it is exactly that of the same loss, beta and rows: bounds by ln Z need it. "no
@@ -158,10 +186,12 @@ class Premises:
         reasons = []
         if self.prior.source in _NO_PRIOR:
             reasons.append(_NO_PRIOR[self.prior.source])
-        if self.prior.source == "eps-DP" and self.prior.privacy != "pure":
-            reasons.append(f"a prior under {self.prior.privacy} privacy: the theorem needs pure eps-DP")
+        if self.prior.source == "row-level DP" and self.prior.delta:
+            reasons.append("Theorem 3.2 needs pure privacy of rows: only that of clients may have a delta")
+        if self.average != "client" and self.prior.source in _OF_ONE:
+            reasons.append(_OF_ONE[self.prior.source])
         if not self.independent:
-            reasons.append("the rows were not declared independent draws of the client's distribution")
+            reasons.append("the rows were not declared independent draws of the client's distribution (independent)")
         if self.tried is None:
             reasons.append("beta, the prior or a setting was chosen on the rows of the bound, uncounted (give tried)")
         if self.predictor == "majority vote" and not isinstance(self.loss, ZeroOne):
@@ -277,7 +307,7 @@ def certify(
     """Put a certificate together: split delta, compute the value, collect what is broken.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "mc_draws" and "mc_delta".
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws" and "mc_delta".
 
     Args:
         theorem: which bound.
@@ -292,7 +322,8 @@ def certify(
         The certificate.
 
     Raises:
-        AssumptionError: when delta is no probability or does not cover what is spent of it.
+        AssumptionError: when delta is no probability or does not cover what is spent of it, that of the prior's privacy
+            included.
     """
     split = split_delta(delta, monte_carlo)
     extra = shared_terms(premises, split)
@@ -300,6 +331,12 @@ def certify(
         extra["mc_draws"] = monte_carlo.draws
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
+    if "prior_delta" in numbers and bool((numbers["delta"] <= numbers["prior_delta"]).any()):
+        raise AssumptionError(
+            f"delta of the bound must exceed that of the prior's privacy, {numbers['prior_delta'].item():g}, got"
+            f" {numbers['delta'].min().item():g}",
+            hint="the releases have an epsilon at a smaller delta too: privacy.accounting.replacement",
+        )
     everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
     value = everything["factor"] * _total(formula(everything))
     return Certificate(
@@ -333,7 +370,7 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     loss, terms = certificate.premises.loss, dict(certificate.terms)
     device = terms["delta"].device
     level = checked("risk", risk, loss.low, loss.high).to(device)
-    for name in ("mc_draws", "mc_delta", "epsilon", "prior_rows"):
+    for name in ("mc_draws", "mc_delta", "epsilon", "prior_rows", "prior_delta"):
         terms.pop(name, None)
     terms["delta"] = torch.as_tensor(certificate.delta, dtype=torch.float64, device=device)
     if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant
@@ -359,9 +396,11 @@ def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, fl
     terms["delta"] = split["bound"] / tried
     if "Monte Carlo" in split:
         terms["mc_delta"] = split["Monte Carlo"] / tried
-    if prior.source == "eps-DP" and prior.epsilon is not None:
+    if prior.epsilon is not None:
         terms["epsilon"] = prior.epsilon * prior.draws
-        if prior.rows is not None:
+        if prior.source == "client-level DP":
+            terms["prior_delta"] = prior.delta * prior.draws
+        elif prior.rows is not None:
             terms["prior_rows"] = prior.rows
     return terms
 

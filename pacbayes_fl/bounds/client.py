@@ -4,8 +4,9 @@ Notation: a posterior Q over hypotheses with empirical risk L^ on n rows, a prio
 with values in [a, b], R = b - a. Every bound holds with probability at least 1 - delta over the rows, for all Q at
 once, and also for pooled rows of clients that are not alike: then it is on the average over these rows.
 
-A prior that was drawn by a pure eps-DP mechanism from the same rows costs I(eps, m, delta) nats more in every bound
-(PAC-PFL Theorem 3.2). A risk that was estimated from draws of the posterior is first replaced by its own upper bound.
+A prior that was drawn with differential privacy from the same rows costs nats more in every bound: eps of whole clients
+(`client_privacy`), or I(eps, m, delta) of rows (PAC-PFL Theorem 3.2). A risk that was estimated from draws of the
+posterior is first replaced by its own upper bound.
 """
 
 from __future__ import annotations
@@ -48,6 +49,33 @@ def max_information(epsilon: Number, rows: Number, delta: Number) -> Tensor:
     """
     epsilon, rows, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, rows, delta))
     return 0.5 * rows * epsilon.square() + epsilon * (0.5 * rows * (4.0 / delta).log()).sqrt() + math.log(2.0)
+
+
+def client_privacy(epsilon: Number, prior_delta: Number, delta: Number) -> Tensor:
+    """Nats that a prior costs which was drawn with (eps, d0)-DP from the rows of the bound, all of them as one record.
+
+    ln(1 / delta') - ln(1 / delta) = eps + ln(delta / (delta - d0)),  delta' = (delta - d0) e^(-eps)
+
+    Why it holds: let P = A(S) be (eps, d0)-DP when the client's whole data S is replaced by any other, and let F hold
+    the pairs (S, P) for which a bound fails for some posterior. For every fixed P the bound fails with probability at
+    most delta'. With S' an independent copy of S,
+
+    P[(S, A(S)) in F] = E_S P_A[A(S) in F_S] <= E_S E_S' [e^eps P_A[A(S') in F_S] + d0] <= e^eps delta' + d0 = delta,
+
+    since A(S') is independent of S, for which it is a fixed prior. (For d0 = 0 this is max-information of a single
+    record, I_inf <= eps: Dwork et al. 2015, Generalization in adaptive data analysis, Theorem 20 with n = 1.) What the
+    mechanism knows of other clients is fixed here, as they are independent of this one.
+
+    Args:
+        epsilon: of the mechanism [] or [K], for one client's whole data replaced.
+        prior_delta: d0 [] or [K], below delta.
+        delta: of the bound [] or [K].
+
+    Returns:
+        [] or [K], in nats.
+    """
+    epsilon, spent, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, prior_delta, delta))
+    return epsilon - torch.log1p(-spent / delta)
 
 
 def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
@@ -255,9 +283,12 @@ def theorem_3_2(
     *,
     monte_carlo: MonteCarlo | None = None,
 ) -> Certificate:
-    """Bound the risk under a prior that was drawn with eps-DP from the same rows (PAC-PFL Theorem 3.2, eq. 4).
+    """Bound the risk under a prior that was drawn with privacy from the same rows (PAC-PFL Theorem 3.2, eq. 4).
 
     L <= L^ + (KL + beta^2 R^2 / (8 n) + I(eps, m, delta) + ln(1 / delta)) / beta
+
+    m rows are one record too, with m eps: the term is the smaller of I and m eps. Privacy of whole clients has that of
+    `client_privacy` in its place.
 
     Args:
         risk: empirical risk [] or [K], in the unit of the loss.
@@ -265,7 +296,7 @@ def theorem_3_2(
         n: rows [] or [K], m_i and new ones together; `Provenance.rows` says how many the mechanism saw.
         beta: [] or [K], in 1 / unit of the loss.
         delta: probability with which it may fail, over the rows and the draw of the prior.
-        premises: with an eps-DP prior.
+        premises: with a private prior.
         monte_carlo: how the risk was estimated, if it was.
 
     Returns:
@@ -274,10 +305,10 @@ def theorem_3_2(
     Raises:
         AssumptionError: when no number can be formed, as without an epsilon.
     """
-    if premises.prior.source != "eps-DP":
+    if not premises.prior.private:
         raise AssumptionError(
-            f"Theorem 3.2 needs the epsilon of an eps-DP prior, got a prior of source {premises.prior.source!r}",
-            hint="Provenance('eps-DP', epsilon=...), or `alquier` for a prior that did not see the rows",
+            f"Theorem 3.2 needs the epsilon of a private prior, got a prior of source {premises.prior.source!r}",
+            hint="Provenance('row-level DP', epsilon=...), or `alquier` for a prior that did not see the rows",
         )
     return alquier(risk, kl, n, beta, delta, premises, monte_carlo=monte_carlo)
 
@@ -404,7 +435,7 @@ def _rows(n: Number) -> Tensor:
 
 
 def _with_prior(plain: str, private: str, premises: Premises) -> str:
-    return private if premises.prior.source == "eps-DP" else plain
+    return private if premises.prior.private else plain
 
 
 # formulas: functions of terms ------------------------------------------------------------------------------------
@@ -421,10 +452,13 @@ def _in_units(unit: Tensor, terms: Terms) -> Tensor:
 
 
 def _confidence(terms: Terms) -> Tensor:
-    """Nats for delta: ln(1 / delta), and I for an eps-DP prior."""
+    """Nats for delta: ln(1 / delta), and what a private prior costs."""
     nats = -terms["delta"].log()
+    if "prior_delta" in terms:
+        return nats + client_privacy(terms["epsilon"], terms["prior_delta"], terms["delta"])
     if "epsilon" in terms:
-        nats = nats + max_information(terms["epsilon"], terms.get("prior_rows", terms["n"]), terms["delta"])
+        epsilon, rows = terms["epsilon"], terms.get("prior_rows", terms["n"])
+        nats = nats + torch.minimum(max_information(epsilon, rows, terms["delta"]), rows * epsilon)
     return nats
 
 

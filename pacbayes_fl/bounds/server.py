@@ -111,7 +111,7 @@ def server_bound(
         "kl": _divergence(kl),
         "lam": largest if lam is None else checked("lam", lam, 0.0, strict=True),
     }
-    reasons = [*_hyper_prior(premises), *(() if monte_carlo is None else _in_range(premises))]
+    reasons = [*(() if monte_carlo is None else _in_range(premises))]
     if bool(terms["lam"] > largest * (1.0 + _ROUNDING)):
         reasons.append(
             "lambda must be at most the smallest beta_i / w_i, which is n beta for equal weights and one beta"
@@ -177,7 +177,7 @@ def new_clients(
         "kl": _divergence(kl),
         "lam": best if lam is None else checked("lam", lam, 0.0, strict=True),
     }
-    reasons = (*_hyper_prior(premises), *_in_range(premises), *_drawn(premises))
+    reasons = (*_in_range(premises), *_drawn(premises))
     premises = replace(premises, average="new client on average")
     theorem = f"new clients with at least {fewest.item():.15g} rows (PAC-PFL Lemma 4.6, repaired)"
     return certify(theorem, _new_clients, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
@@ -315,7 +315,7 @@ def lemma_4_6(
     factor = confidence_factor(one, n, **numbers)
     checked("-C log_z", -factor * log_normaliser, loss.low, loss.high)
     terms = {"log_z": log_normaliser, "beta": one, "m": rows, **numbers}
-    reasons = (*_hyper_prior(premises), *_gibbs_only(premises), *_drawn(premises), *_as_printed(one, n, **numbers))
+    reasons = (*_gibbs_only(premises), *_drawn(premises), *_as_printed(one, n, **numbers))
     premises = replace(premises, average="new client on average")
     return certify("PAC-PFL Lemma 4.6 as printed", _lemma_4_6, terms, delta, premises, reasons=reasons)
 
@@ -511,7 +511,7 @@ def _printed(
         "v": checked("v", v, 0.0, strict=True),
         "n2": ((coming > 0) | blind).sum().double(),
     }
-    reasons = [*_hyper_prior(premises), *_gibbs_only(premises), *_as_printed(one, n, **numbers)]
+    reasons = [*_gibbs_only(premises), *_as_printed(one, n, **numbers)]
     if bool(numbers["n2"] > 0):
         reasons.append("step 2 of the proof, on later rows, is false: `server_bound` has another")
         if loss.low < 0:
@@ -566,12 +566,6 @@ def _divergence(kl: Number) -> Tensor:
             hint="blur them: posteriors.particles.SmoothedHyperPosterior",
         )
     return checked("kl", kl, 0.0)
-
-
-def _hyper_prior(premises: Premises) -> tuple[str, ...]:
-    if premises.prior.source != "eps-DP":
-        return ()
-    return ("the hyper-prior was drawn from the rows: at the server's level privacy does not pay for that",)
 
 
 def _gibbs_only(premises: Premises) -> tuple[str, ...]:

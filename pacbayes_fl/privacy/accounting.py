@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -148,8 +148,7 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
     if method == "pure" or delta == 0:
         return pure
     if method == "zcdp":
-        rho = zcdp(charges)
-        return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+        return _zcdp_epsilon(charges, delta)
     bounds = [_without_chance(charges, pure, _gaussian_epsilon, delta)] if method == "auto" else []
     if method == "auto" and all(map(_closed, charges)):
         return bounds[0]
@@ -311,6 +310,82 @@ def noise_multiplier(kind: Kind, budget: Budget, rounds: int, cohorts: Cohorts, 
     return math.exp(high)
 
 
+class Replacement(NamedTuple):
+    """A guarantee for one client whose whole data are replaced by any other.
+
+    Args:
+        epsilon: with `delta`.
+        delta: 0 where epsilon is pure.
+    """
+
+    epsilon: float
+    delta: float
+
+    def nats(self, at: float) -> float:
+        """Say what it costs a bound on that client (`bounds.client_privacy`).
+
+        epsilon + ln(at / (at - delta))
+
+        Args:
+            at: probability with which the bound may fail.
+
+        Returns:
+            Nats; infinite where `at` is not above delta.
+        """
+        return self.epsilon - math.log1p(-self.delta / at) if self.delta < at else math.inf
+
+
+def replacement(charges: Sequence[Charge], at: float) -> Replacement:
+    """Choose, of all guarantees that releases give to a client whose data are replaced, the one a bound pays least for.
+
+    Every point of the trade-off curve holds, and which one is chosen depends on nothing but the charges and `at`. A
+    client that is replaced moves the sum by two clips, whoever takes part. Poisson cohorts are accounted for clients
+    that send zeros instead, of which a replacement is two: (epsilon, delta) for each is (2 epsilon, (1 + e^epsilon)
+    delta) for both (Dwork and Roth 2014, Theorem 2.2). What fixed cohorts gain from chance is left out.
+
+    Args:
+        charges: one a release.
+        at: probability with which the bound may fail.
+
+    Returns:
+        The guarantee; (0, 0) without charges.
+
+    Raises:
+        PrivacyError: when charges do not go together or `at` is no probability.
+    """
+    if not 0 < at < 1:
+        raise PrivacyError(f"a bound fails with a probability strictly between 0 and 1, got {at}")
+    if not _checked(charges):
+        return Replacement(0.0, 0.0)
+    known = [replace(c, cohorts=replace(c.cohorts, kind="all", neighbours="replace")) for c in charges]
+    found = [Replacement(pure_epsilon(known), 0.0)]
+    spent = [at * 2.0 ** (-step / 4) for step in range(1, 160)]
+    if all(charge.kind == "gaussian" for charge in charges):
+        found += [Replacement(_gaussian_epsilon(known, each), each) for each in spent]
+    else:
+        found += [Replacement(_zcdp_epsilon(known, each), each) for each in spent]
+    if not all(map(_closed, known)):
+        found += _by_distribution(known, spent)
+    if all(charge.cohorts.kind == "poisson" for charge in charges):
+        steps = _by_distribution(charges, spent)
+        found += [Replacement(2 * e, (1 + math.exp(min(e, 700.0))) * delta) for e, delta in steps]
+    return min(found, key=lambda one: one.nats(at))
+
+
+def _by_distribution(charges: Sequence[Charge], spent: Sequence[float]) -> list[Replacement]:
+    """Take points of the trade-off curve by RDP and PLD; none without dp-accounting or a number in the doubles."""
+    found: list[Replacement] = []
+    try:
+        renyi = _rdp(charges)
+        found += [Replacement(float(renyi.get_epsilon(each)), each) for each in spent]
+        if all(map(_in_pld, charges)):
+            losses = _pld(charges, spent[len(spent) // 4])
+            found += [Replacement(float(losses.get_epsilon_for_delta(each)), each) for each in spent[::4]]
+    except (PrivacyError, OverflowError):  # what was found without them holds all the same
+        return found
+    return found
+
+
 class Statement(NamedTuple):
     """What may be said of releases.
 
@@ -406,10 +481,15 @@ def _gaussian_delta(charges: Sequence[Charge], epsilon: float) -> float:
     return max(0.0, float(far - math.exp(epsilon + near)))
 
 
+def _zcdp_epsilon(charges: Sequence[Charge], delta: float) -> float:
+    rho = zcdp(charges)
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
 def _gaussian_epsilon(charges: Sequence[Charge], delta: float) -> float:
     if _gaussian_delta(charges, 0.0) <= delta:
         return 0.0
-    above = 1 + epsilon(charges, delta, "zcdp")
+    above = 1 + _zcdp_epsilon(charges, delta)
     return float(brentq(lambda at: _gaussian_delta(charges, at) - delta, 0.0, above, xtol=1e-12))
 
 

@@ -58,7 +58,7 @@ def test_nothing_said_is_nothing_certified() -> None:
     [
         ({"prior": Provenance("saw the rows")}, "the prior saw the rows"),
         ({"prior": Provenance()}, "nobody said where the prior came from"),
-        ({"prior": Provenance("eps-DP", 0.1, privacy="zCDP")}, "a prior under zCDP privacy"),
+        ({"prior": Provenance("row-level DP", 0.1, 1e-6)}, "needs pure privacy of rows"),
         ({"independent": False}, "not declared independent"),
         ({"tried": None}, "uncounted"),
         ({"predictor": "point estimate"}, "not on a point estimate"),
@@ -70,9 +70,9 @@ def test_nothing_said_is_nothing_certified() -> None:
 def test_every_broken_premise_is_a_reason_of_every_bound(name: str, change: dict[str, Any], reason: str) -> None:
     premises = dataclasses.replace(FINE, posterior="exact Gibbs")
     if name == "theorem-3.2":
-        if "prior" in change and change["prior"].source != "eps-DP":
+        if "prior" in change and not change["prior"].private:
             return
-        premises = dataclasses.replace(premises, prior=Provenance("eps-DP", 0.1))
+        premises = dataclasses.replace(premises, prior=Provenance("row-level DP", 0.1))
     arguments = {
         "gibbs": (-0.1 * 10, 100, 10.0, 0.05),
         **dict.fromkeys(("catoni", "alquier", "theorem-3.2"), (0.1, 2.0, 100, 10.0, 0.05)),
@@ -143,13 +143,16 @@ def test_delta_is_split_and_checked() -> None:
 def test_what_cannot_be_is_refused() -> None:
     for build, what in (
         (lambda: Provenance("hearsay"), "source must be one of"),  # type: ignore[arg-type]
-        (lambda: Provenance("eps-DP"), "epsilon of an eps-DP prior"),
-        (lambda: Provenance("eps-DP", math.inf), "epsilon of an eps-DP prior"),
-        (lambda: Provenance("eps-DP", -0.1), "epsilon of an eps-DP prior"),
-        (lambda: Provenance("data-free", 0.5), "epsilon is of an eps-DP prior, got 0.5 with a prior of source 'data-f"),
-        (lambda: Provenance(epsilon=0.0), "epsilon is of an eps-DP prior, got 0 with a prior of source 'unknown'"),
-        (lambda: Provenance("eps-DP", 0.1, draws=0), "draws must be at least 1 and a whole number, got 0"),
-        (lambda: Provenance("eps-DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Provenance("row-level DP"), "epsilon of a private prior"),
+        (lambda: Provenance("row-level DP", math.inf), "epsilon of a private prior"),
+        (lambda: Provenance("row-level DP", -0.1), "epsilon of a private prior"),
+        (lambda: Provenance("data-free", 0.5), "epsilon is of a private prior, got 0.5 with a prior of source 'data-f"),
+        (lambda: Provenance(epsilon=0.0), "epsilon is of a private prior, got 0 with a prior of source 'unknown'"),
+        (lambda: Provenance("split", delta=0.1), "delta is of a private prior, got 0.1 with a prior of source 'split'"),
+        (lambda: Provenance("client-level DP", 0.1, 1.0), "delta of a private prior must be at least 0 and below 1"),
+        (lambda: Provenance("client-level DP", 0.1, -0.1), "delta of a private prior must be at least 0 and below 1"),
+        (lambda: Provenance("row-level DP", 0.1, draws=0), "draws must be at least 1 and a whole number, got 0"),
+        (lambda: Provenance("row-level DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
         (lambda: Premises(tried=0), "tried must be at least 1 and a whole number, got 0"),
@@ -183,7 +186,7 @@ def test_counts_are_whole_numbers() -> None:
         numbers = {"risk": 0.1, "kl": 1.0, "n": torch.tensor([10, 9.5]), "beta": 3.0, "log_z": -0.3}
         known = inspect.signature(BOUNDS[name]).parameters
         with pytest.raises(AssumptionError, match=r"n must be at least 1 and a whole number, got 9.5 \(client 1\)"):
-            prior = Provenance("eps-DP", 0.1) if name == "theorem-3.2" else Provenance("split")
+            prior = Provenance("row-level DP", 0.1) if name == "theorem-3.2" else Provenance("split")
             given = {key: value for key, value in numbers.items() if key in known}
             BOUNDS[name](**given, delta=0.05, premises=dataclasses.replace(FINE, prior=prior))
 
@@ -192,7 +195,7 @@ def test_counts_are_whole_numbers() -> None:
 def test_the_trivial_bound_is_that_of_a_predictor_fixed_before_any_rows(name: str) -> None:
     """Whatever the certificate paid for: a divergence, draws, privacy, choices, a vote."""
     n, beta, guess = torch.tensor([40, 500]), 30.0, torch.tensor([0.9, 0.5], dtype=torch.float64)
-    rich = Premises(Provenance("eps-DP", 0.1, 2), independent=True, predictor="majority vote", tried=7)
+    rich = Premises(Provenance("row-level DP", 0.1, draws=2), independent=True, predictor="majority vote", tried=7)
     plain = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
     known = inspect.signature(BOUNDS[name]).parameters
 

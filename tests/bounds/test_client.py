@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from pacbayes_fl.bounds.client import (
     BOUNDS,
     alquier,
     catoni,
+    client_privacy,
     gibbs,
     max_information,
     mcallester,
@@ -35,6 +37,7 @@ from pacbayes_fl.bounds.client import (
 from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
 from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower
 from pacbayes_fl.bounds.losses import LossRange
+from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
@@ -43,7 +46,11 @@ PLAIN = {"seeger": seeger, "mcallester": mcallester, "pbb-quadratic": pbb_quadra
 
 
 def private(epsilon: float, draws: int = 1, rows: int | None = None) -> Premises:
-    return dataclasses.replace(FINE, prior=Provenance("eps-DP", epsilon, draws, rows))
+    return dataclasses.replace(FINE, prior=Provenance("row-level DP", epsilon, draws=draws, rows=rows))
+
+
+def of_clients(epsilon: float, delta: float = 0.0, draws: int = 1) -> Premises:
+    return dataclasses.replace(FINE, prior=Provenance("client-level DP", epsilon, delta, draws))
 
 
 def call(name: str, risk: float, kl: float, n: float, beta: float, delta: float, premises: Premises) -> Certificate:
@@ -127,9 +134,34 @@ def test_a_private_prior_costs_its_max_information_in_every_bound(name: str) -> 
     assert all_rows > got.value.item()
 
 
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_a_prior_under_privacy_of_clients_costs_its_epsilon_in_every_bound(name: str) -> None:
+    rest = (0.1, 2.0, 100, 10.0)
+    got = call(name, *rest, 0.05, of_clients(0.3, 0.01, draws=2))
+    same = "alquier" if name == "theorem-3.2" else name
+    cheaper = call(same, *rest, (0.05 - 0.02) * math.exp(-0.6), FINE)
+    assert got.valid and got.value.item() == pytest.approx(cheaper.value.item(), rel=1e-12)
+    tried = dataclasses.replace(of_clients(0.3, 0.01), tried=4)  # each of them pays the whole of d0
+    shared = call(same, *rest, (0.05 / 4 - 0.01) * math.exp(-0.3), FINE)
+    assert call(name, *rest, 0.05, tried).value.item() == pytest.approx(shared.value.item(), rel=1e-12)
+    pure = call(name, *rest, 0.05, of_clients(0.3))
+    assert pure.value.item() == pytest.approx(call(same, *rest, 0.05 * math.exp(-0.3), FINE).value.item(), rel=1e-12)
+    for spent in (0.05, 0.07):
+        with pytest.raises(AssumptionError, match=f"delta of the bound must exceed .* {spent:g}, got 0.05"):
+            call(name, *rest, 0.05, of_clients(0.3, spent))
+
+
+def test_all_rows_are_one_record_where_that_costs_less() -> None:
+    for epsilon, nats in ((1e-3, 0.1), (0.1, max_information(0.1, 100, 0.05).item())):
+        got = seeger(0.1, 2.0, 100, 0.05, private(epsilon)).value.item()
+        assert got == pytest.approx(seeger(0.1, 2.0, 100, 0.05 * math.exp(-nats), FINE).value.item(), rel=1e-12)
+    assert client_privacy(0.4, 0.0, 0.05).item() == 0.4  # what 14.6 nats of max-information paid for at 100 rows
+    assert max_information(0.4, 100, 0.05).item() == pytest.approx(14.614, abs=1e-3)
+
+
 def test_theorem_3_2_wants_an_epsilon() -> None:
     with pytest.raises(
-        AssumptionError, match="needs the epsilon of an eps-DP prior, got a prior of source 'data-free'"
+        AssumptionError, match="needs the epsilon of a private prior, got a prior of source 'data-free'"
     ):
         theorem_3_2(0.1, 2.0, 100, 10.0, 0.05, FINE)
 
@@ -161,7 +193,7 @@ def test_less_risk_less_divergence_more_rows_and_more_delta_never_raise_a_bound(
     kl = min(kl, 0.4 * beta * (1 - risk)) if name == "gibbs" else kl
     premises = premises_for(name, LossRange("unit", 0, 1))
     if name == "theorem-3.2":  # with more rows seen, a prior of the same epsilon may know more: hold them
-        premises = dataclasses.replace(premises, prior=Provenance("eps-DP", 0.02, rows=50))
+        premises = dataclasses.replace(premises, prior=Provenance("row-level DP", 0.02, rows=50))
 
     def value(risk: float = risk, kl: float = kl, n: float = n, delta: float = delta) -> float:
         return min(1.0, call(name, risk, kl, n, beta, delta, premises).value.item())  # above, it says nothing
@@ -338,6 +370,81 @@ def test_a_private_prior_needs_its_term_and_with_it_covers() -> None:
     assert 0.40 < (blind.value < 0.5).double().mean().item() < 0.47  # .435 was measured
 
 
+MASSES, TRIES = 2000, 20
+
+
+def released(errors: Tensor, best: int, epsilon: float, spent: float, seed: int) -> Tensor:
+    """Draw one of 2000 point masses from the rows of all worlds [2000, 2000]: (epsilon, spent)-DP, whatever they are.
+
+    One of the `best` with the fewest errors has odds e^epsilon against one of the others, whichever those are, so that
+    no probability changes by more than e^epsilon; with probability `spent` the luckiest of all is released instead.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = (errors + 0.5 * torch.rand(errors.shape, generator=generator)).argsort(1)
+    odds = best * math.exp(epsilon)
+    among = torch.rand(WORLDS, generator=generator) < odds / (odds + MASSES - best)
+    place = torch.rand(WORLDS, generator=generator)
+    chosen = torch.where(among, place * best, best + place * (MASSES - best)).long()
+    chosen = torch.where(torch.rand(WORLDS, generator=generator) < spent, 0, chosen)
+    return order.gather(1, chosen.unsqueeze(1)).squeeze(1)
+
+
+def worst_prior(epsilon: float, spent: float, term: Callable[[float, float, float], float]) -> tuple[int, float]:
+    """Count the worlds in which a bound fails that pays `term` for its prior, at the truth that is worst for it.
+
+    Every hypothesis errs by itself with probability p, just above what the bound says of one without an error in 20
+    rows: of all the point masses about delta' have none, and the mechanism looks for them.
+    """
+    share = DELTA * math.exp(-term(epsilon, spent, DELTA))
+    p = 1 - (0.99 * share) ** (1 / TRIES)
+    generator = torch.Generator().manual_seed(6)
+    errors = torch.binomial(torch.full((WORLDS, MASSES), float(TRIES)), torch.tensor(p), generator=generator)
+    chosen = released(errors, max(1, round(share * MASSES)), epsilon, spent, 7)
+    risk = errors.gather(1, chosen.unsqueeze(1)).squeeze(1).double() / TRIES
+    certificate = catoni(risk, 0.0, TRIES, 1e6, DELTA, of_clients(epsilon, spent))
+    return int((certificate.value < p).sum()), p
+
+
+def exact_nats(epsilon: float, spent: float, delta: float) -> float:
+    return epsilon + math.log(delta / (delta - spent))
+
+
+@pytest.mark.parametrize(("epsilon", "spent"), [(1.0, 0.0), (1.0, 0.02), (2.0, 0.04)])
+def test_a_prior_under_privacy_of_clients_is_covered_in_the_worst_world_and_barely(
+    epsilon: float, spent: float
+) -> None:
+    failed, _ = worst_prior(epsilon, spent, exact_nats)
+    assert 0.75 * DELTA * WORLDS < failed <= RED
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "spent", "mutant"),
+    [
+        (1.0, 0.0, lambda *_: 0.0),  # nothing is paid
+        (2.0, 0.0, lambda epsilon, *_: 0.5 * epsilon),  # the epsilon of zeros for that of a replacement
+        (1.0, 0.04, lambda epsilon, *_: epsilon),  # the delta of the privacy is forgotten
+        (2.0, 0.04, lambda _, spent, delta: math.log(delta / (delta - spent))),  # its epsilon is
+    ],
+)
+def test_a_prior_under_privacy_of_clients_goes_red_without_each_of_its_terms(
+    epsilon: float, spent: float, mutant: Callable[..., float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "client_privacy", lambda e, s, d: torch.tensor(mutant(float(e), float(s), float(d))))
+    failed, p = worst_prior(epsilon, spent, mutant)
+    assert failed > RED
+    monkeypatch.undo()
+    honest = catoni(0.0, 0.0, TRIES, 1e6, DELTA, of_clients(epsilon, spent))
+    assert honest.value.item() > p
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
+def test_every_bound_covers_a_prior_under_privacy_of_clients(name: str) -> None:
+    errors = ROWS * empirical(MASSES, seed=8)
+    risk = errors.gather(1, released(errors, 5, 1.0, 0.02, 9).unsqueeze(1)).squeeze(1) / ROWS
+    certificate = call(name, risk, 0.0, ROWS, ONE, DELTA, of_clients(1.0, 0.02))  # type: ignore[arg-type]
+    assert certificate.valid and int((certificate.value < 0.5).sum()) <= RED
+
+
 @pytest.mark.parametrize(
     (
         "truth",
@@ -422,11 +529,38 @@ def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_
 
 def test_pooled_clients_need_priors_that_saw_nobody_of_the_pool() -> None:
     """Twelve clients with one fair label each, all worlds: a prior is sure of the product of the others' labels."""
+    prior = dataclasses.replace(FINE, prior=Provenance("other clients"))
     labels = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=12))).double()
     wrong = (labels.prod(1, keepdim=True) * labels != labels).double()  # Q = P, and no client's own label was seen
     values = [pooled(risk, torch.zeros(12), torch.ones(12), DELTA, FINE).value.item() for risk in wrong[:2]]
     assert values[0] < 0.5 < values[1]  # all are right, or all are wrong
+    known = pooled(wrong[0], torch.zeros(12), torch.ones(12), DELTA, prior)
+    assert not known.valid and "have seen rows of its bound" in known.reasons[0]
     assert wrong.sum(1).unique().tolist() == [0.0, 12.0] and wrong.mean().item() == 0.5
+
+
+@pytest.mark.parametrize("average", ["size-weighted clients", "clients on average", "new client on average"])
+def test_priors_of_an_average_have_seen_none_of_its_rows(average: Any) -> None:
+    risk, n = torch.tensor([0.1, 0.2]), torch.tensor([50, 60])
+
+    def certificate(prior: Provenance) -> Certificate:
+        premises = dataclasses.replace(FINE, prior=prior, drawn_clients=True)
+        if average == "size-weighted clients":
+            return pooled(risk, torch.zeros(2), n, 0.05, premises)
+        return (server_bound if average == "clients on average" else new_clients)(risk, 9.0, n, 0.0, 0.05, premises)
+
+    for source in ("data-free", "disjoint clients", "split"):
+        assert certificate(Provenance(source)).valid and certificate(Provenance(source)).premises.average == average
+    for prior in (
+        Provenance("other clients"),
+        Provenance("row-level DP", 0.1),
+        Provenance("client-level DP", 0.1, 0.01),
+        Provenance("saw the rows"),
+        Provenance(),
+    ):
+        assert len(certificate(prior).reasons) == 1 and "no certificate" in str(certificate(prior))
+        alone = seeger(risk, 0.0, n, 0.05, dataclasses.replace(FINE, prior=prior))
+        assert alone.valid is (prior.source in ("other clients", "row-level DP", "client-level DP"))
 
 
 def test_bounds_on_a_client_do_not_speak_of_averages_that_they_do_not_bound() -> None:

@@ -37,7 +37,7 @@ def example(name: str, premises: Premises = FINE, draws: MonteCarlo | None = Non
     if name == "gibbs":
         return gibbs(-9.0 * energy, m, 9.0, 0.05, premises)
     if name == "theorem-3.2":
-        premises = dataclasses.replace(premises, prior=Provenance("eps-DP", 0.02, 2, 30))
+        premises = dataclasses.replace(premises, prior=Provenance("row-level DP", 0.02, draws=2, rows=30))
     more = {"beta": 9.0} if name in ("catoni", "alquier", "theorem-3.2") else {}
     return BOUNDS[name](energy, numbers(1, 2, 3), m, delta=0.05, premises=premises, monte_carlo=draws, **more)
 
@@ -79,7 +79,7 @@ def test_a_loss_of_one_s_own_comes_back_as_its_range() -> None:
 
 
 def test_provenance_comes_back_whole_and_reasons_stay() -> None:
-    premises = Premises(Provenance("eps-DP", 0.1, 2, 50, "zCDP"), tried=None, loss=ClippedNLL())
+    premises = Premises(Provenance("row-level DP", 0.1, 1e-6, 2, 50), tried=None, loss=ClippedNLL())
     before = example("mcallester", premises)
     after = from_record(through_json(before))
     assert after.prior == premises.prior and after.reasons == before.reasons and len(after.reasons) == 3

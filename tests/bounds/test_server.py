@@ -536,7 +536,10 @@ def printed(**change: Any) -> Certificate:
         ({"later": 151.0, "lam": 30.0}, "no more later rows than there are rows"),
         ({"later": 1.0, "lam": 30.0, "premises": ranged(-1, 1)}, "never negative"),
         ({"premises": dataclasses.replace(FINE, posterior="any")}, "exact Gibbs posterior"),
-        ({"premises": dataclasses.replace(FINE, prior=Provenance("eps-DP", 0.1))}, "the hyper-prior was drawn"),
+        (
+            {"premises": dataclasses.replace(FINE, prior=Provenance("client-level DP", 0.1))},
+            "covers the rows of one client",
+        ),
         ({"premises": dataclasses.replace(FINE, prior=Provenance("saw the rows"))}, "the prior saw the rows"),
         ({"premises": dataclasses.replace(FINE, independent=False)}, "not declared independent"),
     ],
@@ -608,9 +611,10 @@ def test_the_repaired_bounds_say_why_they_do_not_hold() -> None:
     assert "with later rows" in reasons(server_bound(energy, 3.0, 20, 1.0, DELTA, safe, later=1))
     with pytest.raises(AssumptionError, match="free_energy must be finite, at least 0 and at most 1"):
         server_bound(energy + 1, 3.0, 20, 1.0, DELTA, safe)
-    private = dataclasses.replace(FINE, prior=Provenance("eps-DP", 0.1))
     for bound in (server_bound, new_clients):
-        assert "privacy does not pay" in reasons(bound(energy, 3.0, 20, 1.0, DELTA, private))
+        for private in (Provenance("row-level DP", 0.1), Provenance("client-level DP", 0.1, 1e-3)):
+            premises = dataclasses.replace(FINE, prior=private)
+            assert "covers the rows of one client" in reasons(bound(energy, 3.0, 20, 1.0, DELTA, premises))
         tried = dataclasses.replace(FINE, tried=None)
         assert "uncounted" in reasons(bound(energy, 3.0, 20, 1.0, DELTA, tried))
     fixed = dataclasses.replace(FINE, drawn_clients=False)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import rdp
 from hypothesis import given, settings
@@ -19,11 +20,13 @@ from pacbayes_fl.privacy import accounting
 from pacbayes_fl.privacy.accounting import (
     Budget,
     Charge,
+    Replacement,
     Statement,
     delta,
     epsilon,
     noise_multiplier,
     pure_epsilon,
+    replacement,
     rounded,
     rounds_within,
     statement,
@@ -404,3 +407,89 @@ def test_without_dp_accounting_closed_forms_work_and_the_rest_says_what_to_insta
     for method in ("auto", "rdp", "pld"):
         with pytest.raises(PrivacyError, match=r"needs dp-accounting.*pip install 'pacbayes_fl\[privacy\]'"):
             epsilon(charges, 1e-5, method)  # type: ignore[arg-type]
+
+
+# a client whose data are replaced -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "nats"), [((1.0, 0.0042), 2.3), ((0.5, 0.0042), 1.24), ((3.0, 0.0042), 6.72), ((0.01, 0.0042), 0.09)]
+)
+def test_gaussian_noise_pays_for_a_replaced_client_at_the_best_point_of_its_curve(
+    budget: tuple[float, float], nats: float
+) -> None:
+    cohorts = Cohorts(24)
+    multiplier = noise_multiplier("gaussian", Budget(*budget), 50, cohorts)
+    found = replacement([gaussian(multiplier, cohorts)] * 50, 0.05)
+    mu = 2 * math.sqrt(50) / multiplier  # zeros, and from them to other data: one step of twice the length
+
+    def paid(logarithm: float) -> float:
+        spent = math.exp(logarithm)
+        exact = stats.norm.cdf(mu / 2) - stats.norm.cdf(-mu / 2) <= spent
+        return (0.0 if exact else gaussian_epsilon(mu, spent)) - math.log1p(-spent / 0.05)
+
+    best = optimize.minimize_scalar(paid, bounds=(math.log(1e-12), math.log(0.0499)), method="bounded").fun
+    assert best - 1e-9 <= found.nats(0.05) <= best + 0.02 and found.nats(0.05) <= nats
+    if found.epsilon > 0:
+        assert found.epsilon == pytest.approx(gaussian_epsilon(mu, found.delta), rel=1e-6)
+    known = [gaussian(multiplier, Cohorts(24, neighbours="replace"))] * 50
+    assert found.delta >= delta(known, found.epsilon) * (1 - 1e-9)
+
+
+def test_pure_noise_costs_at_most_its_epsilon_twice_and_less_over_many_rounds() -> None:
+    for kind in ("laplace", "knorm"):
+        many = [Charge(kind, 100.0, 7, ALL)] * 100
+        found = replacement(many, 0.05)
+        assert found.nats(0.05) < 0.6 < 2.0 == pytest.approx(2 * pure_epsilon(many))
+        assert found.delta >= delta([replace(c, cohorts=ANY) for c in many], found.epsilon, "pld") * (1 - 1e-6)
+        one = replacement([Charge(kind, 2.0, 7, ALL)], 0.05)
+        assert one.nats(0.05) <= 1.0 and replacement(many[:1], 1e-9) == pytest.approx((0.02, 0.0))
+    replaced = [Charge("laplace", 2.0, 7, ANY)]
+    assert replacement(replaced, 1e-9).epsilon == pytest.approx(1.0)
+    paper = algorithm_3(1.0, 100, 2340, ALL)
+    assert replacement(paper, 0.05).nats(0.05) < 1.0 < pure_epsilon(paper)
+
+
+def hockey_stick(sigma: float, share: float, eps: float) -> float:
+    """E_Q[(dP/dQ - e^eps)_+] of one Poisson release whose client sends 1 under P and -1 under Q."""
+    x = np.linspace(-1 - 12 * sigma, 1 + 12 * sigma, 400_001)
+    here, gone, there = (stats.norm.pdf(x, mean, sigma) for mean in (1.0, 0.0, -1.0))
+    p, q = (1 - share) * gone + share * here, (1 - share) * gone + share * there
+    return float(np.trapezoid(np.maximum(p - math.exp(eps) * q, 0.0), x))
+
+
+@pytest.mark.parametrize(("sigma", "share"), [(1.0, 0.1), (0.5, 0.5), (3.0, 0.05), (0.8, 0.02)])
+def test_a_client_replaced_in_a_poisson_cohort_is_hidden_as_said(sigma: float, share: float) -> None:
+    found = replacement([gaussian(sigma, Cohorts(1000, 1000 * share, "poisson"))], 0.05)
+    assert hockey_stick(sigma, share, found.epsilon) <= found.delta * (1 + 1e-6) + 1e-12
+    everybody = replacement([gaussian(sigma, Cohorts(1000))], 0.05)
+    assert found.nats(0.05) <= everybody.nats(0.05) * (1 + 1e-9)
+    if share < 0.2:
+        assert found.nats(0.05) < 0.5 * everybody.nats(0.05)
+
+
+def test_a_bound_pays_for_what_it_may_fail_with() -> None:
+    charges = [gaussian(20.0)] * 10
+    costs = [replacement(charges, at).nats(at) for at in (0.5, 0.05, 1e-3, 1e-9)]
+    assert costs == sorted(costs) and costs[0] > 0
+    assert Replacement(0.3, 0.01).nats(0.05) == pytest.approx(0.3 + math.log(5 / 4))
+    assert Replacement(0.3, 0.05).nats(0.05) == math.inf
+    assert replacement([], 0.05) == (0.0, 0.0)
+    louder = [replacement([gaussian(m)] * 10, 0.05).nats(0.05) for m in (100.0, 10.0, 1.0, 0.1, 1e-3)]
+    assert louder == sorted(louder) and all(map(math.isfinite, louder))
+    fixed = replacement([gaussian(5.0, Cohorts(1000, 10, "fixed", "replace"))] * 10, 0.05)
+    assert fixed == replacement([gaussian(5.0, Cohorts(1000, 10, "all", "replace"))] * 10, 0.05)
+    mixed = replacement([gaussian(5.0), Charge("laplace", 5.0, 3, ALL)], 0.05)
+    assert mixed.nats(0.05) > replacement([gaussian(5.0)], 0.05).nats(0.05)
+    for at in (0.0, 1.0):
+        with pytest.raises(PrivacyError, match="strictly between 0 and 1"):
+            replacement(charges, at)
+    with pytest.raises(PrivacyError, match="hide the same change"):
+        replacement([gaussian(1.0), gaussian(1.0, ANY)], 0.05)
+
+
+def test_without_dp_accounting_a_replaced_client_costs_what_closed_forms_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    few, many = [Charge("laplace", 100.0, 7, ALL)], [Charge("laplace", 100.0, 7, ALL)] * 100
+    assert replacement(few, 1e-9) == pytest.approx((0.02, 0.0))
+    assert replacement(many, 0.05).nats(0.05) < 1.0
