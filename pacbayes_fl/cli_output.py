@@ -168,7 +168,8 @@ def _print_group(table: CertifiedRun, group: str, width: int) -> None:
         vacuous = "  vacuous" if is_vacuous(line.bound, table.high) else ""
         above = "  test risk above the bound" if line.test_risk > line.bound else ""
         numbers = f"{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}{line.test_rows:>8}"
-        print(f"{line.name:{width}}{numbers}{vacuous}{above}")
+        repeats = f"  {line.repeats} further rows repeat others and do not count" if line.repeats else ""
+        print(f"{line.name:{width}}{numbers}{vacuous}{above}{repeats}")
     below = sum(not line.test_risk > line.bound for line in lines)
     useful = sum(not is_vacuous(line.bound, table.high) for line in lines)
     middle = rounded_up(statistics.median(line.bound for line in lines))

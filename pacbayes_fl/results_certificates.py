@@ -24,12 +24,15 @@ class CertifiedClient:
     Args:
         name: of the client.
         group: "existing" or "new".
-        rows: of the bound, n.
-        risk: empirical risk on them, in the unit of the loss; an estimate where hypotheses were drawn.
+        rows: of the bound, n: those that count.
+        risk: empirical risk on them, in the unit of the loss; an estimate where hypotheses were drawn, and where rows
+            are left out the largest on any rows that may be the client's own.
         kl: of the posterior from the prior, in nats.
         bound: on the true risk, in the unit of the loss.
         test_risk: empirical risk of the same posterior on the client's test rows; NaN without any.
         test_rows: their number.
+        repeats: further rows of the client that n leaves out, since they repeat others or stand among those that the
+            prior saw.
     """
 
     name: str
@@ -40,6 +43,7 @@ class CertifiedClient:
     bound: float
     test_risk: float
     test_rows: int
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a group that no table has."""

@@ -49,6 +49,8 @@ class Trained:
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
         replacement: gives, for the delta of a certificate, what all releases of a private run together tell of one
             client, by its ledger; None without one.
+        memory: clients that ever took part.
+        folder: of the run, where its state was read from one: there requests of certificates are counted.
     """
 
     study: Study
@@ -60,6 +62,8 @@ class Trained:
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
+    memory: study_hold_out.Memory = field(default_factory=study_hold_out.Memory)
+    folder: Path | None = None
 
 
 @contextmanager
@@ -136,8 +140,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
         check_saved(folder / "data.npz", dataset)
-    memory = study_hold_out.Memory.read(folder).joined(study, dataset)
     division = study_hold_out.divide(study, dataset)  # before anything looks at the rows
+    memory = study_hold_out.Memory.read(folder, saved is not None).joined(study, dataset, division.dataset)
     if folder is not None and (folder / "data.npz").exists():
         study_hold_out.check(folder, division)
     if study.held_out is not None:
@@ -177,7 +181,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
         _save(folder, study, clients, state, room)
     notes = {**notes, **study_privacy.labels(study, room, state.round)}
-    return Trained(study, method, state, groups, dataset, division.held, tuple(records), notes)
+    return Trained(study, method, state, groups, dataset, division.held, tuple(records), notes, memory=memory)
 
 
 def _watched(
@@ -321,8 +325,9 @@ def open_run(folder: Path | str) -> Trained:
     dataset = reopen(study, folder / "data.npz")
     division = study_hold_out.divide(study, dataset)
     study_hold_out.check(folder, division)
-    memory = study_hold_out.Memory.read(folder).joined(study, dataset)
+    memory = study_hold_out.Memory.read(folder, trained=True).joined(study, dataset, division.dataset)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
     spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
-    return Trained(study, method, state, groups, dataset, division.held, results.read_rounds(folder), replacement=spent)
+    known = results.read_rounds(folder)
+    return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds, study_certify_average, study_choice
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
-from pacbayes_fl.bounds.risk import gibbs_risk, listed_risks
+from pacbayes_fl.bounds.risk import gibbs_losses, gibbs_risk, listed_losses, listed_risks
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.noise import Noise
@@ -191,28 +191,37 @@ def _certified(trained: Trained, name: str, found: Evidence, asked: _Asked) -> C
     request, loss, shared, on_clients = asked
     measured = measure(trained, found, loss, request, on_clients)
     usable = (measured.n > 0) & measured.risk.isfinite() & measured.kl.isfinite()
-    names = found.rows.names
-    left_out = {
-        names[k]: "it has no rows" if not measured.n[k] else "its posterior or its divergence is not finite"
-        for k in (~usable).nonzero().flatten().tolist()
-    }
+    left_out = {found.rows.names[k]: _without(found, k) for k in (~usable).nonzero().flatten().tolist()}
     if not bool(usable.any()):
-        return Certified(None, [], ["no client has rows, and a posterior at a finite distance"], None, left_out)
+        none = "no client has rows that count, and a posterior at a finite distance"
+        return Certified(None, [], [none, *dict.fromkeys(left_out.values())], None, left_out)
     some = measured.select(usable)
     premises = Premises(found.prior, independent(trained.study), loss, tried=request.tried)
     certificate = bound(request, some, premises, shared)
     average = None
-    if request.bound in _POOLED and found.apart and bool((usable | (measured.n == 0)).all()):
+    once = not bool(found.repeats.left_out.any()) and not found.repeats.shared
+    if request.bound in _POOLED and found.apart and once and bool((usable | (measured.n == 0)).all()):
         average = _together(request, some, premises)
     if not certificate.valid:
         return Certified(certificate, [], list(certificate.reasons), None, left_out)
-    kept = [one for one, good in zip(names, usable.tolist(), strict=True) if good]
-    return Certified(certificate, _lines(name, kept, some, certificate), [], average, left_out)
+    return Certified(certificate, _lines(name, found, usable, some, certificate), [], average, left_out)
+
+
+def _without(found: Evidence, k: int) -> str:
+    """Say why a client has no certificate."""
+    rows = int(found.rows.size[k])
+    if found.repeats.n[k]:
+        return "its posterior or its divergence is not finite"
+    return f"none of its {rows} rows counts: its prior saw them, under whatever name" if rows else "it has no rows"
 
 
 def _certified_on_average(trained: Trained, name: str, found: Evidence, asked: _Asked) -> Certified:
     request, loss, _, on_clients = asked
     premises = Premises(found.prior, independent(trained.study), loss, tried=request.tried)
+    empty = [_without(found, k) for k in (found.repeats.n == 0).nonzero().flatten().tolist()]
+    if empty and request.bound in AVERAGES:  # each counts with its beta
+        who = found.rows.names[int((found.repeats.n == 0).nonzero()[0])]
+        return Certified(None, [], [f"an average needs rows of every client, and of {who} {empty[0]}"])
     certificate, line = study_certify_average.certify_average(trained, found, request, premises, name)
     on_clients(found.rows.clients)
     return Certified(certificate, [line] if certificate.valid else [], list(certificate.reasons))
@@ -231,7 +240,8 @@ def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evid
     more = [int(m) for m in found.rows.size.tolist()]
     for index, call in engine.personal_calls(trained.method, found.state, found.seen, trained.study.plan, more):
         rows, test = (batch.select(index.cpu()).trim() for batch in (found.rows, found.test))
-        yield index, trained.method.personalise(*call), found._replace(seen=call[2], rows=rows, test=test)
+        some = found._replace(repeats=found.repeats.select(index.cpu(), rows.mask.shape[1]))
+        yield index, trained.method.personalise(*call), some._replace(seen=call[2], rows=rows, test=test)
 
 
 def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:
@@ -250,7 +260,7 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
     plan, clients = trained.study.plan, found.rows.clients
     columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=found.rows.x.device) for _ in range(4)]
     draws: int | None = None
-    n = found.rows.size.to(found.rows.x.device)
+    n = found.repeats.n.to(found.rows.x.device)
     for index, prior, some in calls(trained, found):
         refining, drawing = (
             Noise(plan.seed, stream, some.rows.ids, some.rows.x.device, plan.noise) for stream in _STREAMS
@@ -259,10 +269,10 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
             values = _exact_gibbs(prior, some, loss, request.beta_for(n[index]))
         else:
             posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
-            on_rows = gibbs_risk(posterior, some.rows, loss, request.draws, drawing)
+            on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
             on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
             draws = on_rows.draws
-            values = (on_rows.risk, kl, on_test.risk, torch.full_like(kl, math.nan))
+            values = (some.repeats.risk(on_rows.rows), kl, on_test.risk, torch.full_like(kl, math.nan))
         for column, value in zip(columns, values, strict=True):
             column[index] = value.double()
         on_clients(len(index))
@@ -281,7 +291,11 @@ def _exact_gibbs(prior: Any, some: Evidence, loss: BoundedLoss, beta: Tensor) ->
     before, risks = listed_risks(prior, some.rows, loss)
     weights, log_z = bounds.gibbs_weights(risks, beta, before)
     _, on_test = listed_risks(prior, some.test, loss)
-    return (weights * risks).sum(1), bounds.discrete_kl(weights, before), (weights * on_test).sum(1), log_z
+    risk, kl = (weights * risks).sum(1), bounds.discrete_kl(weights, before)
+    if bool(some.repeats.left_out.any()):  # ln Z is -beta (L^(Q) + KL / beta), and L^(Q) may be larger on what counts
+        risk = some.repeats.risk(listed_losses(prior, some.rows, loss, weights))
+        log_z = torch.minimum(log_z, -(beta * risk + kl))
+    return risk, kl, (weights * on_test).sum(1), log_z
 
 
 def bound(request: Request, measured: Measured, premises: Premises, shared: int = 1) -> Certificate:
@@ -312,11 +326,15 @@ def _together(request: Request, measured: Measured, premises: Premises) -> Certi
     return bounds.pooled(*numbers, bound=bounds.BOUNDS[request.bound], monte_carlo=estimate)
 
 
-def _lines(group: str, names: list[str], measured: Measured, certificate: Certificate) -> list[CertifiedClient]:
-    numbers = zip(names, *(column.tolist() for column in (*measured[:5], certificate.value)), strict=True)
+def _lines(
+    group: str, found: Evidence, usable: Tensor, measured: Measured, certificate: Certificate
+) -> list[CertifiedClient]:
+    names = [name for name, good in zip(found.rows.names, usable.tolist(), strict=True) if good]
+    columns = (*measured[:5], certificate.value, found.repeats.left_out[usable])
+    numbers = zip(names, *(column.tolist() for column in columns), strict=True)
     return [
-        CertifiedClient(name, group, int(n), risk, kl, value, test_risk, int(tested))
-        for name, risk, kl, n, test_risk, tested, value in numbers
+        CertifiedClient(name, group, int(n), risk, kl, value, test_risk, int(tested), int(repeats))
+        for name, risk, kl, n, test_risk, tested, value, repeats in numbers
     ]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
-from pacbayes_fl.bounds.risk import function_risks
+from pacbayes_fl.bounds.risk import function_losses, function_risks
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods.folded import Folded
@@ -84,7 +84,7 @@ def certify_average(
         theta = smooth.sample(request.draws, generator_of(f"certify/{trained.study.seed}"))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
-    n = found.rows.size
+    n = found.repeats.n
     beta = request.beta_for(n)
     answers = answer(trained, method, theta, found, premises.loss, beta)
     numbers: dict[str, Any] = {"delta": request.delta, "premises": premises, "monte_carlo": estimate}
@@ -98,7 +98,8 @@ def certify_average(
         answers.test_risk.mean(1).nanmean(),
     )
     risk, spent, value, test_risk = (float(value) for value in values)
-    line = CertifiedClient(name, group, int(n.sum()), risk, spent, value, test_risk, int(found.test.size.sum()))
+    counts = int(n.sum()), int(found.test.size.sum()), int(found.repeats.left_out.sum())
+    line = CertifiedClient(name, group, counts[0], risk, spent, value, test_risk, *counts[1:])
     return certificate, line
 
 
@@ -130,7 +131,8 @@ def answer(
         for start in range(0, len(theta), method.particles):
             some = theta[start : start + method.particles].expand(len(positions), -1, -1)
             posterior, prior = (condition(method.model, some, batch, "equal") for batch in (rows, none_of(rows)))
-            risk, before = (function_risks(one, rows, loss) for one in (posterior, prior))
+            repeats = found.repeats.select(index, rows.mask.shape[1])
+            risk, before = (repeats.risk(function_losses(one, rows, loss)) for one in (posterior, prior))
             kl = posterior.kl().double()
             energy = risk + kl / beta[at].to(kl).unsqueeze(1)
             better = energy <= before  # False also for NaN, of a covariance that could not be factored

@@ -14,6 +14,7 @@ from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.study import Trained
+from pacbayes_fl.study_certify_repeats import Repeats, repeats_of
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import Study, image_source
 from pacbayes_fl.study_report import state_of
@@ -30,6 +31,7 @@ class Evidence(NamedTuple):
         prior: where the priors come from.
         apart: whether no client's prior or units depend on another client's rows of the bound, so that averages over
             the pooled rows can be bounded.
+        repeats: which of the rows count.
     """
 
     state: FederationState
@@ -38,6 +40,7 @@ class Evidence(NamedTuple):
     test: ClientBatch
     prior: Provenance
     apart: bool
+    repeats: Repeats
 
 
 def independent(study: Study) -> bool:
@@ -85,16 +88,18 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, a
         if part.prior == "global" or afresh:
             seen = none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
-        return Evidence(state, seen, rows, group.test, Provenance("split"), apart=True)
+        repeats = repeats_of(trained, name, trained.held, afresh)
+        return Evidence(state, seen, rows, group.test, Provenance("split"), True, repeats)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
+    repeats = repeats_of(trained, name, group.raw.train, afresh)
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
         prior = Provenance("client-level DP", *released)
-        return Evidence(state, none_of(rows), rows, test, prior, apart=False)
+        return Evidence(state, none_of(rows), rows, test, prior, False, repeats)
     prior = Provenance("disjoint clients" if name == "new" else "other clients")
-    return Evidence(state, none_of(rows), rows, test, prior, apart=name == "new")
+    return Evidence(state, none_of(rows), rows, test, prior, name == "new", repeats)
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

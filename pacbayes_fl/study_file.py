@@ -105,6 +105,9 @@ class CertifyPart:
             clients, as a bound on new clients needs them.
         tried: configurations among which somebody chose by the training rows before the study was written, as `tune`
             does; 1 for none.
+        twins: share of a column's spread within clients by which two rows may differ in every column and still count as
+            one under certificates: what rounding to single precision or to a few digits, or jitter, makes of a copy; 0
+            for rows that are equal in every number.
     """
 
     scheme: Literal["none", "split", "folds"] = "none"
@@ -114,11 +117,14 @@ class CertifyPart:
     independent: bool | None = None
     drawn_clients: bool = False
     tried: int = 1
+    twins: float = 1e-4
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
         if self.tried < 1:
             raise StudyError(f"[report.certify] tried must be at least 1, got {self.tried}")
+        if not 0 <= self.twins < 1:
+            raise StudyError(f"[report.certify] twins must be at least 0 and below 1, got {self.twins:g}")
         if not 0 < self.share < 1:
             raise StudyError(f"[report.certify] share must be strictly between 0 and 1, got {self.share:g}")
         if self.folds < 2:

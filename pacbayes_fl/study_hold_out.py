@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import split, tables
+from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
@@ -23,11 +25,13 @@ from pacbayes_fl.results import write_atomic
 from pacbayes_fl.study_data import positions_by_client, read_arrays
 from pacbayes_fl.study_file import Study
 
+Array = np.ndarray[Any, Any]
+
 FILE = "held_out.npz"
 """What a run folder calls the positions of the rows that its training never saw."""
 
 MEMORY = "trained.json"
-"""What a run folder calls the clients that ever took part in its training."""
+"""What a run folder calls the clients that ever took part in its training, and their rows."""
 
 _STREAM = 2**32 - 2  # round of the noise that shares rows out: no run gets there
 
@@ -171,45 +175,69 @@ def check(folder: Path, division: Division) -> None:
             )
 
 
+class Remembered(NamedTuple):
+    """What a run keeps of a client that took part in its training.
+
+    Args:
+        rows: fingerprint of all its training rows, in their order.
+        cells: names of the rows that the training saw (`twins.cells`), uint64 [2 m], by which they are recognised under
+            whichever client they come back; none of published images, which are apart by their positions.
+    """
+
+    rows: str
+    cells: Array
+
+
 @dataclass(frozen=True)
 class Memory:
     """Clients that ever took part in a training, also those that have left since: a prior does not forget.
 
     Args:
-        rows: fingerprint of every such client's training rows, by name.
+        clients: what is kept of each, by name.
         fold: its fold by name, of a run in folds.
+        salt: of the run, under which fingerprints and names of rows are made.
+        width: of the cells, by column; empty of published images.
     """
 
-    rows: Mapping[str, str]
-    fold: Mapping[str, int]
+    clients: Mapping[str, Remembered] = field(default_factory=dict)
+    fold: Mapping[str, int] = field(default_factory=dict)
+    salt: int = 0
+    width: tuple[float, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path | None) -> Memory:
+    def read(cls, folder: Path | None, trained: bool = False) -> Memory:
         """Read what a run folder remembers: nothing, where there was no training yet.
 
         Args:
             folder: of a run; None for a run without one.
+            trained: whether the folder holds a round that was trained.
 
         Returns:
             The memory.
 
         Raises:
-            DataError: when it cannot be read.
+            DataError: when it cannot be read, or is missing where there was a training.
         """
-        if folder is None or not (folder / MEMORY).is_file():
-            return cls({}, {})
+        if folder is None or not (trained or (folder / MEMORY).is_file()):
+            return cls()
         try:
             found = json.loads((folder / MEMORY).read_text("utf-8"))
-            return cls(dict(found["rows"]), {name: int(fold) for name, fold in found["fold"].items()})
+            return cls(
+                {name: Remembered(rows, _unpacked(text)) for name, (rows, text) in found["clients"].items()},
+                {name: int(fold) for name, fold in found["fold"].items()},
+                int(found["salt"], 16),
+                tuple(float(width) for width in found["width"]),
+            )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{folder / MEMORY} cannot be read: {error}", hint="choose another --out") from error
 
-    def joined(self, study: Study, dataset: tables.Dataset) -> Memory:
+    def joined(self, study: Study, dataset: tables.Dataset, known: tables.Dataset) -> Memory:
         """Add today's clients.
 
         Args:
             study: gives the folds.
             dataset: all rows.
+            known: the rows that the training sees.
 
         Returns:
             The memory of a training that goes on with them.
@@ -218,23 +246,40 @@ class Memory:
             DataError: naming a client that comes back with other rows than it trained on, or as a new one.
             StudyError: when there are fewer clients than folds.
         """
-        now = _fingerprints(dataset)
+        salt = self.salt or secrets.randbits(62) + 1
+        images = dataset.rows is not None
+        width = self.width
+        if not width and not images:
+            every = [group.train for group in dataset.groups.values()]
+            width = tuple((study.report.certify.twins * twins.spread(every)).tolist())
+        now = _fingerprints(dataset, salt)
         for name, rows in now.items():
-            if self.rows.get(name, rows) != rows:
+            if name in self.clients and self.clients[name].rows != rows:
                 what = "its training rows are not those that it trained on before"
                 raise DataError(what, client=name, hint="restore the data, or choose another --out")
         if "new" in dataset.groups:
             for name in dataset.groups["new"].train.names:
-                if name in self.rows:
+                if name in self.clients:
                     what = "it took part in this run's training before, and cannot be a client that never trained"
                     raise DataError(what, client=name, hint="choose another --out")
+        seen, cells = known.groups["existing"].train, {}
+        if not images:
+            stacked, owner = twins.stacked(seen)
+            named = twins.cells(stacked, np.array(width), salt)
+            cells = {name: named[owner == k].reshape(-1) for k, name in enumerate(seen.names)}
+        none = np.zeros(0, dtype=np.uint64)
+        clients = {name: Remembered(rows, cells.get(name, none)) for name, rows in now.items()}
+        return Memory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)
+
+    def _dealt(self, study: Study, dataset: tables.Dataset) -> dict[str, int]:
+        """Give today's clients their folds too."""
         fold = dict(self.fold)
         if study.report.certify.scheme == "folds":
             train = dataset.groups["existing"].train
             known = {i: fold[name] for i, name in zip(train.ids, train.names, strict=True) if name in fold}
             dealt = balanced_folds(train.ids, study.report.certify.folds, study.seed, known)
             fold |= {name: dealt[i] for i, name in zip(train.ids, train.names, strict=True)}
-        return Memory({**self.rows, **now}, fold)
+        return fold
 
     def save(self, folder: Path) -> None:
         """Write the memory into a run folder.
@@ -245,7 +290,9 @@ class Memory:
         Raises:
             CheckpointError: when it cannot be written.
         """
-        write_atomic(folder / MEMORY, (json.dumps({"rows": self.rows, "fold": self.fold}, indent=1) + "\n").encode())
+        clients = {name: [one.rows, _packed(one.cells)] for name, one in self.clients.items()}
+        kept = {"salt": f"{self.salt:x}", "width": self.width, "fold": self.fold, "clients": clients}
+        write_atomic(folder / MEMORY, (json.dumps(kept, indent=1) + "\n").encode())
 
     def fold_of(self, clients: ClientBatch) -> dict[int, int]:
         """Give the fold of each of some clients, by id.
@@ -259,10 +306,20 @@ class Memory:
         return {i: self.fold[name] for i, name in zip(clients.ids, clients.names, strict=True) if name in self.fold}
 
 
-def _fingerprints(dataset: tables.Dataset) -> dict[str, str]:
+def _packed(cells: Array) -> str:
+    return base64.b64encode(cells.astype("<u8").tobytes()).decode()
+
+
+def _unpacked(text: str) -> Array:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8").astype(np.uint64)
+
+
+def _fingerprints(dataset: tables.Dataset, salt: int) -> dict[str, str]:
     """Fingerprint the training rows of every existing client, in their order."""
     train = dataset.groups["existing"].train
     if dataset.rows is None:
-        return {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
-    where = positions_by_client(dataset.rows)
-    return {name: hashlib.sha256(repr(where[name]).encode()).hexdigest() for name in train.names}
+        found = {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
+    else:
+        where = positions_by_client(dataset.rows)
+        found = {name: repr(where[name]) for name in train.names}
+    return {name: hashlib.sha256(f"{salt:x} {text}".encode()).hexdigest() for name, text in found.items()}

@@ -76,6 +76,7 @@ def test_numbers_that_json_does_not_have_survive(tmp_path: Path) -> None:
         "bound": "inf",
         "test_risk": None,
         "test_rows": 0,
+        "repeats": 0,
     }
     assert stored["summary"] == {"average": {"value": None, "parts": [1.0, "inf"]}}
     first, again = load(path).clients

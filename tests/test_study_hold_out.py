@@ -204,4 +204,4 @@ def test_a_damaged_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / study_hold_out.MEMORY).write_text('{"rows": 3}')
     with pytest.raises(DataError, match=r"trained\.json cannot be read"):
         study_hold_out.Memory.read(tmp_path)
-    assert study_hold_out.Memory.read(None) == study_hold_out.Memory({}, {})
+    assert study_hold_out.Memory.read(None) == study_hold_out.Memory()

@@ -36,8 +36,40 @@ class GibbsRisk(NamedTuple):
     draws: int | None
 
 
+class GibbsLosses(NamedTuple):
+    """Losses of a Gibbs predictor, row by row.
+
+    Args:
+        rows: averaged over hypotheses [K, N], float64, in the unit of the loss; 0 on padding.
+        draws: number of drawn hypotheses behind them; None where they are exact.
+    """
+
+    rows: Tensor
+    draws: int | None
+
+
 def gibbs_risk(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsRisk:
     """Average a loss over rows and hypotheses.
+
+    Args:
+        posterior: as `gibbs_losses`.
+        batch: rows of the K clients.
+        loss: of one prediction.
+        draws: M, hypotheses to be drawn where the risk has no closed form.
+        noise: the clients' streams for these draws.
+
+    Returns:
+        The risk, exact or an estimate.
+
+    Raises:
+        AssumptionError: as `gibbs_losses`.
+    """
+    losses = gibbs_losses(posterior, batch, loss, draws, noise)
+    return GibbsRisk(_per_row(losses.rows.sum(1), batch), losses.draws)
+
+
+def gibbs_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsLosses:
+    """Average a loss over hypotheses, for every row.
 
     Args:
         posterior: of K clients: over functions, over a list of hypotheses, or one that can be drawn from.
@@ -47,27 +79,46 @@ def gibbs_risk(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int
         noise: the clients' streams for these draws, that fitted nothing.
 
     Returns:
-        The risk, exact or an estimate.
+        The losses, exact or estimates.
 
     Raises:
         AssumptionError: when the posterior is none of the three, or the loss is for other predictions.
     """
     if isinstance(posterior, OverFunctions):
-        return GibbsRisk((function_risks(posterior, batch, loss) * _weights(posterior)).sum(1), None)
+        weights = posterior.log_weights.double().exp().unsqueeze(-1)  # type: ignore[attr-defined]
+        return GibbsLosses((function_losses(posterior, batch, loss) * weights).sum(1), None)
     if isinstance(posterior, Listed):
-        weights, risks = listed_risks(posterior, batch, loss)
-        return GibbsRisk((weights * risks).sum(1), None)
+        return GibbsLosses(listed_losses(posterior, batch, loss), None)
     if not isinstance(posterior, Drawable):
         raise AssumptionError(f"{type(posterior).__name__} has no hypotheses that could be drawn or listed")
-    total = torch.zeros(batch.clients, dtype=torch.float64, device=batch.x.device)
+    parts = []
     for rows in _blocks(batch):
+        part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
         for one in posterior.drawn(rows.x, draws, noise.copy()):  # the same hypotheses for every block of rows
-            total += _summed(one, rows, loss)
-    return GibbsRisk(_per_row(total, batch) / draws, draws)
+            part += _losses(one, rows, loss)
+        parts.append(part)
+    return GibbsLosses(torch.cat(parts, 1) / draws, draws)
 
 
 def function_risks(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
-    """Expected loss of every component of a mixture of Gaussian functions, without sampling.
+    """Expected loss of every component of a mixture of Gaussian functions, averaged over rows, without sampling.
+
+    Args:
+        posterior: over functions, a mixture of P.
+        batch: rows of K clients with real targets.
+        loss: one with a closed form.
+
+    Returns:
+        [K, P], in the unit of the loss; NaN for a client without rows.
+
+    Raises:
+        AssumptionError: as `function_losses`.
+    """
+    return _per_row(function_losses(posterior, batch, loss).sum(-1), batch)
+
+
+def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Expected loss of every component of a mixture of Gaussian functions, for every row.
 
     Args:
         posterior: over functions, a mixture of P.
@@ -75,7 +126,7 @@ def function_risks(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Ten
         loss: one with a closed form, such as `SaturatingSquare`.
 
     Returns:
-        [K, P], in the unit of the loss; NaN for a client without rows.
+        [K, P, N], in the unit of the loss; 0 on padding.
 
     Raises:
         AssumptionError: when the loss has no closed form, as that of a label.
@@ -87,7 +138,7 @@ def function_risks(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Ten
         )
     found = posterior.function(batch.x)
     losses = expected(found.means, found.variances, batch.y.unsqueeze(1))
-    return _per_row(torch.where(batch.mask.unsqueeze(1), losses, 0.0).sum(-1), batch)
+    return torch.where(batch.mask.unsqueeze(1), losses, 0.0).double()
 
 
 def listed_risks(posterior: Listed, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:
@@ -104,16 +155,33 @@ def listed_risks(posterior: Listed, batch: ClientBatch, loss: BoundedLoss) -> tu
     sums: Tensor | None = None
     log_weights: list[Tensor] = []
     for rows in _blocks(batch):
-        found = [(log_weight, _summed(one, rows, loss)) for log_weight, one in posterior.listed(rows.x)]
+        found = [(log_weight, _losses(one, rows, loss).sum(1)) for log_weight, one in posterior.listed(rows.x)]
         log_weights = [log_weight for log_weight, _ in found]
         part = torch.stack([total for _, total in found], 1)
         sums = part if sums is None else sums + part
     return torch.stack(log_weights, 1).double().exp(), _per_row(cast(Tensor, sums), batch)
 
 
-def _weights(posterior: Any) -> Tensor:
-    weights: Tensor = posterior.log_weights.double().exp()
-    return weights
+def listed_losses(posterior: Listed, batch: ClientBatch, loss: BoundedLoss, weights: Tensor | None = None) -> Tensor:
+    """Average a loss over a finite list of hypotheses, for every row.
+
+    Args:
+        posterior: over J hypotheses.
+        batch: rows of K clients.
+        loss: of one prediction.
+        weights: of the hypotheses [K, J]; those of the posterior when None.
+
+    Returns:
+        [K, N], in the unit of the loss; 0 on padding.
+    """
+    parts = []
+    for rows in _blocks(batch):
+        part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
+        for place, (log_weight, one) in enumerate(posterior.listed(rows.x)):
+            weight = log_weight.double().exp() if weights is None else weights[:, place]
+            part += weight.unsqueeze(1) * _losses(one, rows, loss)
+        parts.append(part)
+    return torch.cat(parts, 1)
 
 
 def _blocks(batch: ClientBatch) -> list[ClientBatch]:
@@ -122,8 +190,8 @@ def _blocks(batch: ClientBatch) -> list[ClientBatch]:
     return [batch.rows(at.expand(batch.clients, -1)) for at in positions] if len(positions) > 1 else [batch]
 
 
-def _summed(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
-    """Loss of one hypothesis per client [K], summed over rows."""
+def _losses(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Loss of one hypothesis per client, for every row [K, N]; 0 on padding."""
     if isinstance(one, Categorical) and not batch.y.is_floating_point():
         prediction = one.logits
     elif isinstance(one, Normal) and batch.y.is_floating_point():
@@ -133,7 +201,7 @@ def _summed(one: TorchDistribution, batch: ClientBatch, loss: BoundedLoss) -> Te
     if hasattr(loss, "expected") != batch.y.is_floating_point():
         raise AssumptionError(f"{loss.name} is not for {'real targets' if batch.y.is_floating_point() else 'labels'}")
     losses = cast(RowLoss, loss)(prediction, batch.y)
-    return torch.where(batch.mask, losses, 0.0).sum(1)
+    return torch.where(batch.mask, losses, 0.0)
 
 
 def _per_row(total: Tensor, batch: ClientBatch) -> Tensor:

@@ -1,0 +1,196 @@
+"""Rows that are copies of one another, to the bit or but for jitter: found in sorted order and never by all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from pacbayes_fl.data.batch import ClientBatch
+
+Array = np.ndarray[Any, Any]
+
+_KEYS: Final = 8  # random projections of a row
+_COLUMNS: Final = 32  # of a table whose columns are tried as keys too
+_SAMPLE: Final = 2048  # rows by which the key is chosen that sorts them best
+_BLOCK: Final = 2**20  # pairs, or numbers, that are compared in one go
+_PAIRS: Final = 2**27  # of candidates, beyond which whatever is near by its key counts as one
+_SHIFTS: Final = (0.0, 0.5)  # of the grids, in cells
+
+
+def stacked(batch: ClientBatch) -> tuple[Array, Array]:
+    """Put the rows of all clients below one another.
+
+    Args:
+        batch: x [K, N, *feature], y [K, N].
+
+    Returns:
+        Features and target of every row [R, d + 1], in the dtype of x, and the position of its client [R].
+    """
+    mask = batch.mask.cpu()
+    x = batch.x.cpu()[mask].flatten(1).numpy()
+    y = batch.y.cpu()[mask].numpy().astype(x.dtype)
+    return np.concatenate((x, y[:, None]), 1) + x.dtype.type(0.0), mask.nonzero()[:, 0].numpy()  # -0 becomes 0
+
+
+def spread(batches: Sequence[ClientBatch]) -> Array:
+    """Measure how far the rows of a client lie apart, by column.
+
+    That is the median over clients of a column's standard deviation within a client, of those in which it varies, so
+    that neither one client with an outlier nor clients that lie far from each other widen it. A column that varies
+    between clients alone has its standard deviation over all rows. The numbers of an image have one spread together.
+
+    Args:
+        batches: rows of all clients, in one unit.
+
+    Returns:
+        By feature, with the target last [d + 1], in the units of the columns; 0 for one that is constant.
+    """
+    parts = [part for batch in batches for part in _by_client(batch)]
+    within = np.stack([part.std(0, dtype=np.float64) for part in parts])
+    if batches[0].x.dim() > 3:
+        pixels = np.sqrt(np.square(within[:, :-1]).mean(1, keepdims=True))
+        within = np.concatenate((np.broadcast_to(pixels, within[:, :-1].shape), within[:, -1:]), 1)
+    size = np.array([np.abs(part).max(0) for part in parts])
+    within = np.where(within > 1e-12 * size, within, np.nan)  # rounding of a large constant is no spread
+    flat = np.isnan(within).all(0)
+    found = np.zeros(within.shape[1])
+    found[~flat] = np.nanmedian(within[:, ~flat], 0)
+    if flat.any():
+        rest = np.concatenate([part[:, flat] for part in parts]).astype(np.float64)
+        between = rest.std(0)
+        found[flat] = np.where(between > 1e-12 * np.abs(rest).max(0), between, 0.0)
+    return found
+
+
+def _by_client(batch: ClientBatch) -> list[Array]:
+    rows, owner = stacked(batch)
+    return [part for part in np.split(rows, np.flatnonzero(np.diff(owner)) + 1) if len(part)]
+
+
+def clusters(rows: Array, width: Array, seed: int = 0) -> Array:
+    """Tell which rows are one row: those within the width of each other in every column, and of one another by turns.
+
+    Whatever is closer than that is found. Twins differ by at most 1 in every projection sum_j w_j x_j / width_j with
+    sum_j |w_j| = 1: only neighbours in the order of one such key, which also agree in the others, are compared. Memory
+    grows with the rows, time with the pairs that are near by their key; where these are too many, whoever is linked by
+    that key alone counts as one, which makes the clusters fewer and never more.
+
+    Args:
+        rows: [R, c], finite.
+        width: by column [c], at least 0; rows must agree exactly in a column of width 0.
+        seed: of the projections, which no result depends on but in the case above.
+
+    Returns:
+        Number of each row's cluster [R], int64, from 0 without gaps.
+    """
+    _, first, which = np.unique(_digest(rows), return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    varying = width > 0
+    if not varying.any() or len(first) < 2:
+        return which.astype(np.int64)
+    distinct = rows[first]
+    keys, reach = _keys(distinct, width, varying, seed)
+    order = np.argsort(keys[:, 0], kind="stable")
+    labels = _linked(distinct[order], keys[order], width, reach)
+    by_row = np.empty(len(labels), dtype=np.int64)
+    by_row[order] = labels
+    return by_row[which]
+
+
+def _digest(rows: Array, salt: int = 0) -> Array:
+    """Mix the bits of every row into 64 [R], uint64."""
+    bits = np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}")
+    mixed = np.full(len(rows), (salt + rows.shape[1]) & (2**64 - 1), dtype=np.uint64)
+    for column in bits.T:  # the finaliser of SplitMix64 (Steele, Lea & Flood 2014), one column after another
+        mixed = (mixed ^ column) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _keys(rows: Array, width: Array, varying: Array, seed: int) -> tuple[Array, float]:
+    """Project rows so that twins differ by at most `reach` in each key [R, P]; the first sorts them best."""
+    used = np.flatnonzero(varying)
+    weights = np.random.default_rng(seed).normal(size=(len(used), _KEYS))
+    weights /= np.abs(weights).sum(0)
+    if len(used) <= _COLUMNS:
+        weights = np.concatenate((weights, np.eye(len(used))), 1)
+    step = max(1, _BLOCK // len(used))
+    parts = [(rows[at : at + step, used] / width[used]) @ weights for at in range(0, len(rows), step)]
+    keys = np.concatenate(parts)
+    largest = max(float(np.abs(rows[at : at + step, used] / width[used]).max()) for at in range(0, len(rows), step))
+    reach = 1.0 + 1e-9 + 1e-15 * len(used) * largest
+    some = np.sort(keys[np.linspace(0, len(keys) - 1, min(len(keys), _SAMPLE)).astype(int)], axis=0)
+    window = reach * max(1.0, len(keys) / len(some))  # as many as a window holds among all rows
+    near = [int((np.searchsorted(key, key + window, side="right") - np.arange(len(key))).sum()) for key in some.T]
+    best = np.argsort(near, kind="stable")[:_KEYS]
+    return keys[:, best], reach
+
+
+def _linked(rows: Array, keys: Array, width: Array, reach: float) -> Array:
+    """Number the connected components [R] of distinct rows, sorted by their first key."""
+    first = keys[:, 0]
+    here = np.arange(len(first))
+    ahead = np.searchsorted(first, first + reach, side="right") - here - 1
+    if int(ahead.sum()) > _PAIRS:
+        return np.concatenate(([0], np.cumsum(np.diff(first) > reach)))
+    labels = here
+    until = np.cumsum(ahead)
+    begin = 0
+    while begin < len(rows):
+        end = max(begin + 1, int(np.searchsorted(until, until[begin] - ahead[begin] + _BLOCK, side="right")))
+        count = ahead[begin:end]
+        left = np.repeat(here[begin:end], count)
+        right = left + 1 + np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
+        for key in keys.T[1:]:
+            near = np.abs(key[left] - key[right]) <= reach
+            left, right = left[near], right[near]
+        twins = _agree(rows, left, right, width)
+        if twins.any():
+            labels = _joined(labels, left[twins], right[twins])
+        begin = end
+    return np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _agree(rows: Array, left: Array, right: Array, width: Array) -> Array:
+    """Compare pairs of rows in every column: bool [pairs]."""
+    step = max(1, _BLOCK // rows.shape[1])
+    found = [
+        (np.abs(rows[left[at : at + step]].astype(np.float64) - rows[right[at : at + step]]) <= width).all(1)
+        for at in range(0, len(left), step)
+    ]
+    return np.concatenate(found) if found else np.zeros(0, dtype=bool)
+
+
+def _joined(labels: Array, left: Array, right: Array) -> Array:
+    """Join the components [R] of pairs."""
+    size = len(labels)
+    one, other = np.concatenate((left, np.arange(size))), np.concatenate((right, labels))
+    graph = coo_array((np.ones(len(one), dtype=bool), (one, other)), shape=(size, size))
+    _, found = connected_components(graph, directed=False)
+    _, first = np.unique(found, return_index=True)
+    return np.asarray(first[found])
+
+
+def cells(rows: Array, width: Array, salt: int) -> Array:
+    """Name the cells of two grids, half a cell apart, that every row lies in.
+
+    A row that is not kept can so be recognised: to the bit always, and otherwise unless an edge of either grid, whose
+    cells are as wide as twins may be apart, lies between it and its twin.
+
+    Args:
+        rows: [R, c].
+        width: by column [c]; 0 where rows must agree exactly.
+        salt: of the run, without which names say nothing across runs.
+
+    Returns:
+        Names [R, 2], uint64.
+    """
+    scaled = np.where(width > 0, rows / np.where(width > 0, width, 1.0), rows).astype(np.float64)
+    grids = [np.where(width > 0, np.floor(scaled + shift), scaled) + 0.0 for shift in _SHIFTS]
+    return np.stack([_digest(grid, 2 * salt + at) for at, grid in enumerate(grids)], 1)
