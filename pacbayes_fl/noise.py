@@ -123,6 +123,11 @@ class Noise:
         self._id = torch.tensor(self.ids, dtype=torch.int64).to(device)
         self._draw = 0
 
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are made for."""
+        return self._id.device
+
     def _uniforms(self, numbers: int) -> Tensor:
         """Draw float64 numbers [K, numbers] in the open interval (0, 1)."""
         if self.engine == "generators":

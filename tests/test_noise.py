@@ -331,3 +331,7 @@ def test_philox_gives_a_gpu_the_same_numbers() -> None:
     )
     mask = ragged(7, 2, 4, 1, 5, width=9)
     assert torch.equal(host.rows(mask, 4), device.rows(mask.cuda(), 4).cpu())
+
+
+def test_streams_say_where_their_numbers_are() -> None:
+    assert Noise(1, 0, [4]).device == torch.device("cpu")

@@ -14,6 +14,7 @@ from torch import Tensor
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.metrics.rows import masked_mean, real_rows
 from pacbayes_fl.posteriors.base import RegressionPredictive
+from pacbayes_fl.posteriors.sampled import SampledMixture
 
 _RANGES = MappingProxyType({"paper": (0.0, 1.0), "pacoh": (0.05, 0.95)})
 
@@ -46,6 +47,10 @@ def empirical_frequencies(
 
     q-hat_h = 1/m |{j : F(y_j | x_j) <= q_h}|      (PAC-PFL, Section 8.6.1, above eq. 41)
 
+    Where a target has a probability of its own, as a count has, F jumps there and the row counts for the share of the
+    jump that lies below the level, (q_h - F(y-)) / (F(y) - F(y-)) in [0, 1]: the mean over randomised F, uniform where
+    the predictive is right (Czado, Gneiting and Held 2009, eq. 2).
+
     Args:
         predictive: predictions for the same rows, [K, N].
         y: targets [K, N], in the unit of the predictive.
@@ -61,8 +66,15 @@ def empirical_frequencies(
     """
     y, mask = real_rows(predictive, y, mask)
     level = _resolved(levels, y)
-    below = predictive.cdf(y).double().unsqueeze(1) <= level.view(1, -1, 1)  # [K, H, N]
-    return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
+    upper = predictive.cdf(y).double().unsqueeze(1)
+    below = upper <= level.view(1, -1, 1)  # [K, H, N]
+    if not isinstance(predictive, SampledMixture):
+        return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
+    lower = predictive.below(y).unsqueeze(1)
+    jump = upper - lower
+    share = ((level.view(1, -1, 1) - lower) / torch.where(jump > 0, jump, 1.0)).clamp(0.0, 1.0)
+    share = torch.where(jump > 0, share, below.double()).masked_fill(~mask.unsqueeze(1), 0.0)
+    return share.sum(2) / mask.sum(1, keepdim=True).double()
 
 
 def calibration_error(

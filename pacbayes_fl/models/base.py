@@ -269,7 +269,7 @@ class WeightModel(ABC):
         distribution = observed[0]["fn"]
         while isinstance(distribution, Independent | MaskedDistribution):
             distribution = distribution.base_dist
-        return distribution
+        return distribution if distribution.batch_shape == batch.y.shape else distribution.expand(batch.y.shape)
 
     def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
         """Log likelihood summed over real rows.

@@ -297,7 +297,10 @@ def _normal(observation: TorchDistribution) -> Normal:
     if isinstance(observation, Normal):
         return observation
     got = type(observation).__name__
-    raise StudyError(f"the Laplace approximation needs a Categorical or Normal observation, got {got}")
+    raise StudyError(
+        f"the Laplace approximation needs a Categorical or Normal observation, got {got}",
+        hint="a variational method such as PFedBayes takes any",
+    )
 
 
 def _linearised(observation: TorchDistribution, outputs: Tensor, jacobian: Jacobian) -> Linearised:

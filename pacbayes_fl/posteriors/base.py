@@ -34,8 +34,8 @@ class RegressionPredictive(Protocol):
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles [L, K, N] at each level [L], strictly between 0 and 1."""
 
-    def sample(self, draws: int, noise: Noise) -> Tensor:
-        """Independent draws [S, K, N] of single targets."""
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
+        """Independent draws [S, K, N] of single targets, from the clients' streams or a seed."""
 
     def rescale(self, loc: Tensor, scale: Tensor) -> RegressionPredictive:
         """Distribution of loc + scale * y for loc and scale [K], scale positive."""
@@ -88,6 +88,19 @@ class Drawable(Protocol):
 
     def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Predictions of each draw at inputs x [K, N, *feature], batch shape [K, N]."""
+
+
+def streams(noise: Noise | int, like: Tensor) -> Noise:
+    """Make the streams behind the draws of a predictive distribution.
+
+    Args:
+        noise: streams of the K clients as they are, or a seed: then clients are told apart by their place.
+        like: gives K and the device [K, *].
+
+    Returns:
+        Streams of the K clients.
+    """
+    return noise if isinstance(noise, Noise) else Noise(noise, 0, range(len(like)), like.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,16 +182,17 @@ class NormalMixture:
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
 
-    def sample(self, draws: int, noise: Noise) -> Tensor:
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
         """Independent draws, row by row.
 
         Args:
             draws: S.
-            noise: streams of the K clients.
+            noise: streams of the K clients, or a seed.
 
         Returns:
             [S, K, N], in units of y.
         """
+        noise = streams(noise, self.means)
         clients, _, rows = self.means.shape
         like = self.means.new_empty(clients, rows, draws)  # rows first: padding then moves no number
         steps = self.weights.cumsum(1)[:, None, None, :-1]

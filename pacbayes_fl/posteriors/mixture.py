@@ -17,6 +17,7 @@ from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights import Predictive, rows_of
 
 Weighted = Iterator[tuple[Tensor, TorchDistribution]]
@@ -66,9 +67,10 @@ class MixturePosterior:
             x: inputs [K, N, *feature].
 
         Returns:
-            A distribution over classes, or a mixture of normals, with batch shape [K, N].
+            A distribution over classes, a mixture of normals, or a mixture of the likelihood's own kind, with batch
+            shape [K, N].
         """
-        return mixed(self._draws(x))
+        return mixed(self._draws(x), self.noise)
 
     def predict_at_mean(self, x: Tensor) -> Predictive:
         """Mix the predictions of the families' mean weights.
@@ -79,7 +81,7 @@ class MixturePosterior:
         Returns:
             As `predict`.
         """
-        return mixed(self._means(x))
+        return mixed(self._means(x), self.noise)
 
     def _draws(self, x: Tensor) -> Weighted:
         noise, rows = self.noise.copy(), rows_of(x, self.noise)
@@ -189,30 +191,31 @@ def log_mixture_kl(log_weights: Tensor, prior: Tensor, divergences: Tensor | Non
     return torch.where(kl.isnan(), torch.inf, kl)
 
 
-def mixed(weighted: Weighted) -> Predictive:
+def mixed(weighted: Weighted, noise: Noise) -> Predictive:
     """Mix distributions of the same targets.
 
     Args:
-        weighted: log weights [K] and Categorical or Normal with batch shape [K, N]; weights add up to 1.
+        weighted: log weights [K] and distributions of one kind with batch shape [K, N]; weights add up to 1.
+        noise: the clients' streams, for what is known of a kind by draws alone.
 
     Returns:
-        The mixture; classes one distribution in memory at a time.
-
-    Raises:
-        StudyError: for a distribution of another kind.
+        The mixture: of Categoricals over classes, one distribution in memory at a time, of Normals, or of any other
+        kind.
     """
     log_probs: Tensor | None = None
-    log_weights, means, variances = [], [], []
+    log_weights: list[Tensor] = []
+    each: list[TorchDistribution] = []
     for log_weight, one in weighted:
         if isinstance(one, Categorical):
             term = one.logits.log_softmax(-1) + log_weight.to(one.logits).view(-1, 1, 1)
             log_probs = term if log_probs is None else torch.logaddexp(log_probs, term)
-        elif isinstance(one, Normal):
-            log_weights.append(log_weight.double())
-            means.append(one.mean.double())
-            variances.append(one.variance.double())
         else:
-            raise StudyError(f"predictions need a Categorical or Normal observation, got {type(one).__name__}")
+            log_weights.append(log_weight.double())
+            each.append(one)
     if log_probs is not None:
         return ClassMixture(log_probs.log_softmax(-1))  # many float32 weights add up to 1 but for rounding
-    return NormalMixture(torch.stack(log_weights, 1), torch.stack(means, 1), torch.stack(variances, 1))
+    weights = torch.stack(log_weights, 1)
+    if not isinstance(each[0], Normal):
+        return SampledMixture(weights, tuple(each), noise)
+    means, variances = (torch.stack([getattr(one, name).double() for one in each], 1) for name in ("mean", "variance"))
+    return NormalMixture(weights, means, variances)

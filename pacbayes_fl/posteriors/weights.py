@@ -12,14 +12,14 @@ from pyro.distributions import Categorical, Normal, TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
 from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.sampled import SampledMixture
 
-Predictive = ClassMixture | NormalMixture
+Predictive = ClassMixture | NormalMixture | SampledMixture
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,10 @@ class WeightPosterior:
             x: inputs [K, N, *feature].
 
         Returns:
-            A distribution over classes, or a mixture of normals, with batch shape [K, N].
+            A distribution over classes, a mixture of normals, or a mixture of the likelihood's own kind, with batch
+            shape [K, N].
         """
-        return averaged(self._each(x, self.draws, self.noise.copy(), self.noise_std))
+        return averaged(self._each(x, self.draws, self.noise.copy(), self.noise_std), self.noise)
 
     def predict_at_mean(self, x: Tensor) -> Predictive:
         """Predict with the mean weights alone.
@@ -70,7 +71,8 @@ class WeightPosterior:
             As `predict`.
         """
         with torch.no_grad():
-            return averaged(iter([self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)]))
+            found = self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)
+            return averaged(iter([found]), self.noise)
 
     def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw networks from the family itself, also where a preset shrinks the draws of predictions by `noise_std`.
@@ -112,17 +114,15 @@ def rows_of(x: Tensor, noise: Noise) -> ClientBatch:
     return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)
 
 
-def averaged(observations: Iterator[TorchDistribution]) -> Predictive:
+def averaged(observations: Iterator[TorchDistribution], noise: Noise) -> Predictive:
     """Mix distributions of the same targets with equal weights.
 
     Args:
-        observations: Categorical or Normal with batch shape [K, N], one per draw.
+        observations: with batch shape [K, N], one per draw and all of one kind.
+        noise: the clients' streams, for what is known of a kind by draws alone.
 
     Returns:
-        The mixture.
-
-    Raises:
-        StudyError: for a distribution of another kind.
+        The mixture: of Categoricals over classes, of Normals, or of any other kind.
     """
     first = next(observations)
     if isinstance(first, Categorical):
@@ -135,7 +135,9 @@ def averaged(observations: Iterator[TorchDistribution]) -> Predictive:
         return ClassMixture(average_log_probs(log_probs()))
     if isinstance(first, Normal):
         return _normals([first, *observations])
-    raise StudyError(f"predictions need a Categorical or Normal observation, got {type(first).__name__}")
+    each = (first, *observations)
+    shape, level = (len(noise.ids), len(each)), -math.log(len(each))
+    return SampledMixture(torch.full(shape, level, dtype=torch.float64, device=noise.device), each, noise)
 
 
 def _normals(observations: Sequence[Normal]) -> NormalMixture:

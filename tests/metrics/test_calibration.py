@@ -7,10 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from pyro import distributions
 
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.metrics import calibration_error, empirical_frequencies, interval_coverage, levels
+from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.sampled import SampledMixture
 
 MEAN = torch.tensor([[[0.0, 1.0, -0.5, 2.0, 0.3]]], dtype=torch.float64)
 STD = torch.tensor([[[1.0, 0.5, 0.8, 1.2, 0.4]]], dtype=torch.float64)
@@ -100,3 +103,25 @@ def test_what_cannot_be_asked_is_refused() -> None:
         empirical_frequencies(PREDICTIVE, Y, ALL, "mine")
     with pytest.raises(ShapeError, match=r"levels must be \[H\]"):
         empirical_frequencies(PREDICTIVE, Y, ALL, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.7, 4.0])
+def test_counts_that_are_predicted_right_are_calibrated(rate: float) -> None:
+    """F jumps at counts: without its share below the level half of the rows would lie above every level."""
+    one = distributions.Poisson(torch.full((2, 5000), rate, dtype=torch.float64))
+    noise = Noise(1, 0, (4, 6))
+    predictive = SampledMixture(torch.zeros(2, 1, dtype=torch.float64), (one,), noise)
+    y, mask = predictive.sample(1, Noise(9, 0, (4, 6)))[0], torch.ones(2, 5000, dtype=torch.bool)
+    grid = levels("paper")
+    found = empirical_frequencies(predictive, y, mask)
+    assert ((found - grid).abs() < 4.5 * (grid * (1 - grid) / 5000).sqrt() + 1e-12).all()
+    assert (calibration_error(predictive, y, mask) < 0.02).all()
+    wrong = SampledMixture(predictive.log_weights, (distributions.Poisson(2 * one.rate + 1),), noise)
+    assert (calibration_error(wrong, y, mask) > 0.1).all()
+    assert (interval_coverage(predictive, y, mask) >= 0.94).all()
+
+
+def test_a_density_s_frequencies_are_those_of_the_closed_form() -> None:
+    normal = distributions.Normal(MEAN[:, 0], STD[:, 0])
+    predictive = SampledMixture(ONE, (normal,), Noise(1, 0, (4,)))
+    assert torch.equal(empirical_frequencies(predictive, Y, ALL), empirical_frequencies(PREDICTIVE, Y, ALL))

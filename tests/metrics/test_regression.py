@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from pyro import distributions
 from scipy import integrate, stats
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.metrics import METRICS, crps, nlpd, rmse, rsmse
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.sampled import SampledMixture
 
 Array = npt.NDArray[np.float64]
 
@@ -48,7 +51,7 @@ class Gaussian:
         z: Tensor = torch.special.ndtri(level)
         return self.mean + self.std * z.view(-1, 1, 1)
 
-    def sample(self, draws: int, noise: Noise) -> Tensor:
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
         raise NotImplementedError
 
     def rescale(self, loc: Tensor, scale: Tensor) -> Gaussian:
@@ -213,3 +216,75 @@ def test_the_table_is_read_only_and_complete() -> None:
     assert list(METRICS) == ["rsmse", "rmse", "ce", "nlpd", "crps", "coverage_95"]
     with pytest.raises(TypeError):
         METRICS["own"] = rmse  # type: ignore[index]
+
+
+# likelihoods of other kinds ---------------------------------------------------------------------------------------
+
+
+def counted(rates: Tensor, rows: int = 400) -> tuple[SampledMixture, Tensor, Any]:
+    """Mix Poissons of two rates for every row of two clients, with targets drawn from the mixture itself."""
+    components = tuple(distributions.Poisson(rate.expand(2, rows)) for rate in rates)
+    weights = torch.tensor([[0.25, 0.75]], dtype=torch.float64).log().expand(2, 2)
+    predictive = SampledMixture(weights, components, Noise(2, 0, (7, 5)))
+    y = predictive.sample(1, Noise(3, 0, (7, 5)))[0]
+    oracle = lambda z: 0.25 * stats.poisson(float(rates[0])).cdf(z) + 0.75 * stats.poisson(float(rates[1])).cdf(z)  # noqa: E731
+    return predictive, y, oracle
+
+
+RATES = torch.tensor([1.5, 6.0], dtype=torch.float64)
+EVERY = torch.ones(2, 400, dtype=torch.bool)
+
+
+def test_crps_of_counts_is_the_sum_over_whole_numbers() -> None:
+    predictive, y, oracle = counted(RATES)
+    z = np.arange(200)
+    each = [float(((oracle(z) - (z >= target)) ** 2).sum()) for target in y.flatten().tolist()]
+    expected = torch.tensor(each, dtype=torch.float64).view_as(y).mean(1)
+    torch.testing.assert_close(crps(predictive, y, EVERY), expected, rtol=0.01, atol=0)
+
+
+def test_crps_by_draws_is_not_biased() -> None:
+    """Each of 400 rows has draws of its own: their mean is the closed form of the normal, not 1/S above it."""
+    normal = distributions.Normal(torch.zeros(2, 400).double(), 1.0)
+    predictive = SampledMixture(torch.zeros(2, 1).double(), (normal,), Noise(2, 0, (7, 5)))
+    y = torch.zeros(2, 400).double()
+    exact = (math.sqrt(2) - 1) / math.sqrt(math.pi)
+    found = crps(predictive, y, EVERY)
+    assert ((found - exact).abs() < 4.5 * 0.6 / math.sqrt(400 * 1000)).all()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_padding_of_a_mixture_of_any_kind_has_no_influence(name: str) -> None:
+    predictive, y, _ = counted(RATES, 20)
+    mask = torch.arange(20).expand(2, 20) < torch.tensor([[20], [12]])
+    rates = [one.rate for one in predictive.components]
+    poissons = [distributions.Poisson(rate.masked_fill(~mask, math.nan), validate_args=False) for rate in rates]
+    spoilt = SampledMixture(predictive.log_weights, tuple(poissons), predictive.noise)
+    got = METRICS[name](spoilt, y.masked_fill(~mask, -3.5), mask)
+    torch.testing.assert_close(got, METRICS[name](predictive, y, mask), rtol=0, atol=0)
+    alone = SampledMixture(
+        predictive.log_weights[1:],
+        tuple(distributions.Poisson(rate[1:, :12]) for rate in rates),
+        Noise(2, 0, (5,)),
+    )
+    torch.testing.assert_close(METRICS[name](alone, y[1:, :12], mask[1:, :12]), got[1:], rtol=0, atol=1e-12)
+
+
+def test_scores_of_counts_against_scipy() -> None:
+    predictive, y, _ = counted(RATES)
+    density = 0.25 * stats.poisson(1.5).pmf(y.numpy()) + 0.75 * stats.poisson(6.0).pmf(y.numpy())
+    torch.testing.assert_close(
+        nlpd(predictive, y, EVERY), torch.as_tensor(-np.log(density).mean(1)), rtol=1e-11, atol=0
+    )
+    mean = 0.25 * 1.5 + 0.75 * 6.0
+    torch.testing.assert_close(rmse(predictive, y, EVERY), (y - mean).square().mean(1).sqrt(), rtol=1e-11, atol=0)
+    torch.testing.assert_close(rsmse(predictive, y, EVERY), rmse(predictive, y, EVERY) / y.std(1, unbiased=False))
+    assert nlpd(predictive, y - 0.5, EVERY).isposinf().all()  # no count: it was held impossible
+
+
+def test_what_has_no_mean_has_no_error_of_its_mean() -> None:
+    cauchy = distributions.StudentT(torch.full((1, 5), 0.9).double(), MEAN, STD)
+    predictive = SampledMixture(torch.zeros(1, 1).double(), (cauchy,), Noise(2, 0, (7,)))
+    for metric in (rmse, rsmse, crps):
+        assert metric(predictive, Y, ALL).isnan().all()
+    assert nlpd(predictive, Y, ALL).isfinite().all()

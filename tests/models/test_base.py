@@ -253,6 +253,22 @@ def test_what_a_program_observes_is_found_by_tracing_it(task: str) -> None:
     assert torch.equal(theirs.observation(theta, blank).log_prob(batch.y), got.log_prob(batch.y))
 
 
+def test_what_is_observed_alike_in_all_rows_predicts_every_row() -> None:
+    class Level(Straight):
+        def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+            with pyro.plate("clients", batch.clients, dim=-1), poutine.scale(scale=zeta):
+                _, b = (pyro.sample(name, prior.site(name)) for name in self.shapes)
+                with poutine.scale(scale=scale):
+                    rows = distributions.Normal(b.unsqueeze(-1), 0.4).mask(batch.mask).to_event(1)
+                    pyro.sample("y", rows, obs=batch.y)
+
+    batch = cases.federation(3)
+    theta = draw(batch.clients, 4, seed=3)
+    found = Level().observation(theta, batch)
+    assert found.batch_shape == batch.y.shape
+    assert torch.equal(found.mean, theta[:, 3:].expand(batch.y.shape))
+
+
 class Observing(Straight):
     """Observes a given number of sites."""
 

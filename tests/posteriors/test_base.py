@@ -154,6 +154,12 @@ def test_draws_depend_on_the_client_and_not_on_padding_or_company() -> None:
     torch.testing.assert_close(turned.sample(6, Noise(3, 2, IDS[::-1])), together.flip(1), rtol=1e-14, atol=0)
 
 
+def test_a_seed_will_do_for_draws() -> None:
+    ours = mixture()
+    assert torch.equal(ours.sample(6, 3), ours.sample(6, Noise(3, 0, range(K))))
+    assert not torch.equal(ours.sample(6, 3), ours.sample(6, 4))
+
+
 def test_a_change_of_units_changes_everything_alike() -> None:
     ours = mixture()
     loc, scale = (

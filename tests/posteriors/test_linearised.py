@@ -22,6 +22,7 @@ from pacbayes_fl.posteriors import linearised
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.linearised import LinearisedPosterior, probit_log_probs, sampled_log_probs
+from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, SubnetworkGaussian
 from tests import laplace
 from tests.laplace import NoisyCurve, Program, float64, randn
@@ -258,16 +259,19 @@ def test_independent_weights_are_spread_too() -> None:
         torch.testing.assert_close(found.variance[k], variance, rtol=1e-11, atol=0)
 
 
-def test_other_observations_are_refused() -> None:
+def test_other_observations_are_not_linearised() -> None:
     class Counts(Program):
         def observation(self, weights: Tensor, batch: Any, reference: Any = None) -> Any:
             return Poisson(super().observation(weights, batch).mean.exp())
 
     model = Counts(laplace.TanhNetwork((2, 4, 1), Gaussian()))
     gaussian = DiagonalGaussian(randn(1, K, model.dim), torch.ones(K, model.dim, dtype=torch.float64))
-    for predictive in ("probit", "draws", "map"):
-        with pytest.raises(StudyError, match=r"need.? a Categorical or Normal observation, got Poisson"):
-            posterior(model, gaussian, predictive).predict(randn(5, K, N, 2))
+    x = randn(5, K, N, 2)
+    with pytest.raises(StudyError, match=r"need.? a Categorical or Normal observation, got Poisson"):
+        posterior(model, gaussian, "probit").predict(x)
+    for predictive, draws in (("draws", 16), ("map", 1)):
+        found = posterior(model, gaussian, predictive).predict(x)
+        assert isinstance(found, SampledMixture) and found.kind == "Poisson" and len(found.components) == draws
 
 
 # networks that are drawn ------------------------------------------------------------------------------------------

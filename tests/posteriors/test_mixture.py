@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pyro import distributions
+from scipy import stats
 from torch import Tensor
 
 from pacbayes_fl import bounds
@@ -22,6 +23,7 @@ from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
 from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws, log_mixture_kl, mixed
 from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from tests.methods.by_hand import randn
 
@@ -147,8 +149,17 @@ def test_what_does_not_fit_is_refused() -> None:
             MixturePosterior(LABELS, q, wrong, noise(), means, batch())
     with pytest.raises(ShapeError, match="2 means, got 1"):
         MixturePosterior(LABELS, q, weights(), noise(), means[:1], batch())
-    with pytest.raises(StudyError, match="Categorical or Normal observation, got Poisson"):
-        mixed(iter([(torch.zeros(1), distributions.Poisson(torch.ones(1, 2)))]))
+
+
+def test_counts_are_mixed_with_the_weights_of_their_draws() -> None:
+    shares, rates = weights().flatten(1).unbind(1), randn(64, M * S, K, N).exp()
+    found = mixed(zip(shares, map(distributions.Poisson, rates), strict=True), noise())
+    assert isinstance(found, SampledMixture)
+    density = sum(
+        w.exp().unsqueeze(1).numpy() * stats.poisson(r.numpy()).pmf(3) for w, r in zip(shares, rates, strict=True)
+    )
+    y = torch.full((K, N), 3.0).double()
+    torch.testing.assert_close(found.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-11, atol=0)
 
 
 # hypotheses -----------------------------------------------------------------------------------------------------

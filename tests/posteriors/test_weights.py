@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from pyro import distributions
+from scipy import stats
 from torch import Tensor
 
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Engine, Noise
@@ -18,6 +18,7 @@ from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
 from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.spike_slab import SpikeSlab
 from pacbayes_fl.posteriors.weights import WeightPosterior, averaged
 
@@ -173,6 +174,11 @@ def test_a_linear_model_s_outputs_have_the_moments_of_its_weights(kind: str) -> 
     torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
-def test_an_observation_of_another_kind_is_refused() -> None:
-    with pytest.raises(StudyError, match="Categorical or Normal observation, got Gamma"):
-        averaged(iter([distributions.Gamma(torch.ones(2, 3), 1.0)]))
+def test_an_observation_of_another_kind_is_a_mixture_of_its_own() -> None:
+    rates = randn(61, S, K, N).exp()
+    found = averaged((distributions.Poisson(rate) for rate in rates), Noise(3, 0, IDS))
+    assert isinstance(found, SampledMixture) and found.kind == "Poisson"
+    y = torch.full((K, N), 2.0).double()
+    density = stats.poisson(rates.numpy()).pmf(2).mean(0)
+    torch.testing.assert_close(found.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.mean, rates.mean(0), rtol=1e-12, atol=0)
