@@ -65,6 +65,8 @@ class MethodPart:
 class FederationPart:
     """Table [federation]: fields of `federation.engine.FederationPlan`, and where and how to run.
 
+    `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
+
     Args:
         device: "auto" takes CUDA where there is one.
         threads: threads of torch; its own choice when None.
@@ -73,6 +75,7 @@ class FederationPart:
 
     rounds: int = 400
     cohort: int | None = None
+    train: Literal["cohort", "all"] = "cohort"
     on_bad_client: Literal["drop", "stop"] = "drop"
     min_clients: int = 1
     chunk: int = FederationPlan.chunk

@@ -144,7 +144,8 @@ def test_numbers_that_only_the_plan_can_judge() -> None:
 
 def test_the_plan_is_the_federation_part() -> None:
     got = tiny("federation.cohort=2", "federation.min_clients=2", "federation.chunk=99", "federation.waste=1.5")
-    assert got.plan == FederationPlan(12, 2, 3, "drop", 2, 99, 1.5, "philox")
+    assert got.plan == FederationPlan(12, 2, 3, "drop", 2, 99, 1.5, "philox", "cohort")
+    assert tiny("federation.train=all").plan.train == "all"
     assert tiny("method.name=ridge").plan.rounds == 1  # nothing to repeat
     assert tiny("method.name=ridge").federation.rounds == 12
 
@@ -174,7 +175,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 8, "model": 6, "method": 16, "federation": 10, "report": 5, "privacy": 8}
+    fields = {"data": 8, "model": 6, "method": 16, "federation": 11, "report": 5, "privacy": 8}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"

@@ -32,13 +32,16 @@ class FederationPlan:
 
     Args:
         rounds: T.
-        cohort: clients drawn per round (c of Algorithm 1), all when None.
+        cohort: clients drawn per round (c of PAC-PFL's Algorithm 1), all when None.
         seed: of every random draw.
         on_bad_client: "drop" leaves a client out of a round when its update or state is not finite; "stop" raises.
         min_clients: fewer good clients in a round change nothing and raise.
         chunk: numbers that the clients of one call may hold in the hot loop (see `Method.footprint`).
         waste: clients of one call differ in size by at most this factor.
         noise: engine of the clients' random streams.
+        train: who makes a client's step in a round: the drawn "cohort", as PAC-PFL, BPFed and FedSI print it and public
+            code does everywhere, or "all" clients, of whom the cohort's updates enter the server while the others keep
+            what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
     """
 
     rounds: int = 100
@@ -49,6 +52,7 @@ class FederationPlan:
     chunk: int = 2**20
     waste: float = 1.1
     noise: Engine = "philox"
+    train: Literal["cohort", "all"] = "cohort"
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -58,6 +62,8 @@ class FederationPlan:
             raise StudyError(f"seed must be in [0, 2**32), got {self.seed}")
         if self.cohort is not None and self.cohort < self.min_clients:
             raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
+        if self.train not in ("cohort", "all"):
+            raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
 
 
 class FederationState(NamedTuple):
@@ -150,13 +156,14 @@ def rounds(
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
     state = start(method, batch, plan) if state is None else state
     sizes = [int(m) for m in batch.size.tolist()]
-    some = plan.cohort is not None if room is None else room.draws
+    some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
     everyone = None if some else _calls(method, batch, sizes, list(range(batch.clients)), plan)
     failures, said = dict.fromkeys(batch.names, 0), set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
         drawn = cohort.draw(plan.seed, t, batch.ids, plan.cohort) if room is None else room.draw(batch.ids, t)
         chosen = drawn.tolist()
+        heard = {batch.names[k] for k in chosen}
         message = method.broadcast(state.server)
         clients = tensors.tree_map(torch.clone, state.clients)  # once a round: what was yielded before stays as it is
         joining: _Joining | Gathering = _Joining(method) if room is None else room.gather(method, message, t)
@@ -167,7 +174,7 @@ def rounds(
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
-            joining.add(update, good)
+            _hear(joining, update, good, [name in heard for name in rows.names])
             _write(clients, index, tensors.where(good, after, before))
             if room is None:
                 flags.append(good)
@@ -178,8 +185,10 @@ def rounds(
         host = _read(flags, server, values)  # the one look at the device in a round
         found, (finite, *scalars) = host[: len(members)], host[len(members) :]
         dropped = tuple(name for name, good in zip(members, found, strict=True) if not good)
+        present = len(heard.difference(dropped))
         if room is None:
-            _judge(plan, t, dropped, members, failures)
+            _judge(plan, t, dropped, present, len(heard))
+            _remember(failures, t, dropped, members)
         if not finite:
             raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
         state = FederationState(server, clients, t)
@@ -192,7 +201,7 @@ def rounds(
         if remark is not None and remark not in said:
             said.add(remark)
             warnings.warn(f"{remark} (round {t})", stacklevel=outside())
-        yield RoundRecord(t, len(members) - len(dropped), dropped, numbers), state
+        yield RoundRecord(t, present, dropped, numbers), state
 
 
 def _calls(
@@ -204,6 +213,15 @@ def _calls(
         rows = batch.select(index).trim(max(1, max(sizes[k] for k in part)))
         calls.append((index.to(batch.x.device), rows))
     return calls
+
+
+def _hear(joining: _Joining | Gathering, update: Any, good: Tensor, heard: list[bool]) -> None:
+    """Let the cohort's clients of a call join; what the others did stays with them."""
+    if all(heard):
+        joining.add(update, good)
+    elif any(heard):
+        index = torch.tensor(heard).nonzero().squeeze(1).to(good.device)
+        joining.add(tensors.select(update, index), good[index])
 
 
 def _write(clients: Any, index: Tensor, part: Any) -> None:
@@ -219,22 +237,23 @@ def _read(flags: list[Tensor], server: Any, values: Any) -> list[float]:
     return host
 
 
-def _judge(
-    plan: FederationPlan, t: int, dropped: tuple[str, ...], members: list[str], failures: dict[str, int]
-) -> None:
-    """Raise when the round must not count; remember who failed."""
+def _judge(plan: FederationPlan, t: int, dropped: tuple[str, ...], present: int, drawn: int) -> None:
+    """Raise when the round must not count."""
     if dropped and plan.on_bad_client == "stop":
         raise NumericalError(
             "its update is not finite", client=dropped[0], round=t, hint="on_bad_client = 'drop' goes on"
         )
-    if len(members) - len(dropped) < plan.min_clients:
+    if present < plan.min_clients:
         raise ClientError(
-            f"{len(members) - len(dropped)} of {len(members)} clients gave a finite update, "
-            f"{plan.min_clients} are needed",
+            f"{present} of {drawn} clients gave a finite update, {plan.min_clients} are needed",
             round=t,
             client=dropped[0] if dropped else None,
             hint="nothing was changed; the last round's state holds",
         )
+
+
+def _remember(failures: dict[str, int], t: int, dropped: tuple[str, ...], members: list[str]) -> None:
+    """Count how often in a row each client has failed, and warn of the third time."""
     for name in members:
         failures[name] = failures[name] + 1 if name in dropped else 0
         if failures[name] == _TIRES_AFTER:

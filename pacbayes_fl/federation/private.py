@@ -174,6 +174,13 @@ def enter(
 
     The method is asked once what it would release of the first client, to know its shape; the numbers are not used.
 
+    Chance in the cohorts counts as long as a client's message is a function of its rows and of earlier releases, apart
+    from who is drawn now. That holds where clients keep nothing, and where all of them train in every round
+    (`plan.train`). Where they train only when they are drawn, what they keep depends on earlier draws: independent ones
+    with Poisson cohorts, so that, with the draws of all others known, a client's message is a mixture of vectors that
+    are clipped alike, which no divergence tells apart better than the farthest of them; but not with fixed cohorts,
+    where the draws of others say something of the client's own.
+
     Args:
         method: the algorithm.
         server: its state.
@@ -188,8 +195,8 @@ def enter(
         The room.
 
     Raises:
-        PrivacyError: when the method has no private release, the plan tells how many clients failed, or the cohorts
-            are of another federation.
+        PrivacyError: when the method has no private release, the plan tells how many clients failed, the cohorts are
+            of another federation, or of a fixed size while clients remember who was drawn.
     """
     if plan.min_clients > 1:
         what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
@@ -201,6 +208,13 @@ def enter(
         raise PrivacyError(f"cohorts are of {cohorts.clients} clients, and the federation has {batch.clients}")
     message, one = method.broadcast(server), batch.select(torch.zeros(1, dtype=torch.int64)).trim()
     noise = Noise(plan.seed, 0, one.ids, one.x.device, plan.noise)
-    update, _ = method.client(message, method.init_clients(message, one), one, noise)
+    state = method.init_clients(message, one)
+    update, _ = method.client(message, state, one, noise)
     payload = method.payload(message, update)
+    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and tensors.leaves(state):
+        what = (
+            "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
+            "cohorts of a fixed size tie that to one another: their account does not hold"
+        )
+        raise PrivacyError(what, hint="federation.train = 'all', or privacy.cohort = 'poisson'")
     return Room(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))

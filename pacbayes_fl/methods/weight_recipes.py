@@ -176,6 +176,7 @@ def _local_only(options: LocalOptions, model: WeightModel, features: Sequence[st
 
 _ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
 _PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
+_ALL_TRAIN: Mapping[str, Any] = MappingProxyType({**_PAPER_ROUNDS, "train": "all"})  # Algorithms 1-3, whoever sends
 _PAPER: Mapping[str, Any] = MappingProxyType({"zeta": 10.0, "rate": 1e-3, "prior_rate": 1e-3, "init_rho": -2.5})
 _PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
     {"steps": 20, "inner": 5, "minibatch": 100, "noise_std": 1e-3, "init_rho": -3.0, "weighting": "rows"}
@@ -204,7 +205,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": _PAPER, "federation": _PAPER_ROUNDS},
+                paper={"method": _PAPER, "federation": _ALL_TRAIN},
                 **{
                     "authors-code": {
                         "method": {**_PUBLIC_CODE, "zeta": 0.5, "data_scale": "sum"},
@@ -226,7 +227,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": {**_PAPER, "restart": True}, "federation": _PAPER_ROUNDS},
+                paper={"method": {**_PAPER, "restart": True}, "federation": _ALL_TRAIN},
             ),
             search=_searching(**_VARIATIONAL, inclusion=Choice((0.5, 0.9, 0.99))),
         ),
@@ -240,7 +241,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "Bayesian network, mean field", "assignment, svi", "clusters.mean", "w, cluster", "q, two Adams"
             ),
             model="weights",
-            presets=presets(recommended={"federation": _ROUNDS}, paper={"method": _PAPER, "federation": _PAPER_ROUNDS}),
+            presets=presets(recommended={"federation": _ROUNDS}, paper={"method": _PAPER, "federation": _ALL_TRAIN}),
             search=_searching(**_VARIATIONAL, clusters=Choice((1, 2, 3, 4))),
             held_out=HeldOut("clusters", lambda options: tuple(range(1, options.max_clusters + 1))),
         ),

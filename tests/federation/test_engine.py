@@ -67,6 +67,61 @@ def test_the_cohort_takes_part_and_nobody_else(size: int | None) -> None:
         before = state
 
 
+def loop(method: Any, batch: ClientBatch, plan: FederationPlan) -> tuple[Any, list[Any]]:
+    """Let every client train alone in every round, and the server hear those that were drawn (Algorithm 1)."""
+    state = engine.start(method, batch, plan)
+    server, each = state.server, [tensors.select(state.clients, torch.tensor([k])) for k in range(batch.clients)]
+    for t in range(1, plan.rounds + 1):
+        message, sent = method.broadcast(server), []
+        for k in range(batch.clients):
+            one = batch.select(torch.tensor([k])).trim()
+            update, each[k] = method.client(message, each[k], one, Noise(plan.seed, t, one.ids, engine=plan.noise))
+            sent.append(update)
+        drawn = cohort.draw(plan.seed, t, batch.ids, plan.cohort).tolist()
+        server = method.server(server, tensors.cat([sent[k] for k in drawn]), batch.clients)
+    return server, each
+
+
+@pytest.mark.parametrize("chunk", [1, 10**6])
+@pytest.mark.parametrize("name", ["toy", *METHODS])
+def test_all_train_and_the_cohort_is_heard(name: str, chunk: int) -> None:
+    method = Toy(1) if name == "toy" else from_recipe(METHODS[name], 1)
+    if not method.federated:
+        return
+    batch, plan = federation(1), FederationPlan(rounds=3, cohort=2, seed=7, train="all", chunk=chunk)
+    server, each = loop(method, batch, plan)
+    records = play(method, batch, plan)
+    state = records[-1][1]
+    assert_close(cases.identified(method, state.server), cases.identified(method, server), 1e-9)
+    for k, one in enumerate(each):
+        assert_close(tensors.select(state.clients, torch.tensor([k])), one, 1e-9)
+    assert [record.clients for record, _ in records] == [2, 2, 2]
+    few = engine.run_rounds(method, batch, replace(plan, train="cohort"))
+    if name in ("toy", "pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "local"):  # others learn nothing that they keep
+        assert bits(few.clients) != bits(state.clients)
+    else:
+        assert_close(cases.identified(method, few.server), cases.identified(method, state.server), 1e-9)
+    everybody = replace(plan, cohort=None)
+    assert bits(play(method, batch, everybody)[-1][1]) == bits(
+        play(method, batch, replace(everybody, train="cohort"))[-1][1]
+    )
+
+
+def test_a_client_that_fails_outside_of_the_cohort_costs_only_itself() -> None:
+    plan = FederationPlan(rounds=1, cohort=2, seed=7, train="all", min_clients=2)
+    batch, inside = federation(1), cohort.draw(7, 1, federation(1).ids, 2).tolist()
+    bad = next(k for k in range(5) if k not in inside)
+    ((record, state),) = play(Toy(1), poison(batch, batch.names[bad]), plan)
+    ((_, whole),) = play(Toy(1), batch, plan)
+    assert (record.clients, record.dropped) == (2, (batch.names[bad],))
+    assert bits(state.server) == bits(whole.server)
+    assert state.clients.seen.tolist() == [int(k != bad) for k in range(5)]
+    with pytest.raises(ClientError, match="1 of 2 clients gave a finite update, 2 are needed"):
+        play(Toy(1), poison(batch, batch.names[inside[0]]), plan)
+    with pytest.raises(NumericalError, match=f"client {batch.names[bad]!r}"):
+        play(Toy(1), poison(batch, batch.names[bad]), replace(plan, on_bad_client="stop"))
+
+
 @pytest.mark.parametrize("waste", [1.0, 1.1, 3.0])
 @pytest.mark.parametrize("chunk", [1, 4000, 10**6])
 def test_calls_are_small_enough_and_hold_everybody_once(waste: float, chunk: int) -> None:
@@ -122,10 +177,10 @@ def test_no_rounds_leave_the_start() -> None:
     assert bits(engine.run_rounds(Toy(1), federation(1), plan)) == bits(engine.start(Toy(1), federation(1), plan))
 
 
-@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize(("size", "train"), [(None, "cohort"), (3, "cohort"), (3, "all")])
 @pytest.mark.parametrize("method", [Toy(1), pac_pfl(), pac_pfl(minibatch=3)], ids=["toy", "pac-pfl", "minibatch"])
-def test_a_resumed_run_goes_on_bit_by_bit(method: Any, size: int | None) -> None:
-    batch, plan = federation(1), FederationPlan(rounds=5, cohort=size, seed=7)
+def test_a_resumed_run_goes_on_bit_by_bit(method: Any, size: int | None, train: Any) -> None:
+    batch, plan = federation(1), FederationPlan(rounds=5, cohort=size, seed=7, train=train)
     whole = play(method, batch, plan)
     for _, middle in whole[:-1]:
         rest = list(engine.rounds(method, batch, plan, middle))
@@ -288,6 +343,7 @@ def test_a_good_round_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
         {"cohort": 2, "min_clients": 3},
         {"seed": -1},
         {"seed": 2**32},
+        {"train": "some"},
     ],
     ids=str,
 )

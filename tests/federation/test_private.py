@@ -30,7 +30,7 @@ from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
 from pacbayes_fl.results import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
-from tests.private import Free, enter
+from tests.private import HUGE, Free, enter
 
 PLAN = FederationPlan(rounds=1, seed=3)
 
@@ -99,10 +99,16 @@ def drawn(clients: int, d: int, scale: float = 1.0) -> ClientBatch:
     return rows(scale * torch.randn(clients, d, generator=generator, dtype=torch.float64))
 
 
-def room_of(batch: ClientBatch, mechanism: Mechanism, cohorts: Cohorts | None = None, seed: int | None = 5) -> Room:
+def room_of(
+    batch: ClientBatch,
+    mechanism: Mechanism,
+    cohorts: Cohorts | None = None,
+    seed: int | None = 5,
+    plan: FederationPlan = PLAN,
+) -> Room:
     method = Sends(batch.x.shape[2])
-    server = engine.start(method, batch, PLAN).server
-    return private.enter(method, server, batch, PLAN, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
+    server = engine.start(method, batch, plan).server
+    return private.enter(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
 
 
 def play(batch: ClientBatch, room: Room, rounds: int = 1, chunk: int = 2**20) -> list[tuple[RoundRecord, Any]]:
@@ -333,7 +339,7 @@ def test_what_a_method_remarks_on_numbers_that_are_withheld_is_not_asked(monkeyp
 
 def test_the_rooms_cohorts_count_and_not_the_plans() -> None:
     batch = drawn(6, 4)
-    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 4, "fixed", "replace"))
+    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 4))
     plan = replace(PLAN, rounds=3, cohort=2)
     for record, state in engine.rounds(Sends(4), batch, plan, None, room):
         assert record.clients == 4 and int(state.clients.seen.sum()) == 4 * record.round
@@ -345,12 +351,47 @@ def test_more_clients_than_the_account_knows_of_are_refused() -> None:
     update = Update(batch.x[:, 0], batch.size, batch.size)
     fixed, others = Cohorts(4, 2, "fixed", "replace"), (Cohorts(4, 2, "poisson"), Cohorts(4, 2))
     for cohorts, most in ((fixed, 2), *((each, 4) for each in others)):
-        gathering = room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts).gather(Sends(6), None, 7)
+        plan = replace(PLAN, train="all")
+        gathering = room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, plan=plan).gather(Sends(6), None, 7)
         for k in range(most):
             one = tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update)
             gathering.add(one, torch.tensor([k != 1]))  # one that fails has come all the same
         with pytest.raises(PrivacyError, match=f"round 7: .* may have at most {most} clients, got {most + 1}"):
             gathering.add(one, torch.tensor([True]))
+
+
+@pytest.mark.parametrize(
+    "cohorts", [Cohorts(6, 2, "fixed", "replace"), Cohorts(6, 2, "poisson"), Cohorts(6, 2)], ids=str
+)
+def test_of_all_who_train_only_the_drawn_are_heard(cohorts: Cohorts) -> None:
+    batch, plan = drawn(6, 4), replace(PLAN, rounds=4, train="all", chunk=1)
+    room, again = (room_of(batch, HUGE, cohorts, plan=plan) for _ in range(2))
+    sizes = set()
+    for record, state in engine.rounds(Sends(4), batch, plan, None, room):
+        who = again.draw(batch.ids, record.round)
+        again.ledger.spend(again.charge)
+        sizes.add(len(who))
+        torch.testing.assert_close(state.server.value, batch.x[who, 0].sum(0) / 2, rtol=1e-9, atol=1e-9)
+        assert state.clients.seen.tolist() == [record.round] * 6 and (record.clients, record.dropped) == (2, ())
+    assert (sizes == {2}) == (cohorts.kind != "poisson")
+
+
+def test_fixed_cohorts_of_clients_that_remember_who_was_drawn_are_refused() -> None:
+    batch, fixed = drawn(4, 6), Cohorts(4, 2, "fixed", "replace")
+    mechanism = Mechanism("gaussian", 1.0, 1.0)
+    with pytest.raises(PrivacyError, match=r"remember who was drawn.*federation.train = 'all', or .* 'poisson'"):
+        room_of(batch, mechanism, fixed)
+    for cohorts, plan in (
+        (fixed, replace(PLAN, train="all")),
+        (Cohorts(4, 4, "fixed", "replace"), PLAN),
+        (Cohorts(4, 2, "poisson"), PLAN),
+        (Cohorts(4, 2), PLAN),
+    ):
+        assert room_of(batch, mechanism, cohorts, plan=plan).cohorts == cohorts
+    stateless, rows_of = from_recipe(METHODS["pac-pfl"], 1), federation(1)
+    assert not tensors.leaves(engine.start(stateless, rows_of, PLAN).clients)
+    server = engine.start(stateless, rows_of, PLAN).server
+    private.enter(stateless, server, rows_of, PLAN, mechanism, Cohorts(5, 2, "fixed", "replace"), Free(), 5)
 
 
 def test_runs_of_one_seed_with_other_noise_do_not_share_it() -> None:

@@ -69,6 +69,17 @@ def test_every_preset_is_a_valid_study(name: str) -> None:
     assert "method" not in recipe.presets["recommended"]  # the defaults are what is recommended
 
 
+def test_where_all_clients_train_and_a_cohort_is_heard() -> None:
+    """Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes; the other papers train the clients that were drawn."""
+    train = {
+        (name, preset): Study.from_table({"method": {"name": name, "preset": preset}}).federation.train
+        for name, recipe in METHODS.items()
+        for preset in recipe.presets
+    }
+    everybody = {(name, "paper") for name in ("pfedbayes", "sfedbayes", "cfedbayes")}
+    assert {key for key, value in train.items() if value == "all"} == everybody
+
+
 def values_of(space: LogUniform | Choice) -> tuple[Any, ...]:
     return (space.low, space.high) if isinstance(space, LogUniform) else space.values
 
