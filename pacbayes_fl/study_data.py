@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import data_gen
+from pacbayes_fl import settings
 from pacbayes_fl.data import images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
@@ -93,7 +94,8 @@ def load(study: Study) -> tables.Dataset:
         return images.federation(study.data.source, options)
     if study.data.source in data_gen.NAMES:
         try:
-            made = data_gen.generate(study.data.source, **options)
+            plain = {name: None if value == settings.NONE else value for name, value in options.items()}
+            made = data_gen.generate(study.data.source, **plain)
         except (data_gen.DataGenError, TypeError) as error:
             raise StudyError(f"[data] {study.data.source}: {error}") from error
         dataset = tables.from_arrays(made.arrays, made.manifest)

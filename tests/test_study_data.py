@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +82,26 @@ def test_what_cannot_be_loaded_is_refused(sets: list[str], text: str) -> None:
     with pytest.raises(StudyError) as caught:
         load(tiny(*sets))
     assert str(caught.value).startswith(text)
+
+
+def test_none_is_none_for_a_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def generate(name: str, **options: Any) -> Any:
+        given.append(options)
+        return polynomial(clients=4, samples=7)
+
+    polynomial = partial(data_gen.generate, "polynomial")
+    monkeypatch.setattr(data_gen, "generate", generate)
+    path = tmp_path / "pv.toml"
+    path.write_text('[data]\nsource = "pv-s"\noptions = { samples = "none", seed = 4 }\n')
+    for study in (Study.from_toml(path), Study.from_toml("pv-s-150", ["data.options.samples=none"])):
+        load(study)
+        assert Study.from_table(study.table()) == study
+    assert given[0] == {"samples": None, "seed": 4} and given[1]["samples"] is None
+    monkeypatch.undo()
+    with pytest.raises(StudyError, match="samples must be a whole number of at least 1, is None"):
+        load(tiny("data.options.samples=none"))
 
 
 @pytest.mark.parametrize("name", ["pv-ew-150-bern", "pv-s-150-bern"])

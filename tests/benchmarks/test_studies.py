@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from benchmarks import tables
 from pacbayes_fl import settings
 from pacbayes_fl.data import images
 from pacbayes_fl.data.images import ImageOptions
+from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import BUNDLED, Study
 from pacbayes_fl.study_model import NetworkPart
 
 FOLDER = Path(tables.__file__).parent / "studies"
 PAPERS = [json.loads((tables.REFERENCE / name).read_text(encoding="utf-8")) for name in tables.CLASSIFICATION]
 OURS = sorted(FOLDER.glob("*.toml"))
-JOURNAL = [file for file in OURS if not file.stem.startswith(("fedsi", "femnist", "polynomial"))]
+JOURNAL = [file for file in OURS if not file.stem.startswith(("fedsi", "femnist", "polynomial", "pv-"))]
 DATA = ("mnist", "fmnist", "cifar10")
 # training and test images per class and client, journal paper, section 6.1
 COUNTS = MappingProxyType({"small": (50, 950), "medium": (200, 800), "large": (900, 300)})
@@ -32,6 +34,10 @@ ROWS = [f"{data}-{size}" for data in (*DATA, *CLUSTERS) for size in COUNTS]
 
 def options(study: Study) -> ImageOptions:
     return settings.parse(ImageOptions, study.data.options, "[data]")
+
+
+def table_6() -> dict[str, Any]:
+    return dict(json.loads((tables.REFERENCE / "pac_pfl_table6.json").read_text(encoding="utf-8")))
 
 
 def file_of(name: str) -> Path:
@@ -116,8 +122,44 @@ def test_novel_clients_never_train_and_all_clients_are_as_many(data: str) -> Non
 @pytest.mark.parametrize("file", [file for file in OURS if file not in JOURNAL], ids=lambda file: file.stem)
 def test_a_study_of_another_paper_says_which(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("# ") and any(paper in text for paper in ("FedSI", "PAC-PFL Table 3", "PAC-PFL Figure 4"))
+    papers = ("FedSI", "PAC-PFL Table 3", "PAC-PFL Table 6", "PAC-PFL Figure 4")
+    assert text.startswith("# ") and any(paper in text for paper in papers)
     assert f'name = "{file.stem}"' in text and not (BUNDLED / file.name).exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["ew", "s"])
+@pytest.mark.parametrize(("bern", "hours"), [("", 490), ("-bern", 610)])
+def test_houses_with_all_hours_are_those_with_some(
+    kind: str, bern: str, hours: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Table 6: 24 existing and 24 new houses, 15 features, 610 training hours each, on the same test hours."""
+    pytest.importorskip("pvlib")
+    if bern:
+        monkeypatch.setenv("PACBAYES_FL_DATA", str(request.getfixturevalue("data_root")))
+    files = [file_of(f"pv-{kind}-{size}{bern}") for size in (610, 150)]
+    few = ["data.options.clients=2", "data.options.new_clients=1"]
+    every, some = (load(Study.from_toml(file, few)).groups for file in files)
+    for group, houses in (("existing", 2), ("new", 1)):
+        assert every[group].train.size.tolist() == [hours] * houses
+        assert every[group].train.x.shape[-1] == 15 and every[group].train.names == some[group].train.names
+        assert torch.equal(every[group].test.y, some[group].test.y)
+        rows = {tuple(row) for row in every[group].train.x[0].tolist()}
+        assert {tuple(row) for row in some[group].train.x[0].tolist()} <= rows and len(rows) == hours
+    published = tables.published(table_6(), f"pv-{kind}-610{bern}", "pac-pfl", "new")
+    assert published == (0.43, 0.04 if kind == "ew" else 0.07)
+
+
+@pytest.mark.parametrize("kind", ["ew", "s"])
+@pytest.mark.parametrize("bern", ["", "-bern"])
+def test_more_hours_change_nothing_else_of_a_study(kind: str, bern: str) -> None:
+    every, some = (Study.from_toml(file_of(f"pv-{kind}-{size}{bern}")) for size in (610, 150))
+    same = Study.from_toml(file_of(every.name), ["name=pv", "data.options.samples=150"])
+    assert same == replace(some, name="pv") and every.data.options["samples"] == (610 if bern else "none")
+    assert every.name == f"pv-{kind}-610{bern}"
+    for method in ("pac-pfl", "pfedgp", "vanilla-gp", "pooled-gp", "pac-pfl-bnn"):
+        sets = ["name=pv", f"method.name={method}", "data.options.samples=150"]
+        assert Study.from_toml(file_of(every.name), sets) == Study.from_toml(file_of(some.name), sets)
 
 
 def test_writers_have_twenty_digits_or_all_of_them(data_root: Path) -> None:

@@ -97,9 +97,9 @@ def test_all_train_and_the_cohort_is_heard(name: str, chunk: int) -> None:
         assert_close(tensors.select(state.clients, torch.tensor([k])), one, 1e-9)
     assert [record.clients for record, _ in records] == [2, 2, 2]
     few = engine.run_rounds(method, batch, replace(plan, train="cohort"))
-    if name in ("toy", "pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "local"):  # others learn nothing that they keep
-        assert bits(few.clients) != bits(state.clients)
-    else:
+    moved = bits(few.clients) != bits(state.clients)
+    assert moved or name not in ("toy", "pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "local")
+    if not moved:  # where clients learn nothing that they keep, it does not matter who trains
         assert_close(cases.identified(method, few.server), cases.identified(method, state.server), 1e-9)
     everybody = replace(plan, cohort=None)
     assert bits(play(method, batch, everybody)[-1][1]) == bits(
