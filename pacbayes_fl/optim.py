@@ -5,14 +5,29 @@ Adam is elementwise, so a batched Adam equals one per client but for its step co
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.tensors import leaves, tree_map
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.tensors import leaves, tree_map, where
 
 Tree = TypeVar("Tree")
+Optimiser = Literal["adam", "sgd"]
+
+
+def check_optimiser(name: str) -> None:
+    """Refuse a name that no optimiser has.
+
+    Args:
+        name: of `Optimiser`.
+
+    Raises:
+        StudyError: naming those that there are.
+    """
+    if name not in get_args(Optimiser):
+        raise StudyError(f"optimiser must be one of {', '.join(get_args(Optimiser))}, got {name!r}")
 
 
 class Adam(NamedTuple, Generic[Tree]):
@@ -109,6 +124,39 @@ def adam_(
 
     tree_map(step, parameters, gradient, state.first, state.second)
     return Adam(state.first, state.second, steps)
+
+
+def step_(
+    parameters: Tree,
+    gradient: Tree,
+    state: Adam[Tree],
+    rate: float,
+    optimiser: Optimiser = "adam",
+    active: Tensor | None = None,
+) -> Adam[Tree]:
+    """Take one step downhill in place, by Adam or plainly, theta <- theta - rate g; steps are counted by both.
+
+    Args:
+        parameters: leaves [K, *]; overwritten.
+        gradient: of the loss to be lowered, the same leaves.
+        state: moments, overwritten by Adam and left by "sgd", and steps [K], left as they are.
+        rate: learning rate.
+        optimiser: "adam" or "sgd".
+        active: bool [K], True for clients that take the step; the others, their moments and counts stay; all when None.
+
+    Returns:
+        The state after the step.
+    """
+    if active is not None:
+        before, moments = tree_map(torch.clone, parameters), tree_map(torch.clone, state)
+        after = step_(parameters, gradient, state, rate, optimiser)
+        tree_map(Tensor.copy_, parameters, where(active, parameters, before))
+        tree_map(Tensor.copy_, after, where(active, after, moments))
+        return after
+    if optimiser == "adam":
+        return adam_(parameters, gradient, state, rate)
+    tree_map(lambda leaf, g: leaf.sub_(g, alpha=rate), parameters, gradient)
+    return state._replace(steps=state.steps + 1)
 
 
 def sgd(parameters: Tree, gradient: Tree, rate: float) -> Tree:

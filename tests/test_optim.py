@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.optim import Adam, adam, adam_, adam_init, sgd
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.optim import Adam, adam, adam_, adam_init, check_optimiser, sgd, step_
 
 
 class Weights(NamedTuple):
@@ -161,3 +162,28 @@ def test_state_is_a_tree_that_can_be_saved_and_drawn_from() -> None:
     assert list(tensors.leaves(state)) == [f"{m}.{leaf}" for m in ("first", "second") for leaf in "wbs"] + ["steps"]
     assert isinstance(tensors.select(state, torch.tensor([1])), Adam)
     assert all(len(leaf) == 1 for leaf in tensors.leaves(tensors.select(state, torch.tensor([1]))).values())
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_step_is_torch_s_and_who_does_not_take_it_stays(optimiser: Any) -> None:
+    start, slope = weights(4, 1), weights(4, 2)
+    slope.w[1] = torch.nan  # what a client that waits would have done is of no matter
+    active = torch.tensor([True, False, True, False])
+    mine = tensors.tree_map(torch.clone, start)
+    state = adam_init(mine, 4)
+    for _ in range(3):
+        state = step_(mine, slope, state, 0.01, optimiser, active)
+    assert state.steps.tolist() == [3, 0, 3, 0]
+    for name in Weights._fields:
+        own = torch.nn.Parameter(getattr(start, name).clone())
+        kind = torch.optim.Adam if optimiser == "adam" else torch.optim.SGD
+        theirs = kind([own], lr=0.01)
+        for _ in range(3):
+            own.grad = getattr(slope, name).clone()
+            theirs.step()
+        found = getattr(mine, name)
+        torch.testing.assert_close(found[active], own.detach()[active], rtol=1e-12, atol=1e-14)
+        assert torch.equal(found[~active], getattr(start, name)[~active])
+        assert not getattr(state.first, name)[~active].any() and not getattr(state.second, name)[~active].any()
+    with pytest.raises(StudyError, match="optimiser must be one of adam, sgd, got 'lion'"):
+        check_optimiser("lion")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import turns
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, adam_, adam_init
+from pacbayes_fl.optim import Adam, Optimiser, adam_init, check_optimiser, step_
 
 
 @dataclass(frozen=True)
@@ -20,20 +21,24 @@ class LocalDescent:
     """How a client descends its mean negative log likelihood.
 
     Args:
-        steps: minibatches per round.
+        steps: minibatches per round; None where `epochs` says how many.
         minibatch: rows, b.
         rate: learning rate.
         optimiser: "adam" or "sgd".
+        epochs: passes over a client's rows per round, each of ceil(m_k / b) minibatches; instead of `steps`.
     """
 
-    steps: int = 20
+    steps: int | None = 20
     minibatch: int = 50
     rate: float = 1e-3
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Optimiser = "adam"
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
-        for name in ("steps", "minibatch", "rate"):
+        turns.check(self)
+        check_optimiser(self.optimiser)
+        for name in ("minibatch", "rate"):
             if not getattr(self, name) > 0:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
 
@@ -88,7 +93,7 @@ def fit(
         theta: start [K, D]; left as it is.
         batch: the clients' rows.
         noise: their streams, for the minibatches.
-        passes: times `local.steps` minibatches.
+        passes: times the minibatches of a round.
         adam: moments to go on with, left as they are; fresh ones when None.
         prior: of the weights; none when None.
         free: bool [D], True for weights that may move; all when None.
@@ -99,9 +104,8 @@ def fit(
     theta = theta.clone()
     adam = adam_init(theta, batch.clients) if adam is None else Adam(*(leaf.clone() for leaf in adam))
     total = torch.zeros(batch.clients, dtype=theta.dtype, device=theta.device)
-    steps = passes * local.steps
     pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
-    for _ in range(steps):
+    for active in turns.turns(local, batch, passes):
         small = local.minibatch < batch.mask.shape[1]
         rows = batch.rows(noise.rows(batch.mask, local.minibatch)) if small else batch
         with torch.enable_grad():
@@ -113,12 +117,9 @@ def fit(
             gradient = torch.addcmul(gradient, pull, theta - prior.mean)
         if free is not None:
             gradient = gradient * free
-        if local.optimiser == "adam":
-            adam = adam_(theta, gradient, adam, local.rate)
-        else:
-            theta.sub_(gradient, alpha=local.rate)
-        total += loss.detach() / steps
-    return Descended(theta, adam, total)
+        adam = step_(theta, gradient, adam, local.rate, local.optimiser, active)
+        total += loss.detach() if active is None else torch.where(active, loss.detach(), 0.0)
+    return Descended(theta, adam, turns.mean_over(local, batch, total, passes))
 
 
 def _pull(prior: GaussianPrior, batch: ClientBatch) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import elbo
+from pacbayes_fl.inference import elbo, turns
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, adam_, adam_init
+from pacbayes_fl.optim import Adam, Optimiser, adam_init, check_optimiser, step_
 from pacbayes_fl.posteriors.family import Draw, Family, Opened
 
 
@@ -24,19 +24,21 @@ class LocalInference:
     """How a client fits its posterior.
 
     Args:
-        steps: minibatches per round, R.
+        steps: minibatches per round, R; None where `epochs` says how many.
         inner: steps on q per minibatch.
         minibatch: rows, b.
         draws: Monte Carlo draws per step, a.
-        rate: learning rate of Adam on q, eta_1.
+        rate: learning rate of the steps on q, eta_1.
         zeta: weight of the KL divergence.
         data_scale: "rows" multiplies the minibatch's log likelihood by m_k / b (eq. 30); "sum" by 1 and "mean" by
             1 / b, as two public codes do.
         noise_std: standard deviation of the draws' eps; 1 but for the public codes, which take 0.001.
         divergence: "forward" is KL(q || w); "reverse" is KL(w || q), as in the FedSI authors' code.
+        optimiser: of the steps on q, "adam" or plain gradient descent, "sgd".
+        epochs: passes over a client's rows per round, each of ceil(m_k / b) minibatches; instead of `steps`.
     """
 
-    steps: int = 20
+    steps: int | None = 20
     inner: int = 1
     minibatch: int = 50
     draws: int = 1
@@ -45,10 +47,14 @@ class LocalInference:
     data_scale: Literal["rows", "sum", "mean"] = "rows"
     noise_std: float = 1.0
     divergence: Literal["forward", "reverse"] = "forward"
+    optimiser: Optimiser = "adam"
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
-        for name in ("steps", "inner", "minibatch", "draws", "rate", "zeta", "noise_std"):
+        turns.check(self)
+        check_optimiser(self.optimiser)
+        for name in ("inner", "minibatch", "draws", "rate", "zeta", "noise_std"):
             if not getattr(self, name) > 0:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
 
@@ -99,8 +105,9 @@ def personal_steps(
     noise: Noise,
     draw: Callable[[Any, Noise], Draw],
     free: Tensor | None = None,
+    active: Tensor | None = None,
 ) -> tuple[Fitting, Tensor]:
-    """Take `inner` Adam steps on q, in place, on one minibatch.
+    """Take `inner` steps on q, in place, on one minibatch.
 
     Args:
         model: the likelihood.
@@ -112,9 +119,10 @@ def personal_steps(
         noise: the clients' streams.
         draw: takes q and the streams, gives the random numbers of a draw.
         free: bool [D] or [K, D], True for weights that may move; all when None.
+        active: bool [K], True for clients that take the steps; all when None.
 
     Returns:
-        The state, and the mean scaled log likelihood [K], in nats.
+        The state, and the mean scaled log likelihood [K], in nats; 0 for a client that takes no step.
     """
     q, mine, adam = state
     w, theirs = prior
@@ -133,9 +141,9 @@ def personal_steps(
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)
-        adam = adam_(q, gradient, adam, local.rate)
+        adam = step_(q, gradient, adam, local.rate, local.optimiser, active)
         mine = q.bounded().opened()
-        total += value / local.inner
+        total += (value if active is None else torch.where(active, value, 0.0)) / local.inner
     return Fitting(q, mine, adam), total
 
 
@@ -157,7 +165,7 @@ def fit(
         prior: w, leaves [K, D]; a client without rows stays there.
         batch: all rows of the clients.
         noise: the clients' streams.
-        passes: times `local.steps` minibatches.
+        passes: times the minibatches of a round.
         draw: takes q and the streams, gives the random numbers of a draw.
         free: bool [D] or [K, D], True for weights that may move; all when None.
 
@@ -168,9 +176,9 @@ def fit(
     prior = tensors.tree_map(Tensor.contiguous, prior)
     q = tensors.tree_map(torch.clone, prior)
     state, against = Fitting(q, q.opened(), adam_init(q, batch.clients)), (prior, prior.opened())
-    for _ in range(passes * local.steps):
+    for active in turns.turns(local, batch, passes):
         rows, scale = minibatch(local, batch, noise, q.loc.dtype)
-        state, _ = personal_steps(model, local, state, against, rows, scale, noise, draw, free)
+        state, _ = personal_steps(model, local, state, against, rows, scale, noise, draw, free, active)
     return state.q
 
 

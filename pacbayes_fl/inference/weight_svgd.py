@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference import svi
+from pacbayes_fl.inference import svi, turns
 from pacbayes_fl.inference.sampled_evidence import repeated
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import adam_, adam_init
+from pacbayes_fl.optim import adam_init, step_
 from pacbayes_fl.posteriors.mean_field import MeanField
 
 Direction = Callable[[Tensor, Tensor], Tensor]
@@ -29,13 +29,13 @@ def fit(
     noise: Noise,
     direction: Direction,
 ) -> Tensor:
-    """Move weights towards a client's posterior, by Adam on the direction.
+    """Move weights towards a client's posterior, by steps along the direction.
 
     score = scale_k sum_i d ln p(y_i | theta) - zeta (theta - mu) / sigma^2
 
     Args:
         model: the likelihood.
-        local: gives steps, minibatch, rate, zeta and the scale; its draws and divergence do not count.
+        local: all but its draws and its divergence.
         prior: leaves [K, D]; weights without uncertainty have no part in it.
         start: J particles of every client [K, J, D]; a client without rows goes to the prior.
         batch: all rows of the clients.
@@ -48,7 +48,7 @@ def fit(
     theta = start.clone()
     companions, adam = theta.shape[1], adam_init(theta, batch.clients)
     precision = torch.where(model.stochastic_columns().to(theta.device), local.zeta / prior.scale.square(), 0.0)
-    for _ in range(local.steps):
+    for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, theta.dtype)
         many = repeated(rows, companions)
         with torch.enable_grad():
@@ -57,5 +57,5 @@ def fit(
             (score,) = torch.autograd.grad((by_network * scale.unsqueeze(-1)).sum(), leaf)
         with torch.no_grad():
             score = score - precision.unsqueeze(1) * (theta - prior.loc.unsqueeze(1))
-            adam = adam_(theta, -direction(theta, score), adam, local.rate)
+            adam = step_(theta, -direction(theta, score), adam, local.rate, local.optimiser, active)
     return theta

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods import pfedbayes, release
-from pacbayes_fl.methods.pfedbayes import Update, fit_of, per_client, start_clients, stepped, track_prior
-from pacbayes_fl.methods.variational import Variational
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import pfedbayes
+from pacbayes_fl.methods.pfedbayes import (
+    Update,
+    fit_of,
+    payload_of,
+    per_client,
+    received_of,
+    start_clients,
+    stepped,
+    track_prior,
+)
+from pacbayes_fl.methods.variational import Variational, moments_of, towards
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights import WeightPosterior
-from pacbayes_fl.server import average
+from pacbayes_fl.server import average, moments
+
+PersonalPrior = Literal["cumulative", "divide"]
 
 
 class Server(NamedTuple):
@@ -49,18 +62,30 @@ class BPFed(Variational[Server, Client, Update]):
     The steps on the prior are those of eq. 11.
 
     Args:
+        local: steps on q; here with a KL divergence of weight 1 (eq. 10).
         personal_sites: number of last sites that are personal; 2 are the last layer's weight and bias.
         upload: the shared part of the "posterior" q, or of the "tracked" prior as the public code does.
+        prior: of the personal part. "cumulative" (the paper's): the client's last posterior, so that the same rows are
+            counted again in every round, and after T rounds a conjugate posterior has the precision 1/alpha + T H.
+            "divide": the client's own last contribution is taken out of it before the next fit. As nobody else adds to
+            the personal part, what is left is eta^0, exactly; fits still begin at the last posterior.
     """
 
     personal_model: ClassVar[str] = "personal models of the aggregated shared part and each client's own last part"
 
     personal_sites: int = 2
     upload: Literal["posterior", "tracked"] = "posterior"
+    prior: PersonalPrior = "cumulative"
+    local: LocalInference = field(default_factory=lambda: LocalInference(zeta=1.0))
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
         super().__post_init__()
+        if self.aggregation == "moments" and self.upload == "tracked":
+            what = "aggregation = 'moments' sends moments of q, and upload = 'tracked' a prior that followed it"
+            raise StudyError(what, hint="upload = 'posterior'")
+        if self.prior not in get_args(PersonalPrior):
+            raise StudyError(f"prior must be cumulative or divide, got {self.prior!r}")
         self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
     @property
@@ -68,42 +93,59 @@ class BPFed(Variational[Server, Client, Update]):
         """Number of shared weights, which come first."""
         return self.model.shared(self.personal_sites)
 
+    def about(self) -> dict[str, Any]:
+        """Say what the personal part's variances stand for, beside what all variational methods say."""
+        words = {
+            "cumulative": "the last posterior: rows of the personal part are counted once per round",
+            "divide": "the first one: rows of the personal part are counted once",
+        }
+        return {**super().about(), "personal_prior": words[self.prior]}
+
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw zeta^0 and the eta^0 with which every client begins."""
         return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Begin at the server's distribution."""
-        start = start_clients(tensors.expand(message.w, batch.clients), batch.clients)
+        start = start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
         return Client(self._personal(start.q), start.adam_q, start.adam_w)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit both factors against the last personal posterior and the global shared part (Algorithm 1)."""
-        prior = self._joined(message.w, state.personal)
-        before = pfedbayes.Client(prior, state.adam_q, state.adam_w)
+        last = self._joined(message.w, state.personal)
+        prior, follows = last, None
+        if self.prior == "divide":  # the server keeps eta^0, and what a prior has followed is counted too
+            prior = tensors.expand(message.w, batch.clients)
+            follows = torch.arange(self.model.dim, device=last.loc.device) < self.shared
+        before = pfedbayes.Client(last, state.adam_q, state.adam_w)
         new, w, log_likelihood = track_prior(
-            self.model, self.local, self.tracking, before, prior, batch, noise, self.draw
+            self.model, self.local, self.tracking, before, prior, batch, noise, self.draw, follows
         )
         sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
+        if self.aggregation == "moments":
+            sent = moments_of(sent)
         weight = average.client_weight(batch.size, self.weighting)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
         update = Update(sent, weight, torch.ones_like(weight), fit)
         return update, Client(self._personal(new.q), new.adam_q, new.adam_w)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average the shared part (Algorithm 1, last line of the server)."""
-        mean = tensors.weighted_mean(update.w, update.weight)
+        """Average the shared part (Algorithm 1, last line of the server), or match its moments."""
+        if self.aggregation == "moments":
+            found, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
+            mean = towards(self._sent(server), found, 1.0, stochastic)
+        else:
+            mean = tensors.weighted_mean(update.w, update.weight)
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
         return Server(joined)
 
-    def payload(self, message: Server, update: Update) -> MeanField:
-        """How far the shared part went in a round, mean and rho [K, R]."""
-        moved: MeanField = release.steps(update.w, self._sent(message), self.weighting)
-        return moved
+    def payload(self, message: Server, update: Update) -> Any:
+        """How far the shared part went in a round, mean and rho [K, R], or its moments."""
+        return payload_of(update.w, self._sent(message), self.weighting)
 
-    def received(self, message: Server, mean: MeanField, clients: float) -> Update:
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]."""
-        return stepped(release.arrived(mean, self._sent(message)))
+        return stepped(received_of(mean, self._sent(message)))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
@@ -114,7 +156,8 @@ class BPFed(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "w")
+        join = moments.match if self.aggregation == "moments" else tensors.weighted_mean
+        reduced: Update = average.reduced(update, "w", join)
         return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:

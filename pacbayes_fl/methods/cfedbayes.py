@@ -12,9 +12,18 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
-from pacbayes_fl.methods import pfedbayes, release
-from pacbayes_fl.methods.pfedbayes import Fit, fit_of, never_trained, per_client, start_clients, track_prior
-from pacbayes_fl.methods.variational import Variational, check_beta
+from pacbayes_fl.methods import pfedbayes
+from pacbayes_fl.methods.pfedbayes import (
+    Fit,
+    fit_of,
+    never_trained,
+    payload_of,
+    per_client,
+    received_of,
+    start_clients,
+    track_prior,
+)
+from pacbayes_fl.methods.variational import Variational, check_beta, moments_of, towards
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
@@ -42,7 +51,7 @@ class Update(NamedTuple):
     """Localised global distributions of clients.
 
     Args:
-        w: leaves [K, D].
+        w: leaves [K, D]; moments of q where those are what is sent.
         cluster: where each belongs [K], int64.
         weight: in its cluster's average [K].
         clients: 1 for every client that took part [K].
@@ -96,7 +105,7 @@ class CFedBayes(Variational[Server, Client, Update]):
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Begin at the first cluster; a client's first round begins at the cluster that it chooses."""
         first = tensors.tree_map(lambda leaf: leaf[0], message.w)
-        start = start_clients(tensors.expand(first, batch.clients), batch.clients)
+        start = start_clients(tensors.expand(first, batch.clients), batch.clients, self.aggregation)
         return Client(*start, torch.full_like(start.adam_q.steps, -1))
 
     def assign(self, message: Server, batch: ClientBatch, noise: Noise) -> Tensor:
@@ -134,34 +143,38 @@ class CFedBayes(Variational[Server, Client, Update]):
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
         weight = average.client_weight(batch.size, self.weighting)
         moved = (cluster != state.cluster).to(weight)
-        update = Update(w, cluster, weight, torch.ones_like(weight), fit, moved)
+        sent = moments_of(new.q) if self.aggregation == "moments" else w
+        update = Update(sent, cluster, weight, torch.ones_like(weight), fit, moved)
         return update, Client(*new, cluster)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average every cluster over its members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
+        """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
         cluster = update.cluster
         if self.start == "uploads" and not bool(server.rounds):  # all clients started alike: what they sent differs
-            cluster = clusters.k_means(update.w.loc, update.weight, self.clusters)
+            cluster = clusters.k_means(update.w[0], update.weight, self.clusters)
+        if self.aggregation == "moments":
+            found = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
+            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()), server.rounds + 1)
         totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
 
     def payload(self, message: Server, update: Update) -> Any:
-        """How far w went, in the slot of its cluster [K, J, D] and 0 in the others: nobody sees who is where."""
+        """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
         if self.start == "uploads":
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
-        moved = release.steps(update.w, tensors.select(message.w, update.cluster), self.weighting)
+        moved = payload_of(update.w, tensors.select(message.w, update.cluster), self.weighting)
         mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
 
     def received(self, message: Server, mean: Any, clients: float) -> Update:
-        """Move every cluster by J times its slot's mean [1, J, D].
+        """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
 
         That is the sum over its members divided by c / J, what it would have if all were equally large: how many it
         has is not known, so that a small cluster goes slower than its mean and a large one faster.
         """
-        w = release.arrived(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
+        w = received_of(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
         sent = pfedbayes.stepped(w)
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)

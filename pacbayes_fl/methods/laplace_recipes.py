@@ -35,7 +35,8 @@ class FedSIOptions:
     `trial_rounds` rounds were not given.
     """
 
-    steps: int = 20
+    steps: int | None = 20
+    epochs: int | None = None
     minibatch: int = 50
     rate: float = 1e-3
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -86,15 +87,14 @@ _METHOD = (
 def _fedsi(options: FedSIOptions, model: WeightModel, features: Sequence[str]) -> FedSI:
     if isinstance(options.alpha, str):
         raise StudyError(f"alpha is still {options.alpha!r}", hint="a run of a study chooses it")
-    local = LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser)
+    local = LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser, options.epochs)
     values = {name: getattr(options, name) for name in _METHOD}
     return FedSI(model, local, options.choice(), alpha=options.alpha, **values)
 
 
 _ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
-# 10 epochs of minibatches of 50: 50 minibatches of the small data sets' 250 rows.
 _PAPER: Mapping[str, Any] = MappingProxyType(
-    {"alpha": 1e-4, "rate": 1e-2, "minibatch": 50, "steps": 50, "predictive": "probit"}
+    {"alpha": 1e-4, "rate": 1e-2, "minibatch": 50, "steps": None, "epochs": 10, "predictive": "probit"}
 )
 _PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
 # The public code sends the curvature as if it were a variance, takes alpha for a precision, trains all layers in 700

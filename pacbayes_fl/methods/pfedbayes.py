@@ -11,17 +11,18 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference import elbo, svi
+from pacbayes_fl.inference import elbo, svi, turns
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import release
-from pacbayes_fl.methods.variational import PriorTracking, Variational, check_beta
+from pacbayes_fl.methods.variational import Aggregation, PriorTracking, Variational, check_beta, moments_of, towards
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, adam_, adam_init
+from pacbayes_fl.optim import Adam, adam_init, step_
 from pacbayes_fl.posteriors.family import Draw
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights import WeightPosterior
-from pacbayes_fl.server import average
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
 
 
 class Server(NamedTuple):
@@ -57,7 +58,7 @@ class Update(NamedTuple):
     """Localised global distributions of clients, or their mean with the sums of the rest.
 
     Args:
-        w: leaves [K, D].
+        w: leaves [K, D]; moments of q where those are what is sent.
         weight: in the server's average [K].
         clients: number of clients behind a row [K].
         fit: leaves [K].
@@ -78,10 +79,11 @@ def track_prior(
     batch: ClientBatch,
     noise: Noise,
     draw: Callable[[Any, Noise], Draw],
+    follows: Tensor | None = None,
 ) -> tuple[Client, Any, Tensor]:
     """Alternate steps on q and on w for R minibatches (Algorithm 1, ClientUpdate).
 
-    q descends eq. 30, w descends KL(q || w) with q fixed (eq. 31).
+    q descends eq. 30, w descends KL(q || w) with q fixed (eq. 31). Clients that keep no moments of w leave it alone.
 
     Args:
         model: the likelihood.
@@ -92,6 +94,7 @@ def track_prior(
         batch: the clients' rows.
         noise: their streams.
         draw: takes q and the streams, gives the random numbers of a draw.
+        follows: bool [D], True for weights whose w follows; all with uncertainty when None.
 
     Returns:
         The clients' new state, their w, leaves [K, D], and the mean scaled log likelihood [K], in nats.
@@ -99,23 +102,31 @@ def track_prior(
     w = tensors.tree_map(torch.clone, w)
     q = tensors.tree_map(torch.clone, w if tracking.restart else state.q)
     adam_q, adam_w = (
-        tensors.tree_map(torch.clone, adam) if tracking.keep_moments else adam_init(w, batch.clients)
+        tensors.tree_map(torch.clone if tracking.keep_moments else torch.zeros_like, adam)
         for adam in (state.adam_q, state.adam_w)
     )
+    tracks = adam_w.first.loc.shape == w.loc.shape
     mine, theirs = svi.Fitting(q, q.opened(), adam_q), w.opened()
     total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
-    for _ in range(local.steps):
+    for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, q.loc.dtype)
-        mine, log_likelihood = svi.personal_steps(model, local, mine, (w, theirs), rows, scale, noise, draw)
+        mine, log_likelihood = svi.personal_steps(
+            model, local, mine, (w, theirs), rows, scale, noise, draw, active=active
+        )
+        total += log_likelihood
+        if not tracks:
+            continue
         forward = local.divergence == "forward"
         slope = mine.opened.kl_gradient_of_prior(theirs) if forward else theirs.kl_gradient(mine.opened)
-        adam_w = adam_(w, elbo.only_stochastic(model, slope), adam_w, tracking.rate)
+        slope = elbo.only_stochastic(model, slope)
+        if follows is not None:
+            slope = tensors.tree_map(lambda leaf: leaf * follows, slope)
+        adam_w = step_(w, slope, adam_w, tracking.rate, tracking.optimiser, active)
         theirs = w.bounded().opened()
-        total += log_likelihood / local.steps
     if model.deterministic:  # no divergence draws these along
         keep = model.stochastic_columns().to(w.loc.device)
         w.loc.copy_(torch.where(keep, w.loc, q.loc))
-    return Client(q, mine.adam, adam_w), w, total
+    return Client(q, mine.adam, adam_w), w, turns.mean_over(local, batch, total)
 
 
 def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
@@ -137,18 +148,20 @@ def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own:
     return Fit(log_likelihood, kl, log_likelihood - zeta * since)
 
 
-def start_clients(w: Any, clients: int) -> Client:
+def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
     """Begin clients at the global distribution, optimisers at rest.
 
     Args:
         w: leaves [K, D].
         clients: K.
+        aggregation: with "moments" clients take no steps on w, and keep none of their moments: leaves [K, 0].
 
     Returns:
         Leaves [K, *]; no step has been taken, which tells a client that never trained.
     """
     q = tensors.tree_map(torch.clone, w)
-    return Client(q, adam_init(q, clients), adam_init(q, clients))
+    followed = q if aggregation == "tracked" else tensors.tree_map(lambda leaf: leaf[:, :0], q)
+    return Client(q, adam_init(q, clients), adam_init(followed, clients))
 
 
 def never_trained(state: Client) -> Tensor:
@@ -169,18 +182,53 @@ def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
+def payload_of(sent: MeanField | Moments, known: MeanField, weighting: average.Weighting) -> MeanField | Moments:
+    """Say how far a distribution, or the moments of q, went from one that everybody knows.
+
+    Args:
+        sent: leaves [K, D].
+        known: leaves [D] or [K, D].
+        weighting: of clients in the server's average.
+
+    Returns:
+        Leaves [K, D], of whose mean `received_of` makes the server's step.
+
+    Raises:
+        PrivacyError: when clients weigh by their rows.
+    """
+    if isinstance(sent, MeanField):
+        return release.steps(sent, known, weighting)
+    release.alike(weighting)
+    return moments.deviations(sent, moments_of(known))
+
+
+def received_of(mean: MeanField | Moments, known: MeanField) -> MeanField | Moments:
+    """Put the mean of clients' `payload_of` on top of the distribution that everybody knows.
+
+    Args:
+        mean: leaves [J, D].
+        known: leaves [D] or [J, D].
+
+    Returns:
+        Leaves [J, D].
+    """
+    if isinstance(mean, MeanField):
+        return release.arrived(mean, known)
+    return moments.from_deviations(mean, moments_of(known))
+
+
 def stepped(w: Any) -> Update:
     """Make an update of distributions that were released, with equal weights and nothing else told.
 
     Args:
-        w: leaves [J, D].
+        w: distributions or their moments, leaves [J, D].
 
     Returns:
         Leaves [J, *].
     """
-    rows = len(w.loc)
-    unknown = release.withheld(w.loc, rows)
-    return Update(w, release.ones(w.loc, rows), unknown, Fit(unknown, unknown, unknown))
+    like, rows = w[0], len(w[0])
+    unknown = release.withheld(like, rows)
+    return Update(w, release.ones(like, rows), unknown, Fit(unknown, unknown, unknown))
 
 
 @final
@@ -205,7 +253,7 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Begin at the global distribution."""
-        return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
@@ -213,21 +261,24 @@ class PFedBayes(Variational[Server, Client, Update]):
         new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
         weight = average.client_weight(batch.size, self.weighting)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
-        return Update(w, weight, torch.ones_like(weight), fit), new
+        sent = moments_of(new.q) if self.aggregation == "moments" else w
+        return Update(sent, weight, torch.ones_like(weight), fit), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average and extrapolate (Algorithm 1, last line)."""
+        """Average and extrapolate (Algorithm 1, last line), or match moments."""
+        if self.aggregation == "moments":
+            found = moments.match(update.w, update.weight)
+            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()))
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
 
-    def payload(self, message: Server, update: Update) -> MeanField:
-        """How far w went in a round, mean and rho [K, D]."""
-        moved: MeanField = release.steps(update.w, message.w, self.weighting)
-        return moved
+    def payload(self, message: Server, update: Update) -> Any:
+        """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""
+        return payload_of(update.w, message.w, self.weighting)
 
-    def received(self, message: Server, mean: MeanField, clients: float) -> Update:
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""
-        return stepped(release.arrived(mean, message.w))
+        return stepped(received_of(mean, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained fits it against w first."""
@@ -241,7 +292,8 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "w")
+        join = moments.match if self.aggregation == "moments" else tensors.weighted_mean
+        reduced: Update = average.reduced(update, "w", join)
         return reduced
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:

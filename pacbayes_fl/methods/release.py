@@ -25,10 +25,22 @@ def steps(sent: Tree, message: Tree, weighting: Weighting) -> Tree:
     Raises:
         PrivacyError: when clients weigh by their rows: nobody is to know how many they have.
     """
+    alike(weighting)
+    return tensors.tree_map(lambda mine, theirs: mine - theirs, sent, message)
+
+
+def alike(weighting: Weighting) -> None:
+    """Ask that all clients weigh alike.
+
+    Args:
+        weighting: of clients in the server's average.
+
+    Raises:
+        PrivacyError: when clients weigh by their rows: nobody is to know how many they have.
+    """
     if weighting != "uniform":
         what = f"weighting = {weighting!r} needs every client's number of rows, which a private round withholds"
         raise PrivacyError(what, hint="method.weighting = 'uniform'")
-    return tensors.tree_map(lambda mine, theirs: mine - theirs, sent, message)
 
 
 def arrived(mean: Tree, message: Tree) -> Tree:

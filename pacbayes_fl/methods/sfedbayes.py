@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
@@ -13,13 +13,26 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import release
-from pacbayes_fl.methods.pfedbayes import Client, Fit, fit_of, never_trained, per_client, start_clients, track_prior
-from pacbayes_fl.methods.variational import Variational, check_beta
+from pacbayes_fl.methods.pfedbayes import (
+    Client,
+    Fit,
+    fit_of,
+    never_trained,
+    payload_of,
+    per_client,
+    received_of,
+    start_clients,
+    track_prior,
+)
+from pacbayes_fl.methods.variational import Variational, check_beta, moments_of, towards
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import initial_mean_field
+from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
 from pacbayes_fl.posteriors.weights import WeightPosterior
-from pacbayes_fl.server import average
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
+
+SlabAverage = Literal["inclusion", "uniform"]
 
 
 class Server(NamedTuple):
@@ -29,16 +42,14 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The tuple (mu, rho, lambda) that travels up; a dropped weight is sent as mu = 0 and lambda = 0.
+    """The tuple (mu, rho, lambda) that travels up, or moments instead of mu and rho; a dropped weight has lambda = 0.
 
     Args:
-        loc: mu [K, D].
-        rho: [K, D]; of a dropped weight the server's own, which the receiver knows.
+        slab: mu and rho, or mean and variance, leaves [K, D]; of a dropped weight the server's own.
         inclusion: lambda [K, D], a probability and not its logit, so that 0 can be sent and averaged.
     """
 
-    loc: Tensor
-    rho: Tensor
+    slab: MeanField | Moments
     inclusion: Tensor
 
 
@@ -60,18 +71,6 @@ class Update(NamedTuple):
     fit: Fit
     sent: Tensor
     kept: Tensor
-
-
-def all_of(w: SpikeSlab) -> Sent:
-    """Give the tuple of a distribution of which nothing is dropped.
-
-    Args:
-        w: leaves [*].
-
-    Returns:
-        Leaves [*].
-    """
-    return Sent(w.loc, w.rho, w.inclusion)
 
 
 def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
@@ -98,13 +97,18 @@ class SFedBayes(Variational[Server, Client, Update]):
     Args:
         beta: extrapolation of the server.
         inclusion: initial lambda of every weight.
-        threshold: weights whose lambda is below it are not sent, and not used in predictions.
+        threshold: weights whose lambda is below it are not sent, and not used in predictions; Algorithm 2 has none.
+        slab_average: weighs clients in the averages of mu and rho, or of the slabs' moments, weight by weight: by their
+            "inclusion" lambda, so that E theta of the average is the average of E theta and who drops a weight has no
+            part in them; or "uniform", as Algorithm 2 is printed, which then asks for a threshold of 0. lambda is
+            averaged over all clients. With moments, "inclusion" is the minimiser of sum_k KL(q_k || w).
         temperature: tau of the gates' relaxed gradient (eq. 41).
     """
 
     beta: float = 1.0
     inclusion: float = 0.99
-    threshold: float = 0.1
+    threshold: float = 0.0
+    slab_average: SlabAverage = "inclusion"
     temperature: float = TEMPERATURE
 
     def __post_init__(self) -> None:
@@ -115,6 +119,11 @@ class SFedBayes(Variational[Server, Client, Update]):
             raise StudyError("inclusion must be in (0, 1), threshold in [0, 1), temperature positive")
         if self.local.noise_std != 1.0:
             raise StudyError(f"noise_std must be 1 for gates that are drawn, got {self.local.noise_std:g}")
+        if self.slab_average not in get_args(SlabAverage):
+            raise StudyError(f"slab_average must be inclusion or uniform, got {self.slab_average!r}")
+        if self.slab_average == "uniform" and self.threshold:
+            what = f"slab_average = 'uniform' has no place for dropped weights, and threshold is {self.threshold:g}"
+            raise StudyError(what, hint="slab_average = 'inclusion', or threshold = 0")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0 = (mu^0, rho^0, lambda^0)."""
@@ -124,7 +133,7 @@ class SFedBayes(Variational[Server, Client, Update]):
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Begin at the global distribution."""
-        return start_clients(tensors.expand(message.w, batch.clients), batch.clients)
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
@@ -134,29 +143,48 @@ class SFedBayes(Variational[Server, Client, Update]):
         )
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
         weight = average.client_weight(batch.size, self.weighting)
-        inclusion = w.inclusion
-        keep = inclusion >= self.threshold
-        sent = Sent(w.loc * keep, torch.where(keep, w.rho, start.rho), inclusion * keep)
+        told = new.q if self.aggregation == "moments" else w
+        keep = told.inclusion >= self.threshold
+        slab, known = self._form(told.slab), self._form(start.slab)
+        slab = tensors.tree_map(lambda own, theirs: torch.where(keep, own, theirs), slab, known)
+        sent = Sent(slab, told.inclusion * keep)
         shares = keep.double().mean(1), self.describe(new)["kept"]
         return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
-        mean = tensors.weighted_mean(update.w, update.weight)
-        loc, rho, inclusion = average.extrapolate(all_of(server.w), mean, self.beta)
-        return Server(SpikeSlab(loc, rho, torch.logit(inclusion.clamp(0.0, 1.0))).bounded())
+        found, old = self._joined(update.w, update.weight), server.w
+        inclusion = torch.lerp(old.inclusion, found.inclusion, self.beta).clamp(0.0, 1.0)
+        kept = found.inclusion > 0 if self.slab_average == "inclusion" else torch.ones_like(inclusion, dtype=torch.bool)
+        slab = tensors.tree_map(lambda new, own: torch.where(kept, new, own), found.slab, self._form(old.slab))
+        if isinstance(slab, Moments):
+            new = towards(old.slab, slab, self.beta, self.model.stochastic_columns())
+        else:
+            new = average.extrapolate(old.slab, slab, self.beta)
+        return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
 
     def payload(self, message: Server, update: Update) -> Sent:
-        """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen."""
-        moved: Sent = release.steps(update.w, all_of(message.w), self.weighting)
-        return moved
+        """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen.
+
+        Of the slabs by their part in the average, lambda times as far, so that what is added up is the sum.
+        """
+        slab = payload_of(update.w.slab, message.w.slab, self.weighting)
+        if self.slab_average == "inclusion":
+            slab = tensors.tree_map(lambda step: step * update.w.inclusion, slab)
+        return Sent(slab, update.w.inclusion - message.w.inclusion)
 
     def received(self, message: Server, mean: Sent, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability."""
-        w: Sent = release.arrived(mean, all_of(message.w))
-        unknown = release.withheld(w.loc)
-        w = w._replace(inclusion=w.inclusion.clamp(0.0, 1.0))
-        return Update(w, release.ones(w.loc), unknown, Fit(unknown, unknown, unknown), unknown, unknown)
+        """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability.
+
+        A slab that hardly anybody includes is divided by `moments.LEAST` instead of a lambda that may be noise alone.
+        """
+        inclusion = (message.w.inclusion + mean.inclusion).clamp(0.0, 1.0)
+        step = mean.slab
+        if self.slab_average == "inclusion":
+            step = tensors.tree_map(lambda leaf: leaf / inclusion.clamp_min(moments.LEAST), step)
+        w = Sent(received_of(step, message.w.slab), inclusion)
+        unknown = release.withheld(inclusion)
+        return Update(w, release.ones(inclusion), unknown, Fit(unknown, unknown, unknown), unknown, unknown)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
@@ -174,15 +202,29 @@ class SFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "w")
+        reduced: Update = average.reduced(update, "w", self._joined)
         return reduced
+
+    def _form(self, slab: MeanField) -> MeanField | Moments:
+        """What is sent of a slab."""
+        return moments_of(slab) if self.aggregation == "moments" else slab
+
+    def _joined(self, sent: Sent, weight: Tensor) -> Sent:
+        """One tuple for those of all clients: lambda averaged, slabs weighed by `slab_average`; leaves [D]."""
+        inclusion = tensors.weighted_mean(sent.inclusion, weight)
+        share = weight.unsqueeze(1).to(inclusion).expand(sent.inclusion.shape)
+        if self.slab_average == "inclusion":
+            share = share * sent.inclusion
+        if isinstance(sent.slab, Moments):
+            return Sent(moments.match(sent.slab, share), inclusion)
+        return Sent(average.by_weight(sent.slab, share), inclusion)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
         clients = update.clients.sum().clamp_min(1.0)
         means = per_client(update.fit, update.clients)
         means |= {"sent": update.sent.sum() / clients, "kept": update.kept.sum() / clients}
-        dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.loc.element_size())
+        dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.inclusion.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
 
     def refitted(self, w: SpikeSlab, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> SpikeSlab:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
@@ -16,13 +17,18 @@ from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.optim import Optimiser, check_optimiser
 from pacbayes_fl.posteriors.family import Draw
+from pacbayes_fl.posteriors.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights import WeightPosterior
-from pacbayes_fl.server import average
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
 Update = TypeVar("Update")
+Aggregation = Literal["tracked", "moments"]
+"""Of what the server makes the next global distribution; see `Variational`."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +36,21 @@ class PriorTracking:
     """How a client lets its copy of the global distribution follow its posterior.
 
     Args:
-        rate: learning rate of Adam on w, eta_2.
+        rate: learning rate of the steps on w, eta_2.
         keep_moments: keep both optimisers' moments between rounds (public codes), or begin anew.
         restart: begin every round at q = w (as sFedBayes's Algorithm 2 has it), or go on from the last q.
+        optimiser: of the steps on w: "adam", or plain gradient descent, "sgd". Adam's steps of one size make the
+            clients' mean a kind of median: the solution of the federation's problem (eq. 5) is no fixed point of it.
     """
 
     rate: float = 1e-3
     keep_moments: bool = True
     restart: bool = False
+    optimiser: Optimiser = "adam"
 
     def __post_init__(self) -> None:
         """Refuse a rate that is none."""
+        check_optimiser(self.optimiser)
         if not self.rate > 0:
             raise StudyError(f"the rate of the steps on w must be positive, got {self.rate!r}")
 
@@ -53,16 +63,20 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         model: the likelihood.
         local: steps on q.
         tracking: steps on w.
+        aggregation: "tracked": clients let w follow q and the server averages their w, as the papers' algorithms have
+            it; "moments": clients send E and E^2 of q and take no steps on w, and the server matches the moments of
+            all, which solves its problem exactly (`server.moments.match`).
         weighting: of clients in the server's average.
         init_std: spread of the initial means.
         init_rho: initial rho of every weight.
         draws: S, of predictions.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
+        join_passes: times the minibatches of a round for a client that never trained.
     """
 
     model: WeightModel
     local: LocalInference = field(default_factory=LocalInference)
     tracking: PriorTracking = field(default_factory=PriorTracking)
+    aggregation: Aggregation = "tracked"
     weighting: average.Weighting = "uniform"
     init_std: float = 0.1
     init_rho: float = -2.5
@@ -74,6 +88,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         for name in ("init_std", "draws", "join_passes"):
             if not getattr(self, name) > 0:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.aggregation not in get_args(Aggregation):
+            raise StudyError(f"aggregation must be tracked or moments, got {self.aggregation!r}")
+        if self.aggregation == "moments" and self.local.divergence == "reverse":
+            what = "aggregation = 'moments' minimises KL(q || w), and divergence = 'reverse' is about KL(w || q)"
+            raise StudyError(what, hint="divergence = 'forward', or aggregation = 'tracked'")
 
     def about(self) -> dict[str, Any]:
         """Over how many draws it predicts, and which path the gradient takes."""
@@ -163,6 +182,35 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         exact = replace(self, local=replace(self.local, noise_std=1.0))
         q = svi.fit(self.model, exact.local, w, rows, noise, self.join_passes, exact.draw, free)
         return tensors.where(tensors.finite(q), q, w)
+
+
+def moments_of(q: MeanField) -> Moments:
+    """Mean and variance of every weight: what a client sends, and what matching gives.
+
+    Args:
+        q: leaves [*, D].
+
+    Returns:
+        Leaves [*, D].
+    """
+    return Moments(q.loc, q.scale.square())
+
+
+def towards(old: MeanField, found: Moments, beta: float, stochastic: Tensor) -> MeanField:
+    """Go from the server's distribution towards matched moments, or beyond them.
+
+    Args:
+        old: leaves [*, D].
+        found: leaves [*, D].
+        beta: of `moments.extrapolate`.
+        stochastic: bool [D], False for weights without uncertainty, which have a mean alone.
+
+    Returns:
+        Leaves [*, D].
+    """
+    mean, variance = moments.extrapolate(moments_of(old), found, beta)
+    rho = torch.where(stochastic.to(old.rho.device), rho_of(variance), old.rho)
+    return MeanField(mean, rho).bounded()
 
 
 def check_beta(beta: float) -> None:

@@ -12,13 +12,14 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.local import LocalOnly
-from pacbayes_fl.methods.bpfed import BPFed
+from pacbayes_fl.methods.bpfed import BPFed, PersonalPrior
 from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
-from pacbayes_fl.methods.sfedbayes import SFedBayes
-from pacbayes_fl.methods.variational import PriorTracking
+from pacbayes_fl.methods.sfedbayes import SFedBayes, SlabAverage
+from pacbayes_fl.methods.variational import Aggregation, PriorTracking
 from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.optim import Optimiser
 from pacbayes_fl.posteriors.spike_slab import TEMPERATURE
 from pacbayes_fl.server.average import Weighting
 
@@ -27,15 +28,20 @@ from pacbayes_fl.server.average import Weighting
 class VariationalOptions:
     """What all variational methods have: fields of `LocalInference` and `PriorTracking`, and of the methods.
 
-    `train_draws` is a, `prior_rate` the learning rate eta_2 of the steps on w.
+    `train_draws` is a; `rate` and `optimiser` are of the steps on q, `prior_rate` (eta_2) and `prior_optimiser` of
+    those on w. Exactly one of `steps` and `epochs` is a number.
     """
 
-    steps: int = 20
+    steps: int | None = 20
+    epochs: int | None = None
     inner: int = 1
     minibatch: int = 50
     train_draws: int = 1
     rate: float = 1e-3
+    optimiser: Optimiser = "adam"
     prior_rate: float = 1e-3
+    prior_optimiser: Optimiser = "adam"
+    aggregation: Aggregation = "tracked"
     zeta: float = 10.0
     data_scale: Literal["rows", "sum", "mean"] = "rows"
     noise_std: float = 1.0
@@ -50,16 +56,19 @@ class VariationalOptions:
 
     def local(self) -> LocalInference:
         """The steps on q."""
-        names = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence")
+        names = (
+            *("steps", "epochs", "inner", "minibatch", "rate", "optimiser", "zeta"),
+            *("data_scale", "noise_std", "divergence"),
+        )
         return LocalInference(draws=self.train_draws, **{name: getattr(self, name) for name in names})
 
     def tracking(self) -> PriorTracking:
         """The steps on w."""
-        return PriorTracking(self.prior_rate, self.keep_moments, self.restart)
+        return PriorTracking(self.prior_rate, self.keep_moments, self.restart, self.prior_optimiser)
 
     def common(self) -> dict[str, Any]:
         """Arguments of every variational method."""
-        names = ("weighting", "init_std", "init_rho", "draws", "join_passes")
+        names = ("aggregation", "weighting", "init_std", "init_rho", "draws", "join_passes")
         return {"local": self.local(), "tracking": self.tracking()} | {name: getattr(self, name) for name in names}
 
 
@@ -76,7 +85,8 @@ class SFedBayesOptions(VariationalOptions):
 
     beta: float = 1.0
     inclusion: float = 0.99
-    threshold: float = 0.1
+    threshold: float = 0.0
+    slab_average: SlabAverage = "inclusion"
     temperature: float = TEMPERATURE
 
 
@@ -108,16 +118,18 @@ class BPFedOptions(VariationalOptions):
     zeta: float = 1.0
     personal_sites: int = 2
     upload: Literal["posterior", "tracked"] = "posterior"
+    prior: PersonalPrior = "cumulative"
 
 
 @dataclass(frozen=True)
 class FedAvgOptions:
     """Table [method] of FedAvg and FedAvg-FT; fields as in `LocalDescent` and `methods.baselines.fedavg.FedAvg`."""
 
-    steps: int = 20
+    steps: int | None = 20
+    epochs: int | None = None
     minibatch: int = 50
     rate: float = 1e-3
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Optimiser = "adam"
     weighting: Weighting = "rows"
     init_std: float = 0.1
 
@@ -133,16 +145,17 @@ class FineTunedOptions(FedAvgOptions):
 class LocalOptions:
     """Table [method] of local training; fields as in `methods.baselines.local.LocalOnly`."""
 
-    steps: int = 20
+    steps: int | None = 20
+    epochs: int | None = None
     minibatch: int = 50
     rate: float = 1e-3
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimiser: Optimiser = "adam"
     init_std: float = 0.1
     join_passes: int = 10
 
 
 def _local(options: FedAvgOptions | LocalOptions) -> LocalDescent:
-    return LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser)
+    return LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser, options.epochs)
 
 
 def _pfedbayes(options: PFedBayesOptions, model: WeightModel, features: Sequence[str]) -> PFedBayes:
@@ -150,7 +163,7 @@ def _pfedbayes(options: PFedBayesOptions, model: WeightModel, features: Sequence
 
 
 def _sfedbayes(options: SFedBayesOptions, model: WeightModel, features: Sequence[str]) -> SFedBayes:
-    names = ("beta", "inclusion", "threshold", "temperature")
+    names = ("beta", "inclusion", "threshold", "slab_average", "temperature")
     return SFedBayes(model, **{name: getattr(options, name) for name in names}, **options.common())
 
 
@@ -162,7 +175,9 @@ def _cfedbayes(options: CFedBayesOptions, model: WeightModel, features: Sequence
 
 
 def _bpfed(options: BPFedOptions, model: WeightModel, features: Sequence[str]) -> BPFed:
-    return BPFed(model, personal_sites=options.personal_sites, upload=options.upload, **options.common())
+    return BPFed(
+        model, **{name: getattr(options, name) for name in ("personal_sites", "upload", "prior")}, **options.common()
+    )
 
 
 def _fedavg(options: FedAvgOptions, model: WeightModel, features: Sequence[str]) -> FedAvg:
@@ -177,6 +192,7 @@ def _local_only(options: LocalOptions, model: WeightModel, features: Sequence[st
 _ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
 _PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
 _ALL_TRAIN: Mapping[str, Any] = MappingProxyType({**_PAPER_ROUNDS, "train": "all"})  # Algorithms 1-3, whoever sends
+_EPOCHS: Mapping[str, Any] = MappingProxyType({"steps": None, "epochs": 10, "minibatch": 50})  # BPFed, FedSI
 _PAPER: Mapping[str, Any] = MappingProxyType({"zeta": 10.0, "rate": 1e-3, "prior_rate": 1e-3, "init_rho": -2.5})
 _PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
     {"steps": 20, "inner": 5, "minibatch": 100, "noise_std": 1e-3, "init_rho": -3.0, "weighting": "rows"}
@@ -227,7 +243,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": {**_PAPER, "restart": True}, "federation": _ALL_TRAIN},
+                paper={"method": {**_PAPER, "restart": True, "slab_average": "uniform"}, "federation": _ALL_TRAIN},
             ),
             search=_searching(**_VARIATIONAL, inclusion=Choice((0.5, 0.9, 0.99))),
         ),
@@ -255,7 +271,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": {"zeta": 1.0, "rate": 1e-3, "minibatch": 50}, "federation": _PAPER_ROUNDS},
+                paper={"method": {"zeta": 1.0, "rate": 1e-3, **_EPOCHS}, "federation": _PAPER_ROUNDS},
                 **{
                     "authors-code": {
                         "method": {
@@ -281,7 +297,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": {"optimiser": "sgd", "rate": 0.01}, "federation": _PAPER_ROUNDS},
+                paper={"method": {"optimiser": "sgd", "rate": 0.01, **_EPOCHS}, "federation": _PAPER_ROUNDS},
             ),
             search=_searching(),
         ),
@@ -295,7 +311,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(
                 recommended={"federation": _ROUNDS},
-                paper={"method": {"optimiser": "sgd", "rate": 0.01}, "federation": _PAPER_ROUNDS},
+                paper={"method": {"optimiser": "sgd", "rate": 0.01, **_EPOCHS}, "federation": _PAPER_ROUNDS},
             ),
             search=_searching(finetune=Choice((1, 5, 20))),
         ),
@@ -307,7 +323,9 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             build=_local_only,
             product=Product("network", "map_estimate.fit", "nothing", "nothing", "weights, Adam"),
             model="weights",
-            presets=presets(recommended={"federation": _ROUNDS}, paper={"federation": _PAPER_ROUNDS}),
+            presets=presets(
+                recommended={"federation": _ROUNDS}, paper={"method": _EPOCHS, "federation": _PAPER_ROUNDS}
+            ),
             search=_searching(),
         ),
     }

@@ -31,6 +31,19 @@ def log_softplus(rho: Tensor) -> Tensor:
     return torch.where(rho < -15.0, rho, usual)
 
 
+def rho_of(variance: Tensor) -> Tensor:
+    """Take softplus^-1 of a standard deviation, ln(e^sigma - 1).
+
+    Args:
+        variance: sigma^2 [*], in squared units of a weight; not negative.
+
+    Returns:
+        [*]; -inf for a variance of 0.
+    """
+    scale = variance.sqrt()
+    return scale + torch.log(-torch.expm1(-scale))
+
+
 class NormalFrom(Normal):
     """A Normal whose draw is given: loc + scale * eps. Its KL divergence stays the Normal's closed form."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -43,28 +44,30 @@ def client_weight(size: Tensor, weighting: Weighting) -> Tensor:
     return present if weighting == "uniform" else size
 
 
-def mean(tree: Tree, weight: Tensor) -> Tree:
-    """Average clients into one, keeping a client dimension: averages of such averages are the average of all.
+def by_weight(tree: Tree, share: Tensor) -> Tree:
+    """Average clients with a share of their own for every weight.
 
     Args:
-        tree: leaves [K, *].
-        weight: non-negative [K].
+        tree: leaves [K, D].
+        share: not negative [K, D].
 
     Returns:
-        Leaves [1, *].
+        Leaves [D]; 0 where nobody has a share.
     """
-    return tensors.expand(tensors.weighted_mean(tree, weight), 1)
+    part = share / share.sum(0).clamp_min(torch.finfo(share.dtype).tiny)
+    return tensors.tree_map(lambda leaf: (part.to(leaf) * leaf).sum(0), tree)
 
 
-def reduced(update: Any, averaged: str) -> Any:
-    """Reduce the updates of a chunk of clients to one row: what the server averages to its mean, the rest to sums.
+def reduced(update: Any, averaged: str, join: Callable[[Any, Tensor], Any] = tensors.weighted_mean) -> Any:
+    """Reduce the updates of a chunk of clients to one row: what the server joins to its mean, the rest to sums.
 
     Args:
         update: a NamedTuple with leaves [K, *], one of them `weight` [K].
-        averaged: name of the field that the server averages with these weights.
+        averaged: name of the field that the server joins with these weights.
+        join: takes leaves [K, *] and weights [K] and gives leaves [*]; joining what was joined must be joining all.
 
     Returns:
         The same NamedTuple with leaves [1, *].
     """
     sums = tensors.total(update._replace(**{averaged: update.weight}))
-    return sums._replace(**{averaged: mean(getattr(update, averaged), update.weight)})
+    return sums._replace(**{averaged: tensors.expand(join(getattr(update, averaged), update.weight), 1)})

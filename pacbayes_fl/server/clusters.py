@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.server import moments
+from pacbayes_fl.server.moments import Moments
 from pacbayes_fl.tensors import Tree
 
 
@@ -46,6 +48,24 @@ def mean(totals: Tree, weight: Tensor, old: Tree) -> Tree:
         return torch.where(by > 0, total / by.clamp_min(torch.finfo(total.dtype).tiny), before)
 
     return tensors.tree_map(one, totals, old)
+
+
+def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Moments:
+    """Match the moments of every cluster's members; an empty cluster keeps its own.
+
+    Args:
+        sent: leaves [K, D].
+        cluster: of every client [K], int64 in 0..J-1.
+        weight: of every client [K].
+        old: of the clusters, leaves [J, D].
+
+    Returns:
+        Leaves [J, D].
+    """
+    member = torch.nn.functional.one_hot(cluster, len(old.mean)).to(weight) * weight.unsqueeze(1)  # [K, J]
+    found = [moments.match(sent, own) for own in member.unbind(1)]
+    joined = tensors.tree_map(lambda *leaves: torch.stack(leaves), *found)
+    return tensors.where(member.sum(0) > 0, joined, old)
 
 
 def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> Tensor:

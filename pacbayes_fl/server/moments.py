@@ -1,4 +1,4 @@
-"""Means and variances that clients send, averaged; and the prior that the average becomes (FedSI, Algorithm 1)."""
+"""Means and variances that clients send: averaged (FedSI, Algorithm 1), or matched by one distribution (pFedBayes)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+
+LEAST = 0.01
+"""Share of its variance that a weight keeps at least where noise or extrapolation would leave it less."""
 
 
 class Moments(NamedTuple):
@@ -35,6 +38,92 @@ def average(moments: Moments, weight: Tensor) -> Moments:
         Leaves [D].
     """
     return tensors.weighted_mean(moments, weight)
+
+
+def match(moments: Moments, weight: Tensor) -> Moments:
+    """Match the moments of a mixture of Gaussians.
+
+    mu = sum_k w_k m_k / sum_k w_k, sigma^2 = sum_k w_k [s_k^2 + (m_k - mu)^2] / sum_k w_k
+    (pFedBayes, journal eqs. A.6-A.7)
+
+    That is the exact minimiser over w of sum_k w_k KL(q_k || w), and with exact posteriors q_k a step of the EM
+    algorithm (Dempster et al. 1977; variational, Neal and Hinton 1998). Matches of matches are the match of all.
+
+    Args:
+        moments: leaves [K, D].
+        weight: of the clients [K], or of each of their weights [K, D]; not negative.
+
+    Returns:
+        Leaves [D]; 0 where all weights are 0.
+    """
+    weight = (weight if weight.dim() == moments.mean.dim() else weight.unsqueeze(-1)).to(moments.mean)
+    share = weight / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
+    mean = (share * moments.mean).sum(0)
+    return Moments(mean, (share * (moments.variance + (moments.mean - mean).square())).sum(0))
+
+
+def extrapolate(old: Moments, new: Moments, beta: float) -> Moments:
+    """Go from the server's distribution towards another one, or beyond it, in E theta and E theta^2.
+
+    E <- (1 - beta) E + beta E_new of both, so that
+    sigma^2 = (1 - beta) sigma_old^2 + beta sigma_new^2 + beta (1 - beta) (mu_new - mu_old)^2
+
+    Args:
+        old: leaves [*].
+        new: leaves [*].
+        beta: 1 takes the new one; above 1 the variance may be none, see `repaired`.
+
+    Returns:
+        Leaves [*].
+    """
+    if beta == 1.0:
+        return new
+    mean = torch.lerp(old.mean, new.mean, beta)
+    between = beta * (1.0 - beta) * (new.mean - old.mean).square()
+    return Moments(mean, repaired(torch.lerp(old.variance, new.variance, beta) + between, old.variance))
+
+
+def deviations(moments: Moments, centre: Moments) -> Moments:
+    """Take a client's moments about a distribution that everybody knows: linear in q, so that their mean says all.
+
+    E_q[theta] - mu and E_q[(theta - mu)^2] - sigma^2; as E_q[theta^2] would, but without its cancelling digits
+
+    Args:
+        moments: of q, leaves [K, D].
+        centre: mu and sigma^2, leaves [D] or [K, D].
+
+    Returns:
+        Leaves [K, D]; 0 for q = centre.
+    """
+    apart = moments.mean - centre.mean
+    return Moments(apart, moments.variance - centre.variance + apart.square())
+
+
+def from_deviations(mean: Moments, centre: Moments) -> Moments:
+    """Make a distribution of the mean of clients' `deviations`, which noise may have moved.
+
+    Args:
+        mean: leaves [*, D].
+        centre: mu and sigma^2, leaves [D] or [*, D].
+
+    Returns:
+        Leaves [*, D], with variances that `repaired` lets pass.
+    """
+    variance = centre.variance + mean.variance - mean.mean.square()
+    return Moments(centre.mean + mean.mean, repaired(variance, centre.variance))
+
+
+def repaired(variance: Tensor, old: Tensor) -> Tensor:
+    """Raise variances that noise or a long step has made too small, or negative.
+
+    Args:
+        variance: [*].
+        old: what it was before [*], positive.
+
+    Returns:
+        [*], at least the share `LEAST` of the old one.
+    """
+    return variance.maximum(LEAST * old)
 
 
 def prior_variance(variance: Tensor, alpha: float, floor: float = 0.0) -> Tensor:

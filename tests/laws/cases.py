@@ -45,6 +45,8 @@ CHEAP: dict[str, dict[str, Any]] = {
     | {"personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "companions": 3},
 }
 SEED = 11
+VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
+_LONG: dict[str, Any] = {"steps": None, "epochs": 2}
 _LAPLACE: dict[str, dict[str, Any]] = {
     "wide": {"fraction": 0.7, "predictive": "probit"},
     "random": {"subnetwork": "random", "fraction": 0.3, "predictive": "draws", "weighting": "rows"},
@@ -192,6 +194,16 @@ def _cases() -> Iterator[Case]:
         yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other), dimensions=(1,))
     sparse = {"inclusion": 0.31, "threshold": 0.3, "temperature": 0.7, "restart": True, "beta": 2.0}
     yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse), dimensions=(3,))
+    printed = {"slab_average": "uniform", "optimiser": "sgd", "prior_optimiser": "sgd", "weighting": "rows"}
+    yield Case("sfedbayes-printed", partial(from_recipe, METHODS["sfedbayes"], options=printed), dimensions=(1,))
+    for name in VARIATIONAL:
+        matched = {"aggregation": "moments", "beta": 0.7, "prior": "divide"} | _LONG
+        yield Case(f"{name}-moments", partial(from_recipe, METHODS[name], options=matched), dimensions=(3,))
+    for name in ("pfedbayes", "bpfed", "fedavg-ft", "local", "fedsi"):
+        yield Case(f"{name}-epochs", partial(from_recipe, METHODS[name], options=_LONG), dimensions=(1,))
+    dropping = {"aggregation": "moments", "prior": "divide", "threshold": 0.2, "inclusion": 0.3, "weighting": "rows"}
+    for name in ("sfedbayes", "bpfed"):
+        yield Case(f"{name}-moments-rows", partial(from_recipe, METHODS[name], options=dropping), dimensions=(1,))
     for name, laplace in _LAPLACE.items():
         yield Case(f"fedsi-{name}", partial(from_recipe, METHODS["fedsi"], options=laplace), dimensions=(3,))
     bnn, whole = METHODS["pac-pfl-bnn"], {"minibatch": None, "beta": 3.0, "cohort_scale": "mean", "optimiser": "ascent"}

@@ -17,7 +17,7 @@ from pacbayes_fl.federation.private import Room
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
-from tests.laws.cases import Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
+from tests.laws.cases import VARIATIONAL, Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
 from tests.private import HUGE, Free
 
 RELEASED = (
@@ -40,6 +40,8 @@ CASES = (
     case_of("pac-pfl-bnn", cohort_scale="mean", optimiser="ascent"),
     case_of("pfedbayes", beta=1.7, noise_std=0.5),
     case_of("sfedbayes", inclusion=0.31, threshold=0.3, beta=0.6),
+    case_of("sfedbayes", slab_average="uniform", aggregation="moments"),
+    *(case_of(name, aggregation="moments", beta=0.8) for name in VARIATIONAL),
     case_of("bpfed", upload="tracked"),
     case_of("fedsi", alpha=3.0, subnetwork="random", fraction=0.3),
 )

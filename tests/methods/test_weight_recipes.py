@@ -20,8 +20,8 @@ from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3))
-PLACES = {"train_draws": "local.draws", "prior_rate": "tracking.rate"}
-LOCAL = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence", "optimiser")
+PLACES = {"train_draws": "local.draws", "prior_rate": "tracking.rate", "prior_optimiser": "tracking.optimiser"}
+LOCAL = ("steps", "inner", "minibatch", "rate", "zeta", "data_scale", "noise_std", "divergence", "optimiser", "epochs")
 TRACKING = ("keep_moments", "restart")
 FOR_THE_STUDY = {"max_clusters", "trial_rounds"}  # which chooses the number of clusters
 KINDS = {
@@ -77,9 +77,10 @@ def test_every_option_reaches_the_method(name: str) -> None:
     assert type(build(name)) is KINDS[name] and build(name).model is MODEL
     for option in set(options) - skipped:
         default = getattr(recipe.options(), option)
-        given = another(recipe.options, option, default)
+        given = another(recipe.options, option, default) if option != "epochs" else 3
+        rest = {"steps": None} if option == "epochs" else {}
         assert value(build(name), place(option)) == default, option
-        assert value(build(name, **{option: given}), place(option)) == given != default, option
+        assert value(build(name, **{option: given}, **rest), place(option)) == given != default, option
 
 
 def test_a_number_of_clusters_that_was_not_chosen_builds_no_method() -> None:

@@ -57,17 +57,29 @@ def test_clients_weigh_alike_or_by_rows_and_nothing_without_rows() -> None:
     assert got.loc.item() == pytest.approx((3 * 0.5 + 1.1) / 4, rel=1e-14)
 
 
+class Of(NamedTuple):
+    w: MeanField
+    weight: Tensor
+
+
 def test_averages_of_averages_are_the_average_of_all() -> None:
     weight = torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64)
     parts = [torch.tensor([0, 1]), torch.tensor([2])]
-    chunks = [average.mean(tensors.select(UPLOADS, part), weight[part]) for part in parts]
-    assert all(chunk.loc.shape == (1, 1) for chunk in chunks)
-    joined = tensors.weighted_mean(tensors.cat(chunks), torch.stack([weight[part].sum() for part in parts]))
+    chunks = [average.reduced(Of(tensors.select(UPLOADS, part), weight[part]), "w") for part in parts]
+    assert all(chunk.w.loc.shape == (1, 1) for chunk in chunks)
+    both = tensors.cat(chunks)
+    joined = tensors.weighted_mean(both.w, both.weight)
     whole = tensors.weighted_mean(UPLOADS, weight)
     for got, expected in zip(joined, whole, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
-    empty = average.mean(UPLOADS, 0 * weight)  # a chunk of clients without rows
-    assert not any(leaf.any() for leaf in empty)
+    empty = average.reduced(Of(UPLOADS, 0 * weight), "w")  # a chunk of clients without rows
+    assert not any(leaf.any() for leaf in empty.w)
+
+
+def test_every_weight_may_be_averaged_over_clients_of_its_own() -> None:
+    leaf = torch.tensor([[1.0, 2.0, 3.0], [5.0, -2.0, 7.0]], dtype=torch.float64)
+    share = torch.tensor([[1.0, 0.0, 0.0], [3.0, 0.5, 0.0]], dtype=torch.float64)
+    assert average.by_weight(leaf, share).tolist() == [4.0, -2.0, 0.0]
 
 
 class Sent(NamedTuple):

@@ -71,7 +71,7 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         model: the likelihood.
         local: steps of a client.
         weighting: of clients in the average; by rows, as McMahan et al. have it.
-        finetune: passes of `local.steps` minibatches on the client's rows at personalisation; 0 is FedAvg.
+        finetune: times the minibatches of a round on the client's rows at personalisation; 0 is FedAvg.
         init_std: spread of the initial weights.
     """
 

@@ -52,7 +52,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         model: the likelihood.
         local: steps of a client per round.
         init_std: spread of the initial weights, the same for all clients.
-        join_passes: passes of `local.steps` minibatches for a client that never trained.
+        join_passes: times the minibatches of a round, for a client that never trained.
     """
 
     model: WeightModel
@@ -85,7 +85,6 @@ class LocalOnly(Method[Server, Server, Client, Update]):
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Go on training."""
         theta, adam, loss = map_estimate.fit(self.model, self.local, state.theta, batch, noise, adam=state.adam)
-        adam = adam._replace(steps=torch.maximum(adam.steps, state.adam.steps + 1))  # sgd does not count
         return Update(torch.ones_like(batch.size), loss.double()), Client(theta, adam)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
