@@ -65,7 +65,8 @@ def test_every_preset_is_a_valid_study(name: str) -> None:
     for preset, parts in recipe.presets.items():
         table = Study.from_table({"method": {"name": name, "preset": preset}}).table()
         for part, values in parts.items():
-            assert {key: table[part][key] for key in values} == settings.merge({}, values)
+            told = {key: settings.NONE if value is None else value for key, value in values.items()}
+            assert {key: table[part][key] for key in values} == settings.merge({}, told)
     assert "method" not in recipe.presets["recommended"]  # the defaults are what is recommended
 
 
