@@ -39,6 +39,9 @@ class Jacobian(Protocol):
     def spread(self, variance: Tensor) -> Tensor:
         """Covariance J diag(v) J' [K, N, C, C] of the outputs, v the weights' variance [K, D]."""
 
+    def moved(self, step: Tensor) -> Tensor:
+        """Change J v [K, N, C] of the outputs for a step v [K, D] of the weights."""
+
     def numel(self) -> int:
         """Numbers that are held."""
 
@@ -155,6 +158,23 @@ class LayerJacobian:
         convolved = variance[:, self.layout.columns]
         return covariance + (self.entries * convolved[:, None, None, :]) @ self.entries.mT
 
+    def moved(self, step: Tensor) -> Tensor:
+        """Push a step of the weights to the outputs: one pass through the layers' inputs, and one to the outputs.
+
+        Args:
+            step: v [K, D].
+
+        Returns:
+            J v [K, N, C].
+        """
+        parts = []
+        for weight, bias, inputs, units in self.layout.blocks:
+            square = step[:, weight].unflatten(1, (inputs.stop - inputs.start, units.stop - units.start))
+            parts.append(self.inputs[..., inputs] @ square + step[:, None, bias])
+        convolved = step[:, None, self.layout.columns, None]
+        found: Tensor = self.sensitivities @ torch.cat(parts, -1).unsqueeze(-1) + self.entries @ convolved
+        return found.squeeze(-1)
+
     def numel(self) -> int:
         """Numbers of all factors."""
         return self.inputs.numel() + self.sensitivities.numel() + self.entries.numel()
@@ -185,6 +205,11 @@ class DenseJacobian:
     def spread(self, variance: Tensor) -> Tensor:
         """J diag(v) J' [K, N, C, C], v the weights' variance [K, D]."""
         return (self.entries * variance[:, None, None, :]) @ self.entries.mT
+
+    def moved(self, step: Tensor) -> Tensor:
+        """J v [K, N, C] of a step v [K, D]."""
+        found: Tensor = self.entries @ step[:, None, :, None]
+        return found.squeeze(-1)
 
     def numel(self) -> int:
         """Numbers of all entries."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.jacobian import linearise
+from pacbayes_fl.models.jacobian import Linearised, linearise
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
@@ -58,29 +58,6 @@ def probit_log_probs(outputs: Tensor, variance: Tensor) -> Tensor:
     return (outputs * (1.0 + math.pi / 8.0 * variance).rsqrt()).log_softmax(-1)
 
 
-def sampled_log_probs(outputs: Tensor, covariance: Tensor, draws: Tensor, jitter: float = 1e-12) -> Tensor:
-    """Average the softmax over draws of the logits.
-
-    ln 1/S sum_s softmax(f + L eps_s), L L' = Sigma
-
-    Args:
-        outputs: logits f [K, N, C].
-        covariance: Sigma of the logits [K, N, C, C].
-        draws: eps [K, S, C], the same for every row.
-        jitter: share of the mean variance that is added to each, to factor a covariance that is singular but for
-            rounding.
-
-    Returns:
-        Log probabilities [K, N, C].
-    """
-    scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-    added = (jitter * scale).clamp_min(torch.finfo(covariance.dtype).tiny).expand_as(outputs)
-    factor, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(added))
-    factor = factor.masked_fill((failed > 0)[..., None, None], torch.nan)
-    moved = (outputs + (factor @ eps[:, None, :, None]).squeeze(-1) for eps in draws.unbind(1))
-    return average_log_probs(one.log_softmax(-1) for one in moved)
-
-
 @dataclass(frozen=True, eq=False)
 class LinearisedPosterior:
     """Gaussian weights of K clients under a model that is linearised around their estimate.
@@ -88,9 +65,12 @@ class LinearisedPosterior:
     f_lin(x, theta) = f(x, loc) + J(x) (theta - loc)      (FedSI eq. 17)
 
     Targets that are numbers get N(f, Sigma(x) + noise variance) (eq. 18). Labels get "probit" (eq. 19), "monte-carlo"
-    (softmax averaged over draws of the linearised logits, with their covariances), "draws" (the network itself,
-    averaged over draws of the weights: the Gibbs predictor of the posterior, for numbers too) or "map" (no
-    uncertainty).
+    (softmax averaged over draws of the linearised logits), "draws" (the network itself, averaged over draws of the
+    weights: the Gibbs predictor of the posterior, for numbers too) or "map" (no uncertainty).
+
+    Logits are drawn with the weights, f + J(x) (theta_s - loc): they have the covariance Sigma(x), which is neither
+    formed nor factored: it is singular wherever fewer weights than classes are uncertain, and a pass through the layers
+    costs less than to solve for every row.
 
     Args:
         model: the likelihood.
@@ -167,16 +147,26 @@ class LinearisedPosterior:
     def _rows(self, x: Tensor) -> int:
         """Rows whose Jacobian by the weights that count is not too large."""
         one = linearise(self.model, self.loc, rows_of(x[:, :1], self.noise), self.reference)
-        return max(1, _NUMBERS // max(1, one.outputs.numel() * self.gaussian.held + one.jacobian.numel()))
+        held = 0 if self._drawn(one) else self.gaussian.held
+        return max(1, _NUMBERS // max(1, one.outputs.numel() * held + one.jacobian.numel()))
+
+    def _drawn(self, found: Linearised) -> bool:
+        """Whether predictions are averages over draws of the linearised outputs."""
+        return found.noise is None and self.predictive == "monte-carlo"
 
     def _block(self, x: Tensor) -> Predictive:
         found = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
+        if self._drawn(found):
+            return ClassMixture(average_log_probs(self._log_probs(found)))
         covariance, outputs = self.gaussian.output_covariance(found.jacobian), found.outputs.double()
         if found.noise is not None:
             variance = covariance[..., 0, 0] + found.noise.double()
             return NormalMixture(outputs.new_zeros(len(x), 1), outputs.mT, variance.unsqueeze(1))
-        if self.predictive == "probit":
-            return ClassMixture(probit_log_probs(outputs, covariance.diagonal(dim1=-2, dim2=-1)))
-        draws = self.noise.copy().weights(outputs.new_empty(len(x), self.draws, outputs.shape[-1]))
-        rounding = outputs.shape[-1] ** 2 * torch.finfo(self.loc.dtype).eps
-        return ClassMixture(sampled_log_probs(outputs, covariance, draws, rounding))
+        return ClassMixture(probit_log_probs(outputs, covariance.diagonal(dim1=-2, dim2=-1)))
+
+    def _log_probs(self, found: Linearised) -> Iterator[Tensor]:
+        """Log probabilities [K, N, C] of every draw of the weights, the same draws for every row."""
+        noise, outputs = self.noise.copy(), found.outputs.double()
+        for _ in range(self.draws):
+            step = self.gaussian.step(self.gaussian.draw(noise))
+            yield (outputs + found.jacobian.moved(step)).log_softmax(-1)

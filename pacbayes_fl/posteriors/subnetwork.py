@@ -25,6 +25,9 @@ class GaussianWeights(Protocol):
     def draw(self, noise: Noise) -> Tensor:
         """Standard normals of one draw, [K, *]."""
 
+    def step(self, draw: Tensor) -> Tensor:
+        """Way [K, D] from the estimate to the weights of a draw [K, *]."""
+
     def weights(self, draw: Tensor) -> Tensor:
         """Weights theta [K, D] of a draw [K, *]."""
 
@@ -62,20 +65,24 @@ class SubnetworkGaussian(NamedTuple):
         """Standard normals [K, D], of which the subnetwork's are used."""
         return noise.weights(self.loc)
 
-    def weights(self, draw: Tensor) -> Tensor:
+    def step(self, draw: Tensor) -> Tensor:
         """Move the subnetwork away from the estimate.
 
-        theta_S = loc_S + L^-T eps, with covariance L^-T L^-1 = (L L')^-1
+        theta_S - loc_S = L^-T eps, with covariance L^-T L^-1 = (L L')^-1
 
         Args:
             draw: eps [K, D].
 
         Returns:
-            theta [K, D].
+            theta - loc [K, D]; 0 for weights that are known.
         """
         eps = draw.gather(1, self.chosen).unsqueeze(-1)
         moved = torch.linalg.solve_triangular(self.factor.mT, eps, upper=True).squeeze(-1)
-        return torch.addcmul(self.loc, self.variance.sqrt(), draw).scatter_add(1, self.chosen, moved)
+        return (self.variance.sqrt() * draw).scatter_add(1, self.chosen, moved)
+
+    def weights(self, draw: Tensor) -> Tensor:
+        """Weights theta [K, D] of a draw eps [K, D]."""
+        return self.loc + self.step(draw)
 
     def mean(self) -> Tensor:
         """Estimate theta [K, D]."""
@@ -124,9 +131,13 @@ class DiagonalGaussian(NamedTuple):
         """Standard normals [K, D]."""
         return noise.weights(self.loc)
 
+    def step(self, draw: Tensor) -> Tensor:
+        """Way sigma eps [K, D] from the estimate for a draw eps [K, D]."""
+        return self.variance.sqrt() * draw
+
     def weights(self, draw: Tensor) -> Tensor:
         """Weights theta [K, D] of a draw [K, D]."""
-        return torch.addcmul(self.loc, self.variance.sqrt(), draw)
+        return self.loc + self.step(draw)
 
     def mean(self) -> Tensor:
         """Estimate theta [K, D]."""

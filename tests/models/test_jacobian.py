@@ -68,7 +68,8 @@ def test_layer_factors_are_the_jacobian(name: str, likelihood: Any) -> None:
     assert isinstance(found.jacobian, LayerJacobian) and not found.outputs.requires_grad
     index = some(layered(model))
     mine, squares, variance = found.jacobian.columns(index), found.jacobian.squares(), randn(4, K, model.dim).square()
-    spread = found.jacobian.spread(variance)
+    spread, step = found.jacobian.spread(variance), randn(6, K, model.dim)
+    moved = found.jacobian.moved(step)
     expected_squares = torch.zeros_like(squares)
     inside = layered(model)
     for k, m in enumerate(SIZES):
@@ -77,6 +78,7 @@ def test_layer_factors_are_the_jacobian(name: str, likelihood: Any) -> None:
         exact = laplace.jacobian(network, theta[k], x)
         close(found.outputs[k, :m], network(theta[k], x))
         close(mine[k, :m], exact[..., index[k]])
+        close(moved[k, :m], exact[..., inside] @ step[k, inside])
         close(
             spread[k, :m],
             torch.einsum("ncd,d,ned->nce", *(exact[..., inside], variance[k, inside]), exact[..., inside]),
@@ -96,6 +98,7 @@ def test_a_program_whose_layers_are_not_known_is_differentiated_entry_by_entry(b
         for k, m in enumerate(SIZES):
             x, _ = laplace.own(batch, k)
             close(found.jacobian.entries[k, :m], laplace.jacobian(laplace.plain(model), theta[k], x))
+            close(found.jacobian.moved(theta)[k], found.jacobian.entries[k] @ theta[k])
             close(found.outputs[k, :m], laplace.plain(model)(theta[k], x))
 
 
