@@ -92,8 +92,9 @@ class Scene:
     def chosen(self) -> Tensor:
         """Choose the subnetworks before the first round [K, B]."""
         first = torch.arange(self.model.dim, device=self.batch.x.device) < self.method.shared
-        variance = diagonal(curvature.diagonal_ggn(self.model, self.theta, self.batch), self.prior)
-        return choose(self.method.choice, Candidates(self.theta, variance, first, ~first), self.noise())
+        ggn = curvature.diagonal_ggn(self.model, self.theta, self.batch)
+        candidates = Candidates(self.theta, diagonal(ggn, self.prior), ggn, self.prior, first, ~first)
+        return choose(self.method.choice, candidates, self.noise())
 
     def variances(self, index: Tensor) -> Tensor:
         """Infer the posterior variances [K, B] of subnetworks, index [K, B]."""
@@ -131,7 +132,7 @@ class Scene:
     def chosen_size(self) -> int:
         """Number of uncertain weights of a client, B."""
         every = torch.arange(self.model.dim) < self.method.shared
-        return self.method.choice.size(Candidates(self.theta, self.theta, every, ~every))
+        return self.method.choice.size(Candidates(*(self.theta,) * 4, every, ~every))
 
 
 def laplace(bench: Bench, rows: Mapping[int, str] = ROWS, setting: Setting | None = None) -> Iterator[Row]:

@@ -144,7 +144,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     memory = study_hold_out.Memory.read(folder, saved is not None).joined(study, dataset, division.dataset)
     if folder is not None and (folder / "data.npz").exists():
         study_hold_out.check(folder, division)
-    if study.held_out is not None:
+    if study.held_out:
         study, notes = study_choice.choose(study, study_hold_out.open_rows(study, division), on_round)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     clients = groups["existing"].train

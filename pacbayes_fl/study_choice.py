@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import ClientError, DataError, NumericalError, StudyError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.posteriors.tempered import best as best_temperature
+from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.results import RoundRecord, write_atomic
-from pacbayes_fl.study_file import Study
-from pacbayes_fl.tune import held_out_scores
+from pacbayes_fl.study_classes import predictive
+from pacbayes_fl.study_data import ScaledGroup
+from pacbayes_fl.study_file import TEMPERATURE, Study
+from pacbayes_fl.study_model import NetworkPart
+from pacbayes_fl.study_report import units_of
+from pacbayes_fl.study_setup import prepare
 
 FILE = "choice.json"
 """What a run folder calls its choice."""
@@ -22,55 +34,177 @@ FILE = "choice.json"
 _FOLDS = 5
 
 
+class _Scored(NamedTuple):
+    """What held-out rows say of one combination of values: their mean log likelihood, under the best temperature."""
+
+    values: Mapping[str, Any]
+    score: float
+    temperature: float
+    untempered: float
+
+
 def choose(
     study: Study, dataset: tables.Dataset, on_trial: Callable[[RoundRecord], None] | None = None
 ) -> tuple[Study, dict[str, Any]]:
-    """Train each candidate on four fifths of every client's training rows, and score it on the rest.
+    """Choose by a fifth of every client's training rows, predicted by federations that were trained on the rest.
 
     The score is the mean over clients of the log likelihood of a held-out row under the personal model, averaged over
-    draws of the weights. Test and validation rows are not looked at.
+    draws of the weights. Test and validation rows are not looked at. An option on which training depends takes a
+    federation of `trial_rounds` rounds for each candidate. Those that `personalise` alone reads, and the temperature,
+    are chosen together on one more federation, of as many rounds as the run: how sure models are changes with every
+    round. The run itself then trains on all rows.
 
     Args:
-        study: one that leaves an option open.
+        study: one that leaves something open.
         dataset: its data.
         on_trial: called after every candidate with a record of round 0, whose one value is the score, such as
             "clusters=2".
 
     Returns:
-        The study with the best candidate, the first of equals, and what labels should say of the choice.
+        The study with the best candidates, the first of equals, and what labels should say of the choice.
 
     Raises:
         StudyError: when the study leaves nothing open, or every candidate fails.
     """
-    asked = study.held_out
-    if asked is None:
+    if not study.held_out:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
-    rounds = min(study.method.options.trial_rounds, study.plan.rounds)
     train = dataset.groups["existing"].train
     rest, held = (split.folds if dataset.classes is None else split.stratified_folds)(train, _FOLDS)[0]
     part = replace(dataset, groups={"existing": tables.Group(rest, held)})
-    scores: dict[Any, float] = {}
-    for candidate in asked.candidates(study.method.options):
-        one = _with(study, asked.option, candidate)
-        one = replace(one, federation=replace(one.federation, rounds=rounds))
-        scores[candidate] = _score(one, part)
+
+    def tell(name: str, score: float) -> None:
         if on_trial is not None:
-            on_trial(RoundRecord(0, train.clients, values={f"{asked.option}={candidate}": scores[candidate]}))
+            on_trial(RoundRecord(0, train.clients, values={name: score}))
+
+    notes: dict[str, Any] = {}
+    for asked in study.held_out:
+        if not asked.after:
+            study, notes[asked.option] = _by_training(study, asked, part, tell)
+    if study.held_out:
+        study, more = _after_training(study, part, tell)
+        notes |= more
+    return study, notes
+
+
+def _by_training(
+    study: Study, asked: HeldOut, part: tables.Dataset, tell: Callable[[str, float], None]
+) -> tuple[Study, dict[str, Any]]:
+    """Train a short federation for every candidate; each is as good as its best personal models."""
+    rounds, scores = min(study.method.options.trial_rounds, study.plan.rounds), {}
+    for candidate in asked.candidates(study.method.options):
+        try:
+            found = _trial(_with(study, asked, candidate), part, rounds)
+            scores[candidate] = max((one.score for one in found if math.isfinite(one.score)), default=math.nan)
+        except (ClientError, NumericalError):  # no reason to stop
+            scores[candidate] = math.nan
+        tell(f"{asked.option}={candidate}", scores[candidate])
+    chosen, note = _chosen(asked.option, scores, rounds)
+    return _with(study, asked, chosen), note
+
+
+def _after_training(
+    study: Study, part: tables.Dataset, tell: Callable[[str, float], None]
+) -> tuple[Study, dict[str, Any]]:
+    """Train one federation, and choose among all combinations of what its rounds do not depend on."""
+    found, notes = _trial(study, part, study.plan.rounds), {}
+    for one in found:
+        tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
+    known = [one for one in found if math.isfinite(one.score)]
+    best = max(known, key=lambda one: one.score, default=None)
+    for asked in study.held_out:
+        if asked is TEMPERATURE:
+            if best is not None:
+                scores = {"1.0": best.untempered} | {str(best.temperature): best.score}
+                note = {"chosen": best.temperature, "scores": scores, "rule": _words(study.plan.rounds)}
+                study, notes[asked.option] = _with(study, asked, best.temperature), note
+            continue
+        by_value: dict[Any, float] = {one.values[asked.option]: math.nan for one in found}
+        for one in known:
+            before = by_value[one.values[asked.option]]
+            by_value[one.values[asked.option]] = one.score if math.isnan(before) else max(before, one.score)
+        chosen, notes[asked.option] = _chosen(asked.option, by_value, study.plan.rounds)
+        study = _with(study, asked, chosen)
+    if best is None:
+        raise StudyError("no temperature could be chosen: the likelihood of held-out rows is not finite")
+    return study, notes
+
+
+def _chosen(option: str, scores: Mapping[Any, float], rounds: int) -> tuple[Any, dict[str, Any]]:
+    """Take the candidate of the highest score, the first of equals, and say how."""
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
     if not known:
-        raise StudyError(f"no candidate of {asked.option} could be trained: {', '.join(map(str, scores))}")
+        raise StudyError(f"no candidate of {option} could be trained: {', '.join(map(str, scores))}")
     best = max(known, key=lambda candidate: known[candidate])
-    words = f"mean log likelihood per held-out training row after {rounds} rounds, in nats"
     shown = {str(candidate): score if candidate in known else None for candidate, score in scores.items()}
-    return _with(study, asked.option, best), {asked.option: {"chosen": best, "scores": shown, "rule": words}}
+    return best, {"chosen": best, "scores": shown, "rule": _words(rounds)}
 
 
-def _score(study: Study, part: tables.Dataset) -> float:
-    """Mean log likelihood of the held-out rows; NaN for a candidate that fails, which is no reason to stop."""
-    try:
-        return -held_out_scores(study, part)["nlpd" if part.classes is None else "nll"]
-    except (ClientError, NumericalError):
-        return math.nan
+def _words(rounds: int) -> str:
+    return (
+        f"mean log likelihood per held-out training row after {rounds} rounds on the other four fifths, in nats; the "
+        "run trains on all"
+    )
+
+
+def _trial(study: Study, part: tables.Dataset, rounds: int) -> list[_Scored]:
+    """Train one federation; score every combination of what is open after its rounds on the rows that it was not given.
+
+    A study's options then differ in what `personalise` reads alone, so that one training serves them all.
+    """
+    asked = [one for one in study.held_out if one is not TEMPERATURE]
+    values = product(*(one.candidates(study.method.options) for one in asked))
+    combinations = [dict(zip((one.option for one in asked), some, strict=True)) for some in values]
+    studies = [_settled(study, asked, some) for some in combinations]
+    (method, groups), *others = [prepare(one, part) for one in studies]
+    group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
+    methods, sums = [method, *(other for other, _ in others)], [_Held(group) for _ in studies]
+    state = engine.run_rounds(method, group.train, plan)
+    for index, (message, clients, rows, noise) in engine.personal_calls(method, state, group.train, plan):
+        first = method.personalise(message, clients, rows, noise.copy())
+        for one, held in zip(methods, sums, strict=True):
+            again = first if one is method else one.personalise_again(first, message, clients, rows, noise.copy())
+            held.add(again, index, method.raw_units)
+    tempering = TEMPERATURE in study.held_out
+    return [_Scored(some, *held.score(tempering)) for some, held in zip(combinations, sums, strict=True)]
+
+
+class _Held:
+    """Log likelihoods of the held-out rows of all clients."""
+
+    def __init__(self, group: ScaledGroup) -> None:
+        self._group, self._labelled = group, not group.train.y.is_floating_point()
+        self._log_probs: list[Tensor] = []  # [M, C] of labels, [M] of numbers
+        self._y: list[Tensor] = []
+        self._weight: list[Tensor] = []  # of a row in the mean over clients
+
+    def add(self, posterior: Any, index: Tensor, raw_units: bool) -> None:
+        asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
+        if self._labelled:
+            found = predictive(posterior, asked.x).log_probs
+        else:
+            _, units = units_of(posterior.predict(asked.x), self._group, index, raw_units)
+            found = units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
+        weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
+        self._log_probs.append(found[own.mask].double())
+        self._y.append(own.y[own.mask])
+        self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(found.device).double())
+
+    def score(self, tempering: bool) -> tuple[float, float, float]:
+        """Mean log likelihood under the best temperature, that temperature, and the mean under 1."""
+        log_probs, y, weight = (torch.cat(parts) for parts in (self._log_probs, self._y, self._weight))
+        if not self._labelled:
+            plain = float((weight * log_probs).sum())
+            return plain, 1.0, plain
+
+        def likelihood(temperature: float) -> float:
+            own = temper(log_probs, temperature).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+            return float((weight * own).sum())
+
+        plain = likelihood(1.0)
+        if not tempering or not math.isfinite(plain):
+            return plain, 1.0, plain
+        found = best_temperature(log_probs, y, weight)
+        return likelihood(found), found, plain
 
 
 def remember(folder: Path, notes: Mapping[str, Any]) -> None:
@@ -99,14 +233,17 @@ def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
     Raises:
         DataError: when the choice cannot be read.
     """
-    path, asked = folder / FILE, study.held_out
-    if asked is None or not path.is_file():
+    path = folder / FILE
+    if not study.held_out or not path.is_file():
         return study, {}
     try:
         notes = json.loads(path.read_text("utf-8"))
-        chosen = {asked.option: notes[asked.option]["chosen"]}
-        settings.parse(type(study.method.options), chosen, f"{path}:")  # of the option's type
-        return _with(study, asked.option, chosen[asked.option]), notes
+        for asked in study.held_out:
+            value = notes[asked.option]["chosen"]
+            kind = type(study.model) if asked is TEMPERATURE else type(study.method.options)
+            settings.parse(kind, {asked.option: value}, f"{path}:")  # of the option's type
+            study = _with(study, asked, value)
+        return study, notes
     except (ValueError, KeyError, TypeError, StudyError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
 
@@ -120,13 +257,31 @@ def reopened(study: Study, folder: Path) -> Study:
 
     Returns:
         The study as it was before the choice; the same where nothing was chosen.
+
+    Raises:
+        DataError: when the choice cannot be read.
     """
-    asked = study.recipe.held_out
-    if asked is None or not (folder / FILE).is_file():
+    path = folder / FILE
+    if not path.is_file():
         return study
-    return _with(study, asked.option, "held-out")
+    try:
+        notes = json.loads(path.read_text("utf-8"))
+        settled = [one for one in (*study.recipe.held_out, TEMPERATURE) if one.option in notes]
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
+    for asked in settled:
+        study = _with(study, asked, "held-out")
+    return study
 
 
-def _with(study: Study, option: str, value: Any) -> Study:
-    options = replace(study.method.options, **{option: value})
+def _settled(study: Study, asked: Sequence[HeldOut], values: Mapping[str, Any]) -> Study:
+    for one in asked:
+        study = _with(study, one, values[one.option])
+    return study
+
+
+def _with(study: Study, asked: HeldOut, value: Any) -> Study:
+    if asked is TEMPERATURE and isinstance(study.model, NetworkPart):
+        return replace(study, model=replace(study.model, temperature=value))
+    options = replace(study.method.options, **{asked.option: value})
     return replace(study, method=replace(study.method, options=options))

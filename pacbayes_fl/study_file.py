@@ -210,6 +210,10 @@ _PARTS: tuple[tuple[str, type], ...] = (
 )
 
 
+TEMPERATURE = HeldOut("temperature", lambda options: (), after=True)
+"""What [model] may leave open, a number: of classifiers, the temperature of their predictions."""
+
+
 @dataclass(frozen=True)
 class Study:
     """Everything that a run depends on.
@@ -234,10 +238,12 @@ class Study:
         return METHODS[self.method.name]
 
     @property
-    def held_out(self) -> HeldOut | None:
-        """The option that is still to be chosen by held-out training rows; None where nothing is."""
-        asked = self.recipe.held_out
-        return asked if asked is not None and getattr(self.method.options, asked.option) == "held-out" else None
+    def held_out(self) -> tuple[HeldOut, ...]:
+        """What is still to be chosen by held-out training rows: options of the method, and the temperature."""
+        options = self.method.options
+        asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]
+        tempering = isinstance(self.model, NetworkPart) and self.model.temperature == "held-out"
+        return (*asked, TEMPERATURE) if tempering else tuple(asked)
 
     @property
     def plan(self) -> FederationPlan:

@@ -63,6 +63,8 @@ class NetworkPart:
         likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise.
         noise_std: of the Gaussian likelihood, in standardised units.
         dtype: of the weights, and of the rows that a method gets.
+        temperature: T of predicted probabilities of classes, p^(1/T) / Z, of which training does not know; "held-out"
+            lets a study choose the one under which training rows that a federation was not given are most likely.
     """
 
     kind: Literal["mlp", "cnn", "vgg"] = "mlp"
@@ -70,6 +72,7 @@ class NetworkPart:
     likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
     noise_std: float = NOISE_STD
     dtype: Literal["float32", "float64"] = "float32"
+    temperature: float | Literal["held-out"] = 1.0
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -77,6 +80,8 @@ class NetworkPart:
             raise StudyError(f"[model] widths must be at least 1, got {', '.join(map(str, self.widths))}")
         if not 0 < self.noise_std < math.inf:
             raise StudyError(f"[model] noise_std must be positive, got {self.noise_std:g}")
+        if not (self.temperature == "held-out" or 0 < self.temperature < math.inf):
+            raise StudyError(f"[model] temperature must be positive and finite, got {self.temperature:g}")
 
     def build(self, shape: tuple[int, ...], classes: int | None) -> BayesianNetwork:
         """Make the network for inputs of a shape.
@@ -89,8 +94,12 @@ class NetworkPart:
             The network.
 
         Raises:
-            StudyError: when the likelihood is not for these targets, or the kind not for these inputs.
+            StudyError: when the likelihood or the temperature is not for these targets, or the kind not for these
+                inputs.
         """
+        if classes is None and self.temperature != 1.0:
+            what = f"[model] temperature {self.temperature!r} is for classes, and the targets are numbers"
+            raise StudyError(what, hint="leave it out; data.task = 'classification' makes labels of a table's targets")
         likelihood, dtype = self._likelihood(classes), torch.float32 if self.dtype == "float32" else torch.float64
         if self.kind == "mlp":
             return BayesianMLP((math.prod(shape), *self.widths, likelihood.outputs), likelihood, dtype)

@@ -19,7 +19,7 @@ from pacbayes_fl.privacy import accounting
 from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
-from pacbayes_fl.study_file import PrivacyPart, Study
+from pacbayes_fl.study_file import TEMPERATURE, PrivacyPart, Study
 
 Round = TypeVar("Round")
 
@@ -42,25 +42,26 @@ def check(study: Study, folder: Path | None) -> None:
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
         raise PrivacyError(what, hint="give the run a folder: --out DIR")
-    refuse_choice(study, study.held_out.option if study.held_out is not None else None)
+    for asked in study.held_out:
+        refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
     if study.report.certify.scheme == "folds":
         what = "[report.certify] scheme = 'folds' trains several times, and a budget is for one training"
         raise PrivacyError(what, hint="report.certify.scheme = 'split' or 'none'")
 
 
-def refuse_choice(study: Study, option: str | None) -> None:
+def refuse_choice(study: Study, key: str) -> None:
     """Refuse to choose an option of a private study by its training rows: their scores are no part of the budget.
 
     Args:
         study: any; one that is not private passes.
-        option: name of what is to be chosen; nothing is when None.
+        key: dotted, of what is to be chosen.
 
     Raises:
         PrivacyError: when the study is private.
     """
-    if study.privacy.epsilon is not None and option is not None:
-        what = f"method.{option} would be chosen by training rows, which the budget does not pay for"
-        raise PrivacyError(what, hint=f"set method.{option} to a value")
+    if study.privacy.epsilon is not None:
+        what = f"{key} would be chosen by training rows, which the budget does not pay for"
+        raise PrivacyError(what, hint=f"set {key} to a value")
 
 
 def enter(

@@ -13,9 +13,10 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD
 from pacbayes_fl.methods.folded import Folded
+from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.study_data import ScaledGroup, scale
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_model import ModelPart, check_task
+from pacbayes_fl.study_model import ModelPart, NetworkPart, check_task
 
 
 def device_of(study: Study) -> torch.device:
@@ -43,6 +44,8 @@ def prepare(
 ) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
     """Build a study's method and bring its data into the method's units.
 
+    A temperature that is still to be chosen is 1.
+
     Args:
         study: what to run.
         dataset: its data.
@@ -65,6 +68,8 @@ def prepare(
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     if study.report.certify.scheme == "folds":
         method = _folded(study, method, fold_of)
+    if isinstance(study.model, NetworkPart) and study.model.temperature not in (1.0, "held-out"):
+        method = Tempered(method, float(study.model.temperature))
     return method, {name: scale(group, method.raw_units, device, dtype) for name, group in dataset.groups.items()}
 
 

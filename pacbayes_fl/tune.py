@@ -23,7 +23,7 @@ from pacbayes_fl.methods import Choice, LogUniform, Search
 from pacbayes_fl.results import write_atomic
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, load
-from pacbayes_fl.study_file import Study, assigned, read_table
+from pacbayes_fl.study_file import TEMPERATURE, Study, assigned, read_table
 from pacbayes_fl.study_report import units_of
 from pacbayes_fl.study_setup import prepare
 
@@ -103,22 +103,6 @@ def cross_validate(
     for rest, held in cut(train, folds):
         _hold_out(study, replace(dataset, groups={"existing": tables.Group(rest, held)}), sums)
     return {mark: one.scores() for mark, one in sums.items()}
-
-
-def held_out_scores(study: Study, dataset: tables.Dataset) -> dict[str, float]:
-    """Score a study on the rows that a data set holds out as its existing clients' test rows.
-
-    Args:
-        study: what to score, after all of its rounds.
-        dataset: its data; new clients are not looked at.
-
-    Returns:
-        Scores as in `cross_validate`.
-    """
-    existing = dataset.groups["existing"]
-    sums = _Sums(existing.train)
-    _hold_out(study, replace(dataset, groups={"existing": existing}), {study.plan.rounds: sums})
-    return sums.scores()
 
 
 def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> None:
@@ -207,9 +191,9 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
 
 
 def _open(study: Study) -> dict[str, tuple[Any, ...]]:
-    """Give the candidates of what the study leaves open, by dotted key."""
-    asked = study.held_out
-    return {} if asked is None else {f"method.{asked.option}": asked.candidates(study.method.options)}
+    """Give the candidates of the options that the study leaves open, by dotted key; a temperature is 1 meanwhile."""
+    options = study.method.options
+    return {f"method.{one.option}": one.candidates(options) for one in study.held_out if one is not TEMPERATURE}
 
 
 def _holds(table: Mapping[str, Any], key: str) -> bool:
@@ -252,7 +236,7 @@ def tune(
     search = searched(path, method, sets)
     if not search:
         raise StudyError(f"{method} has nothing to tune", hint="drop it from --methods")
-    study_privacy.refuse_choice(base, next(iter(search)).partition(".")[2])
+    study_privacy.refuse_choice(base, next(iter(search)))
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
     dataset = study_hold_out.open_rows(base, study_hold_out.divide(base, load(base)))

@@ -427,9 +427,9 @@ def test_a_client_that_left_comes_back_as_what_it_was(tmp_path: Path, change: An
 def test_a_choice_is_made_anew_without_the_rows_that_are_kept_now(root: Path, tmp_path: Path) -> None:
     study = tiny_images(root, "method.name=cfedbayes", "method.clusters=held-out", "method.trial_rounds=1")
     run(study, tmp_path / "run")
-    assert open_run(tmp_path / "run").study.held_out is None
+    assert open_run(tmp_path / "run").study.held_out == ()
     again, _ = certifiable(tmp_path / "run")
-    assert again.held_out is not None and again.report.certify.scheme == "split"
+    assert [one.option for one in again.held_out] == ["clusters"] and again.report.certify.scheme == "split"
 
 
 def test_a_made_run_is_taken_only_where_it_is_of_the_same_study(tmp_path: Path) -> None:

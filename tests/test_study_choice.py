@@ -12,9 +12,10 @@ import torch
 
 from pacbayes_fl import results, study, study_choice
 from pacbayes_fl.data import split, tables
-from pacbayes_fl.errors import DataError, NumericalError, StudyError
+from pacbayes_fl.errors import DataError, NumericalError, PrivacyError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.methods.laplace_recipes import ALPHAS, PERSONAL_ALPHAS, RULES
 from pacbayes_fl.results import RoundRecord
 from pacbayes_fl.study_choice import choose, recall
 from pacbayes_fl.study_compare import compare
@@ -38,9 +39,9 @@ def asked(root: Path, *sets: str) -> Study:
 
 
 def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: Path) -> None:
-    asks = asked(root).held_out
-    assert asks is not None and asks.candidates(asked(root, "method.max_clusters=3").method.options) == (1, 2, 3)
-    assert asked(root, "method.clusters=2").held_out is None and tiny().held_out is None
+    (asks,) = asked(root).held_out
+    assert asks.candidates(asked(root, "method.max_clusters=3").method.options) == (1, 2, 3)
+    assert asked(root, "method.clusters=2").held_out == () == tiny().held_out
     with pytest.raises(StudyError, match="pac-pfl leaves nothing to be chosen"):
         choose(tiny(), load(tiny()))
     assert recall(tiny(), tmp_path) == (tiny(), {}) and recall(asked(root), tmp_path) == (asked(root), {})
@@ -131,7 +132,7 @@ def test_numbers_and_words_can_be_chosen_too(
 ) -> None:
     one = asked(root, "method.clusters=2")
     asks = HeldOut(option, lambda options: values)
-    monkeypatch.setattr(Study, "held_out", property(lambda s: asks if s.method.options.steps == 2 else None))
+    monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s == one else ()))
     chosen, notes = choose(one, load(one))
     best = notes[option]["chosen"]
     assert getattr(chosen.method.options, option) == best in values
@@ -145,21 +146,26 @@ def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
 ) -> None:
     one = asked(root, "method.max_clusters=4")
     losses = {1: math.nan, 2: 0.5, 3: 0.25, 4: 0.25}
-    monkeypatch.setattr(study_choice, "held_out_scores", lambda s, _: {"nll": losses[s.method.options.clusters]})
+
+    def scored(trial: Study, *_: Any) -> list[Any]:
+        score = -losses[trial.method.options.clusters]
+        return [study_choice._Scored({}, score, 1.0, score)]
+
+    monkeypatch.setattr(study_choice, "_trial", scored)
     chosen, notes = choose(one, load(one))
     assert chosen.method.options.clusters == notes["clusters"]["chosen"] == 3
     assert notes["clusters"]["scores"] == {"1": None, "2": -0.5, "3": -0.25, "4": -0.25}
 
 
 def test_a_candidate_that_fails_loses_and_the_run_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, usual = asked(root), study_choice.held_out_scores
+    one, usual = asked(root), study_choice._trial
 
-    def failing(trial: Study, part: tables.Dataset) -> dict[str, float]:
+    def failing(trial: Study, part: tables.Dataset, rounds: int) -> Any:
         if trial.method.options.clusters in bad:
             raise NumericalError("its update is not finite")
-        return usual(trial, part)
+        return usual(trial, part, rounds)
 
-    monkeypatch.setattr(study_choice, "held_out_scores", failing)
+    monkeypatch.setattr(study_choice, "_trial", failing)
     for bad in ((1,), (2,)):
         chosen, notes = choose(one, load(one))
         assert notes["clusters"]["chosen"] == chosen.method.options.clusters == 3 - bad[0]
@@ -172,3 +178,130 @@ def test_a_candidate_that_fails_loses_and_the_run_goes_on(root: Path, monkeypatc
 def test_trials_are_no_longer_than_the_run(root: Path) -> None:
     _, notes = choose(asked(root, "method.trial_rounds=50"), load(asked(root)))
     assert "after 2 rounds" in notes["clusters"]["rule"]
+
+
+# what rounds do not depend on --------------------------------------------------------------------------------------
+
+PERSONAL = ("method.name=fedsi", "method.alpha=0.1", "method.personal_alpha=held-out", "method.fraction=0.2")
+TEMPERED = ("method.name=pfedbayes", "model.temperature=held-out")
+
+
+def left_open(root: Path, *sets: str) -> Study:
+    return tiny_images(root, *CHEAP[:-1], "method.minibatch=8", "federation.rounds=3", *sets)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the rounds of every federation that is trained from now on."""
+    trained, usual = [], engine.rounds
+
+    def counting(method: Any, batch: Any, plan: Any, *more: Any) -> Any:
+        trained.append(plan.rounds)
+        return usual(method, batch, plan, *more)
+
+    monkeypatch.setattr(engine, "rounds", counting)
+    return trained
+
+
+def test_personal_options_are_chosen_on_one_federation_of_all_rounds(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: a federation without a fold trained once, and personal models fine-tuned anew for every candidate."""
+    one = left_open(root, *PERSONAL)
+    dataset, trained = load(one), counted(monkeypatch)
+    chosen, notes = choose(one, dataset)
+    assert trained == [3]
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    part, scores, state = replace(dataset, groups={"existing": tables.Group(rest, held)}), {}, None
+    for alpha in PERSONAL_ALPHAS:
+        method, groups = prepare(left_open(root, *PERSONAL, f"method.personal_alpha={alpha}"), part)
+        group = groups["existing"]
+        state = state or engine.run_rounds(method, group.train, one.plan)
+        (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+        log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
+        scores[str(alpha)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
+    said = notes["personal_alpha"]
+    assert said["scores"] == pytest.approx(scores, rel=1e-6) and len(set(scores.values())) == len(scores)
+    assert str(said["chosen"]) == max(scores, key=lambda alpha: scores[alpha])
+    assert chosen == left_open(root, *PERSONAL, f"method.personal_alpha={said['chosen']}")
+
+
+def test_rules_and_variances_are_chosen_together_and_after_what_training_needs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("method.alpha=held-out", "method.personal_subnetwork=held-out", "method.trial_rounds=1")
+    one, trained = left_open(root, *PERSONAL, *more), counted(monkeypatch)
+    chosen, notes = choose(one, load(one))
+    assert trained == [1] * len(ALPHAS) + [3] and chosen.held_out == ()
+    assert list(notes) == ["alpha", "personal_subnetwork", "personal_alpha"]
+    assert set(notes["personal_subnetwork"]["scores"]) == set(RULES)
+    best = {
+        max(score for score in notes[name]["scores"].values()) for name in ("personal_subnetwork", "personal_alpha")
+    }
+    assert len(best) == 1, "both are of the best combination"
+
+
+def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, on a grid; and the run predicts with it, remembers it, and tells."""
+    one, dataset = left_open(root, *TEMPERED), load(left_open(root, *TEMPERED))
+    trained = counted(monkeypatch)
+    chosen, notes = choose(one, dataset)
+    found = notes["temperature"]["chosen"]
+    assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={found!r}")
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    method, groups = prepare(
+        left_open(root, *TEMPERED[:1]), replace(dataset, groups={"existing": tables.Group(rest, held)})
+    )
+    group = groups["existing"]
+    state = engine.run_rounds(method, group.train, one.plan)
+    (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+    log_probs = posterior.predict(group.test.x).log_probs.double()  # type: ignore[union-attr]
+
+    def score(temperature: float) -> float:
+        own = (log_probs / temperature).log_softmax(-1).gather(-1, held.y.long().unsqueeze(-1)).squeeze(-1)
+        return float((torch.where(held.mask, own, 0.0).sum(1) / held.size).mean())
+
+    assert notes["temperature"]["scores"] == pytest.approx({"1.0": score(1.0), str(found): score(found)}, rel=1e-7)
+    grid = [0.1 * 100 ** (i / 400) for i in range(401)]
+    assert score(found) >= max(map(score, grid)) - 1e-12 and score(found) > score(1.0)
+
+
+def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: Path, tmp_path: Path) -> None:
+    folder, one = tmp_path / "run", left_open(root, *TEMPERED)
+    first = study.run(one, folder)
+    chosen = first.labels["temperature"]["chosen"]
+    plain = study.run(left_open(root, *TEMPERED[:1]))
+    for name, probs in first.predictions.items():
+        if name.endswith("probs"):
+            expected = (plain.predictions[name].double().log() / chosen).softmax(-1)
+            torch.testing.assert_close(probs.double(), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+    assert study.open_run(folder).method.temperature == chosen  # type: ignore[attr-defined]
+    again = study.run(replace(one, federation=replace(one.federation, rounds=4)), folder, resume=True)
+    assert again.labels["temperature"] == first.labels["temperature"] and len(again.rounds) == 4
+
+
+def test_a_temperature_is_for_classes() -> None:
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    for value in ("held-out", "2.0"):
+        one = Study.from_table(table | {"method": {"name": "pfedbayes"}}, "tiny", [f"model.temperature={value}"])
+        with pytest.raises(StudyError, match=r"\[model\] temperature .* is for classes, and the targets are numbers"):
+            study.run(one)
+    for value in ("0.0", "-1.0", "inf", "nan"):
+        with pytest.raises(StudyError, match=r"temperature must be positive and finite"):
+            Study.from_table({"method": {"name": "pfedbayes"}, "model": {"temperature": float(value)}})
+
+
+def test_regression_has_personal_options_too() -> None:
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    one = Study.from_table(
+        table | {"method": {"name": "fedsi"}}, "tiny", [*PERSONAL, "method.steps=2", "federation.rounds=2"]
+    )
+    chosen, notes = choose(one, load(one))
+    assert set(notes["personal_alpha"]["scores"]) == {str(alpha) for alpha in PERSONAL_ALPHAS}
+    assert chosen.method.options.personal_alpha in PERSONAL_ALPHAS
+
+
+def test_a_private_study_chooses_nothing_by_its_rows(root: Path, tmp_path: Path) -> None:
+    for name, sets in (("method.personal_alpha", PERSONAL), ("model.temperature", TEMPERED)):
+        one = left_open(root, *sets, "privacy.epsilon=1.0")
+        with pytest.raises(PrivacyError, match=f"{name} would be chosen by training rows"):
+            study.run(one, tmp_path / "run")

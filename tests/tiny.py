@@ -42,8 +42,9 @@ def quick(name: str) -> list[str]:
     recipe = METHODS[name]
     values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1}
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
-    if recipe.held_out is not None:
-        known[recipe.held_out.option] = recipe.held_out.candidates(recipe.options())[0]
+    options = recipe.options()
+    left_open = [one for one in recipe.held_out if getattr(options, one.option) == "held-out"]
+    known |= {one.option: one.candidates(options)[0] for one in left_open}
     return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
 
 

@@ -18,13 +18,18 @@ class Candidates(NamedTuple):
 
     Args:
         mean: MAP estimates [K, D].
-        variance: marginal posterior variances under a diagonal Laplace approximation [K, D].
+        variance: marginal posterior variances under a diagonal Laplace approximation, 1 / (H_rr + 1 / g_r) [K, D].
+        curvature: diagonal H_rr of the generalised Gauss-Newton matrix of a client's negative log likelihood, summed
+            over rows [K, D], in nats per squared unit of a weight; 0 where no row depends on a weight.
+        prior: variances g_r [K, D], in squared units of a weight.
         representation: bool [D], True for weights of the representation layers.
         decision: bool [D], True for weights of the decision layers.
     """
 
     mean: Tensor
     variance: Tensor
+    curvature: Tensor
+    prior: Tensor
     representation: Tensor
     decision: Tensor
 
@@ -111,6 +116,18 @@ class LargestVariance(_Share):
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """Marginal variances [K, D]."""
         return torch.where(candidates.representation, candidates.variance, -torch.inf)
+
+
+@dataclass(frozen=True)
+class LargestCurvature(_Share):
+    """The weights that the rows say most about: those whose uncertainty moves the outputs where labels are undecided.
+
+    Weights of largest variance are mostly those on which no row depends: their uncertainty moves no prediction either.
+    """
+
+    def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
+        """Diagonal of the generalised Gauss-Newton matrix [K, D]."""
+        return torch.where(candidates.representation, candidates.curvature, -torch.inf)
 
 
 @dataclass(frozen=True)

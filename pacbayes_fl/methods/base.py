@@ -76,6 +76,15 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """Each client's own posterior from its rows, also for clients that never took part."""
 
+    def personalise_again(
+        self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
+    ) -> Posterior:
+        """As `personalise`, given what a method of other options for after the rounds made of the same arguments.
+
+        A method that shares work between these options overrides it; see `HeldOut.after`.
+        """
+        return self.personalise(message, state, batch, noise)
+
     @property
     def row_by_row(self) -> bool:
         """Whether what is predicted of a row depends on that row alone, also for a client that has seen no other."""

@@ -108,7 +108,7 @@ EVIDENCE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
                     "federation.rounds": Choice((250, 500, 1000)),
                 }
             ),
-            held_out=HeldOut("posterior", lambda options: ("svi", "importance", "svgd")),
+            held_out=(HeldOut("posterior", lambda options: ("svi", "importance", "svgd")),),
         ),
     }
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -22,10 +24,20 @@ from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.methods.baselines.fedavg import initial_weights
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
 from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+
+PRIORS: Mapping[str, str] = MappingProxyType(
+    {
+        "cumulative": "averaged posteriors of the round before: rows count once for every round that their client took "
+        "part in, so that variances are those of no single posterior",
+        "divide": "averaged posteriors of the round before without the client's own contribution: its rows count once",
+    }
+)
+"""What a round's prior is, in words for people, by the option `prior`."""
 
 
 class Server(NamedTuple):
@@ -45,16 +57,30 @@ class Message(NamedTuple):
     prior: Moments
 
 
+class Site(NamedTuple):
+    """What one client's rows added to a Gaussian of independent weights, in natural parameters, float64.
+
+    Args:
+        precision: 1 / v - 1 / g of the posterior's variance v and the prior's g [K, R].
+        linear: m / v - mu / g of their means [K, R].
+    """
+
+    precision: Tensor
+    linear: Tensor
+
+
 class Client(NamedTuple):
     """What a client keeps.
 
     Args:
         head: weights of its decision layers [K, H].
         flat: chosen weights without curvature, in the last round [K].
+        site: its last contribution to the prior of the representation, leaves [K, R]; [K, 0] where nobody takes it out.
     """
 
     head: Tensor
     flat: Tensor
+    site: Site
 
 
 class Update(NamedTuple):
@@ -85,6 +111,9 @@ class FedSI(Method[Server, Message, Client, Update]):
         model: the likelihood; its first sites are the representation, its last ones the decision layers.
         local: steps towards the MAP estimate.
         choice: which weights are uncertain.
+        personal_choice: which of them are in a personal model; as `choice` says when None.
+        personal_alpha: prior variance of the uncertain weights of a personal model, in squared units of a weight; that
+            of the last round's prior when None, as in the paper.
         covariance: of the chosen weights, "full" or "diagonal".
         alpha: prior variance of weights that nobody found uncertain, in squared units of a weight.
         predictive: see `LinearisedPosterior`.
@@ -94,6 +123,9 @@ class FedSI(Method[Server, Message, Client, Update]):
         train_head: train the decision layers in every round too, and keep them, as the authors' code does; the paper
             leaves them as they began.
         upload: "variance" of the posterior, or its "curvature" without the prior, as the authors' code does.
+        prior: "cumulative" takes the averaged posteriors of a round for the prior of the next one, as the paper does: a
+            row counts once for every round, the precision of one client after T rounds is 1 / alpha + T H. "divide"
+            takes the client's own last contribution out of its prior first, so that it is 1 / alpha + H; see `without`.
         prior_weight: factor of the prior in the loss per row; 1 / m_k when None.
         floor: least prior variance of an uncertain weight.
         weighting: of clients in the server's average.
@@ -108,6 +140,8 @@ class FedSI(Method[Server, Message, Client, Update]):
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)
     choice: SubnetworkChoice = field(default_factory=LargestVariance)
+    personal_choice: SubnetworkChoice | None = None
+    personal_alpha: float | None = None
     covariance: Literal["full", "diagonal"] = "full"
     alpha: float = 1e-2
     predictive: LinearisedPredictive = "monte-carlo"
@@ -116,6 +150,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     personal_sites: int = 2
     train_head: bool = False
     upload: Literal["variance", "curvature"] = "variance"
+    prior: Literal["cumulative", "divide"] = "cumulative"
     prior_weight: float | None = None
     floor: float = 0.0
     weighting: average.Weighting = "uniform"
@@ -123,9 +158,13 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
-        for name in ("alpha", "draws", "init_std"):
-            if not getattr(self, name) > 0:
-                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+        for name in ("alpha", "draws", "init_std", "personal_alpha"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise StudyError(f"{name} must be positive and finite, got {value!r}")
+        if self.prior == "divide" and self.upload == "curvature":
+            what = "prior = 'divide' takes a posterior's contribution out of the prior, and a curvature is no posterior"
+            raise StudyError(what, hint="upload = 'variance'")
         if self.finetune < 0 or self.floor < 0:
             raise StudyError(f"finetune and floor must not be negative, got {self.finetune} and {self.floor:g}")
         self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
@@ -137,6 +176,7 @@ class FedSI(Method[Server, Message, Client, Update]):
             "draws": self.draws if self.predictive in ("monte-carlo", "draws") else 1,
             "average": f"{PREDICTIVES[self.predictive]}; mean_weights: one pass at the estimate",
             "inference": f"maximum a posteriori, Laplace approximation with {covariance}, generalised Gauss-Newton",
+            "prior": PRIORS[self.prior],
         }
 
     @property
@@ -152,7 +192,8 @@ class FedSI(Method[Server, Message, Client, Update]):
     def init_clients(self, message: Message, batch: ClientBatch) -> Client:
         """Begin at the common decision layers."""
         head = message.prior.mean[self.shared :].expand(batch.clients, -1).clone()
-        return Client(head, torch.zeros_like(batch.size))
+        nothing = batch.size.new_zeros(batch.clients, self.shared if self.prior == "divide" else 0)
+        return Client(head, torch.zeros_like(batch.size), Site(nothing, nothing.clone()))
 
     def broadcast(self, server: Server) -> Message:
         """Send the prior of the round: weights without uncertainty get the variance alpha (section III.B)."""
@@ -162,9 +203,10 @@ class FedSI(Method[Server, Message, Client, Update]):
     def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit the MAP estimate, choose the subnetwork and infer its posterior (Algorithm 1, eqs. 10-15)."""
         aside = noise.fork()
-        theta, loss = self._fit(message, state, batch, noise)
-        prior = self._prior_variance(message, batch.clients)
-        ggn, index = self._chosen(theta, prior, batch, aside)
+        known = self._prior(message, state)
+        theta, loss = self._fit(known, state, message, batch, noise)
+        prior = known.variance
+        ggn, index = self._chosen(self.choice, theta, prior, batch, aside)
         variance = only(ggn if self.upload == "curvature" else diagonal(ggn, prior), index)
         if self.upload == "variance" and self.covariance == "full":
             some = subnetwork.curved(index, ggn)
@@ -173,7 +215,8 @@ class FedSI(Method[Server, Message, Client, Update]):
         sent = Moments(theta[:, : self.shared], variance[:, : self.shared])
         weight = average.client_weight(batch.size, self.weighting)
         flat = (ggn.gather(1, index) == 0).sum(1, dtype=torch.float64)
-        after = Client(theta[:, self.shared :].clone(), flat)
+        site = contribution(known, sent) if self.prior == "divide" else state.site
+        after = Client(theta[:, self.shared :].clone(), flat, site)
         return Update(sent, weight, torch.ones_like(weight), loss.double(), flat), after
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
@@ -203,8 +246,15 @@ class FedSI(Method[Server, Message, Client, Update]):
         if self.finetune:
             head = torch.arange(self.model.dim, device=theta.device) >= self.shared
             theta = map_estimate.fit(self.model, self.local, theta, batch, aside.copy(), self.finetune, free=head).theta
-        infer = partial(self._infer, theta, self._prior_variance(message, batch.clients), batch, aside)
-        return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
+        return self._around(theta, message, state, batch, aside, noise)
+
+    def personalise_again(
+        self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
+    ) -> LinearisedPosterior:
+        """Infer the Gaussian anew around decision layers that are fine-tuned already."""
+        if not isinstance(posterior, LinearisedPosterior):
+            return self.personalise(message, state, batch, noise)
+        return self._around(posterior.loc, message, state, batch, noise.fork(), noise)
 
     def refine(self, prior: LinearisedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
         """Add the curvature of more rows to the precision of the Gaussian that `personalise` gave, P = N(theta, Sigma).
@@ -262,7 +312,8 @@ class FedSI(Method[Server, Message, Client, Update]):
         """Numbers per client: the subnetwork's precision outweighs the weights."""
         if self.covariance == "diagonal":
             return self.model.footprint(rows)
-        chosen = self.choice.size(self._candidates(torch.empty(0), torch.empty(0)))
+        nothing = self._candidates(torch.empty(0), torch.empty(0), torch.empty(0))
+        chosen = max(rule.size(nothing) for rule in (self.choice, self.personal_choice or self.choice))
         return max(self.model.footprint(rows), chosen**2)
 
     def _known(self, message: Message) -> Moments:
@@ -270,38 +321,58 @@ class FedSI(Method[Server, Message, Client, Update]):
         mean = message.prior.mean[: self.shared]
         return Moments(mean, torch.zeros_like(mean))
 
-    def _fit(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Tensor]:
-        """MAP estimates of the representation under the global prior (eq. 10), from the global means."""
+    def _fit(
+        self, known: Moments, state: Client, message: Message, batch: ClientBatch, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
+        """MAP estimates of the representation under the clients' priors (eq. 10), from the global means."""
         representation = torch.arange(self.model.dim, device=batch.mask.device) < self.shared
-        variance = torch.where(representation, message.prior.variance, torch.inf)  # the head has no prior
-        prior = GaussianPrior(message.prior.mean, variance, self.prior_weight)
+        variance = torch.where(representation, known.variance, torch.inf)  # the head has no prior
+        prior = GaussianPrior(known.mean, variance, self.prior_weight)
         free = None if self.train_head else representation
         start = self._joined(message, state)
         theta, _, loss = map_estimate.fit(self.model, self.local, start, batch, noise, prior=prior, free=free)
         return theta, loss
 
-    def _chosen(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+    def _chosen(
+        self, choice: SubnetworkChoice, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         """Diagonal curvature [K, D] and the subnetwork [K, B] (eqs. 11, 14)."""
         ggn = curvature.diagonal_ggn(self.model, theta, batch)
-        return ggn, subnetwork.choose(self.choice, self._candidates(theta, diagonal(ggn, prior)), noise)
+        return ggn, subnetwork.choose(choice, self._candidates(theta, ggn, prior), noise)
+
+    def _around(
+        self, theta: Tensor, message: Message, state: Client, batch: ClientBatch, aside: Noise, noise: Noise
+    ) -> LinearisedPosterior:
+        """The posterior around weights whose decision layers are the clients' own."""
+        prior = self._prior(message, state).variance
+        if self.personal_alpha is not None:
+            prior = torch.full_like(prior, self.personal_alpha)
+        infer = partial(self._infer, theta, prior, batch, aside)
+        return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
 
     def _infer(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> GaussianWeights:
-        ggn, index = self._chosen(theta, prior, batch, noise.copy())
+        ggn, index = self._chosen(self.personal_choice or self.choice, theta, prior, batch, noise.copy())
         variance = only(diagonal(ggn, prior), index)
         if self.covariance == "diagonal":
             return DiagonalGaussian(theta, variance)
         some, factor = curvature.precision(self.model, theta, batch, subnetwork.curved(index, ggn), prior)
         return SubnetworkGaussian(theta, some, factor, variance.scatter(1, some, 0.0))
 
-    def _candidates(self, theta: Tensor, variance: Tensor) -> Candidates:
+    def _candidates(self, theta: Tensor, ggn: Tensor, prior: Tensor) -> Candidates:
         """Weights that may be uncertain: those that the model does not have as numbers."""
         stochastic = self.model.stochastic_columns().to(theta.device)
         first = torch.arange(self.model.dim, device=theta.device) < self.shared
-        return Candidates(theta, variance, stochastic & first, stochastic & ~first)
+        return Candidates(theta, diagonal(ggn, prior), ggn, prior, stochastic & first, stochastic & ~first)
 
-    def _prior_variance(self, message: Message, clients: int) -> Tensor:
-        """Prior variances of all weights [K, D]; the decision layers have alpha."""
-        return tensors.expand(message.prior.variance, clients)
+    def _prior(self, message: Message, state: Client) -> Moments:
+        """Every client's prior of all weights [K, D]; the decision layers' variance is alpha."""
+        known: Moments = tensors.expand(message.prior, len(state.head))
+        if self.prior == "cumulative":
+            return known
+        shared = tensors.tree_map(lambda leaf: leaf[:, : self.shared], known)
+        own = without(shared, state.site, self.alpha)
+        joined: Moments = tensors.tree_map(lambda new, old: torch.cat((new, old[:, self.shared :]), 1), own, known)
+        return joined
 
     def _joined(self, message: Message, state: Client) -> Tensor:
         """The global representation with the clients' own decision layers [K, D]."""
@@ -320,6 +391,50 @@ def diagonal(ggn: Tensor, prior: Tensor) -> Tensor:
         [K, D], in squared units of a weight.
     """
     return (ggn + prior.reciprocal()).reciprocal()
+
+
+def contribution(prior: Moments, posterior: Moments) -> Site:
+    """Divide a posterior by its prior, weight by weight: q / p of Gaussians, in natural parameters.
+
+    Args:
+        prior: leaves [K, D], D >= R.
+        posterior: leaves [K, R]; weights of variance 0, which were not inferred, have contributed nothing.
+
+    Returns:
+        Leaves [K, R].
+    """
+    mean, variance = (leaf.double() for leaf in posterior)
+    mu, g = (leaf[:, : mean.shape[1]].double() for leaf in prior)
+    inferred = variance > 0
+    precision = torch.where(inferred, variance.reciprocal() - g.reciprocal(), 0.0)
+    return Site(precision, torch.where(inferred, mean / variance - mu / g, 0.0))
+
+
+def without(prior: Moments, site: Site, alpha: float) -> Moments:
+    """Take a client's last contribution out of its prior, as far as the prior is still surer than before any rows.
+
+    1 / g' = 1 / g - r s, mu' / g' = mu / g - r l, with the largest r in [0, 1] that leaves 1 / g' >= 1 / alpha.
+
+    Where all weights are inferred, a precision that is averaged by variances then never exceeds 1 / alpha + max_k H_k:
+    no row counts twice. The average of many clients may hold less of a client's contribution s than it sent, or
+    nothing, if others have moved the prior since; r is then under 1.
+
+    Args:
+        prior: leaves [K, R].
+        site: s and l of the client's last round.
+        alpha: variance before any rows, in squared units of a weight.
+
+    Returns:
+        Leaves [K, R], in the prior's dtype.
+    """
+    mean, precision = prior.mean.double(), prior.variance.double().reciprocal()
+    room = (precision - 1.0 / alpha).clamp_min(0.0)
+    share = torch.where(site.precision > room, room / site.precision, 1.0)
+    left = precision - share * site.precision
+    moved = mean + share * (site.precision * mean - site.linear) / left
+    changed = site.precision != 0
+    found = Moments(torch.where(changed, moved, mean), torch.where(changed, left.reciprocal(), prior.variance.double()))
+    return Moments(*(leaf.to(prior.mean.dtype) for leaf in found))
 
 
 def only(values: Tensor, index: Tensor) -> Tensor:

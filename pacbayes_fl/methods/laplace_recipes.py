@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import (
+    LargestCurvature,
     LargestMagnitude,
     LargestVariance,
     LastLayer,
@@ -25,14 +26,28 @@ from pacbayes_fl.server.average import Weighting
 ALPHAS = (1e-2, 1e-1, 1e-3, 1.0, 1e-4)
 """Prior variances among which held-out training rows choose; of equally good ones the first."""
 
+PERSONAL_ALPHAS = (0.1, 0.3, 0.03, 1.0, 0.01, 3.0, 1e-3, 10.0)
+"""The same of personal models."""
+
+RULES = ("curvature", "random", "variance", "magnitude", "last-layer")
+"""Rules among which they choose."""
+
+
+Rule = Literal["variance", "curvature", "last-layer", "random", "magnitude"]
+"""A rule of `inference.subnetwork` by its name; "variance" is the paper's."""
+
 
 @dataclass(frozen=True)
 class FedSIOptions:
     """Table [method] of FedSI; fields as in `LocalDescent` and `methods.fedsi.FedSI`.
 
-    `subnetwork` names the rule of `inference.subnetwork`, `fraction` is its share E of the representation.
-    `alpha = "held-out"` lets a study choose among `ALPHAS` by the log likelihood of training rows that federations of
-    `trial_rounds` rounds were not given.
+    `subnetwork` names the rule of the rounds, `personal_subnetwork` that of the personal models' posteriors ("same" is
+    that of the rounds), `fraction` is their share E of the representation; `personal_alpha = "round"` takes the last
+    round's prior for theirs.
+
+    "held-out" lets a study choose by the log likelihood of training rows that a federation was not given: `alpha` among
+    `ALPHAS`, by federations of `trial_rounds` rounds; `personal_alpha` among `PERSONAL_ALPHAS` and
+    `personal_subnetwork` among `RULES`, which training does not know of, after all rounds of one more federation.
     """
 
     steps: int | None = 20
@@ -40,10 +55,12 @@ class FedSIOptions:
     minibatch: int = 50
     rate: float = 1e-3
     optimiser: Literal["adam", "sgd"] = "adam"
-    subnetwork: Literal["variance", "last-layer", "random", "magnitude"] = "variance"
+    subnetwork: Rule = "variance"
+    personal_subnetwork: Rule | Literal["same", "held-out"] = "same"
     fraction: float = 0.05
     covariance: Literal["full", "diagonal"] = "full"
     alpha: float | Literal["held-out"] = "held-out"
+    personal_alpha: float | Literal["round", "held-out"] = "round"
     trial_rounds: int = 20
     predictive: LinearisedPredictive = "monte-carlo"
     draws: int = 20
@@ -51,6 +68,7 @@ class FedSIOptions:
     personal_sites: int = 2
     train_head: bool = False
     upload: Literal["variance", "curvature"] = "variance"
+    prior: Literal["cumulative", "divide"] = "cumulative"
     prior_weight: float | None = None
     floor: float = 0.0
     weighting: Weighting = "uniform"
@@ -61,13 +79,19 @@ class FedSIOptions:
         if self.trial_rounds < 1:
             raise StudyError(f"trial_rounds must be at least 1, got {self.trial_rounds}")
 
-    def choice(self) -> SubnetworkChoice:
-        """The rule by its name."""
-        if self.subnetwork == "last-layer":
-            return LastLayer()
-        if self.subnetwork == "random":
-            return RandomShare(self.fraction)
-        return (LargestVariance if self.subnetwork == "variance" else LargestMagnitude)(self.fraction)
+    def choice(self, rule: Rule) -> SubnetworkChoice:
+        """Make a rule of its name."""
+        return LastLayer() if rule == "last-layer" else _SHARES[rule](self.fraction)
+
+
+_SHARES: Mapping[str, Callable[[float], SubnetworkChoice]] = MappingProxyType(
+    {
+        "variance": LargestVariance,
+        "curvature": LargestCurvature,
+        "random": RandomShare,
+        "magnitude": LargestMagnitude,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -80,21 +104,29 @@ class FedSIFacOptions(FedSIOptions):
 
 _METHOD = (
     *("covariance", "predictive", "draws", "finetune", "personal_sites", "train_head", "upload"),
+    "prior",
     *("prior_weight", "floor", "weighting", "init_std"),
 )
 
 
 def _fedsi(options: FedSIOptions, model: WeightModel, features: Sequence[str]) -> FedSI:
-    if isinstance(options.alpha, str):
-        raise StudyError(f"alpha is still {options.alpha!r}", hint="a run of a study chooses it")
+    for one in (_ALPHA, *_PERSONAL):
+        if getattr(options, one.option) == "held-out":
+            raise StudyError(f"{one.option} is still 'held-out'", hint="a run of a study chooses it")
+    rule = options.personal_subnetwork
+    personal = None if rule == "same" or rule == "held-out" else options.choice(rule)
     local = LocalDescent(options.steps, options.minibatch, options.rate, options.optimiser, options.epochs)
     values = {name: getattr(options, name) for name in _METHOD}
-    return FedSI(model, local, options.choice(), alpha=options.alpha, **values)
+    values |= {"alpha": options.alpha}
+    if not isinstance(options.personal_alpha, str):
+        values |= {"personal_alpha": options.personal_alpha}
+    return FedSI(model, local, options.choice(options.subnetwork), personal, **values)
 
 
 _ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
 _PAPER: Mapping[str, Any] = MappingProxyType(
-    {"alpha": 1e-4, "rate": 1e-2, "minibatch": 50, "steps": None, "epochs": 10, "predictive": "probit"}
+    {"subnetwork": "variance", "personal_subnetwork": "same", "personal_alpha": "round", "prior": "cumulative"}
+    | {"alpha": 1e-4, "rate": 1e-2, "minibatch": 50, "steps": None, "epochs": 10, "predictive": "probit"}
 )
 _PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
 # The public code sends the curvature as if it were a variance, takes alpha for a precision, trains all layers in 700
@@ -114,7 +146,11 @@ _SEARCH: Search = MappingProxyType(
         "federation.rounds": Choice((40, 80, 160)),
     }
 )
-_HELD_OUT = HeldOut("alpha", lambda options: ALPHAS)
+_ALPHA = HeldOut("alpha", lambda options: ALPHAS)
+_PERSONAL = (
+    HeldOut("personal_subnetwork", lambda options: RULES, after=True),
+    HeldOut("personal_alpha", lambda options: PERSONAL_ALPHAS, after=True),
+)
 
 
 def _recipe(title: str, options: type, posterior: str) -> Recipe:
@@ -134,7 +170,7 @@ def _recipe(title: str, options: type, posterior: str) -> Recipe:
             **{"authors-code": {"method": _PUBLIC_CODE, "federation": _PUBLIC_ROUNDS}},
         ),
         search=_SEARCH,
-        held_out=_HELD_OUT,
+        held_out=(_ALPHA, *_PERSONAL),
     )
 
 

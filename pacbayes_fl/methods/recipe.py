@@ -32,16 +32,19 @@ Search = Mapping[str, LogUniform | Choice]
 class HeldOut(NamedTuple):
     """An option that a study may leave open by the value "held-out".
 
-    The study chooses among the candidates by the log likelihood of training rows that federations of
-    `options.trial_rounds` rounds were not given.
+    The study chooses among the candidates by the log likelihood of training rows that a federation was not given: one
+    of `options.trial_rounds` rounds for each candidate or, for an option that only `Method.personalise` reads, a single
+    one of all rounds.
 
     Args:
         option: name of the field of the options.
         candidates: of the options: the values to choose among, in the order of preference among equals.
+        after: whether no round depends on it.
     """
 
     option: str
     candidates: Callable[[Any], tuple[Any, ...]]
+    after: bool = False
 
 
 def presets(**tables: Mapping[str, Mapping[str, Any]]) -> Presets:
@@ -91,4 +94,4 @@ class Recipe:
     presets: Presets = field(default_factory=lambda: presets())
     model: Literal["functions", "weights"] = "functions"
     search: Search = field(default_factory=lambda: MappingProxyType({}))
-    held_out: HeldOut | None = None
+    held_out: tuple[HeldOut, ...] = ()

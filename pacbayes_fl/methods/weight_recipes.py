@@ -259,7 +259,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             model="weights",
             presets=presets(recommended={"federation": _ROUNDS}, paper={"method": _PAPER, "federation": _ALL_TRAIN}),
             search=_searching(**_VARIATIONAL, clusters=Choice((1, 2, 3, 4))),
-            held_out=HeldOut("clusters", lambda options: tuple(range(1, options.max_clusters + 1))),
+            held_out=(HeldOut("clusters", lambda options: tuple(range(1, options.max_clusters + 1))),),
         ),
         "bpfed": Recipe(
             "BPFed: shared and personal uncertain layers, priors that go on from round to round",

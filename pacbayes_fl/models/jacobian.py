@@ -40,7 +40,7 @@ class Jacobian(Protocol):
         """Covariance J diag(v) J' [K, N, C, C] of the outputs, v the weights' variance [K, D]."""
 
     def moved(self, step: Tensor) -> Tensor:
-        """Change J v [K, N, C] of the outputs for a step v [K, D] of the weights."""
+        """Change J v [K, N, C] of the outputs for a step v of the weights, step [K, D]."""
 
     def numel(self) -> int:
         """Numbers that are held."""
@@ -207,7 +207,7 @@ class DenseJacobian:
         return (self.entries * variance[:, None, None, :]) @ self.entries.mT
 
     def moved(self, step: Tensor) -> Tensor:
-        """J v [K, N, C] of a step v [K, D]."""
+        """J v [K, N, C] of a step v of the weights, step [K, D]."""
         found: Tensor = self.entries @ step[:, None, :, None]
         return found.squeeze(-1)
 

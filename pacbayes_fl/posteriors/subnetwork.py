@@ -81,7 +81,7 @@ class SubnetworkGaussian(NamedTuple):
         return (self.variance.sqrt() * draw).scatter_add(1, self.chosen, moved)
 
     def weights(self, draw: Tensor) -> Tensor:
-        """Weights theta [K, D] of a draw eps [K, D]."""
+        """Weights theta [K, D] of a draw [K, D]."""
         return self.loc + self.step(draw)
 
     def mean(self) -> Tensor:
@@ -132,7 +132,7 @@ class DiagonalGaussian(NamedTuple):
         return noise.weights(self.loc)
 
     def step(self, draw: Tensor) -> Tensor:
-        """Way sigma eps [K, D] from the estimate for a draw eps [K, D]."""
+        """Way sigma eps [K, D] from the estimate, for a draw [K, D]."""
         return self.variance.sqrt() * draw
 
     def weights(self, draw: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.inference.subnetwork import (
     Candidates,
+    LargestCurvature,
     LargestMagnitude,
     LargestVariance,
     LastLayer,
@@ -32,7 +34,8 @@ def noise() -> Noise:
 
 
 def candidates(seed: int = 1) -> Candidates:
-    return Candidates(randn(seed, K, D), randn(seed + 1, K, D).square(), REPRESENTATION, DECISION)
+    variance, curvature, prior = (randn(seed + more, K, D).square() for more in (1, 2, 3))
+    return Candidates(randn(seed, K, D), variance, curvature, prior, REPRESENTATION, DECISION)
 
 
 def best(scores: torch.Tensor, size: int) -> list[list[int]]:
@@ -45,18 +48,23 @@ def best(scores: torch.Tensor, size: int) -> list[list[int]]:
 def test_a_share_of_the_representation_by_each_rule(fraction: float) -> None:
     given, size = candidates(), max(1, math.floor(fraction * 9))
     uniform = noise().weights(given.mean, "uniform")
-    rules = {LargestVariance: given.variance, LargestMagnitude: given.mean.abs(), RandomShare: uniform}
+    rules: dict[Any, torch.Tensor] = {
+        LargestVariance: given.variance,
+        LargestMagnitude: given.mean.abs(),
+        RandomShare: uniform,
+    }
+    rules |= {LargestCurvature: given.curvature}
     for rule, scores in rules.items():
         assert choose(rule(fraction), given, noise()).tolist() == best(scores, size)
         assert rule(fraction).size(given) == size
-    everywhere = Candidates(given.mean, given.variance.index_fill(1, torch.tensor([3, 11]), 1e9), *given[2:])
+    everywhere = given._replace(variance=given.variance.index_fill(1, torch.tensor([3, 11]), 1e9))
     assert choose(LargestVariance(1.0), everywhere, noise()).tolist() == [[0, 1, 2, 4, 5, 6, 7, 8, 9]] * K
 
 
 def test_sizes_are_rounded_down_but_not_by_rounding_errors() -> None:
     def of(weights: int, fraction: float) -> int:
         every = torch.ones(weights, dtype=torch.bool)
-        return LargestVariance(fraction).size(Candidates(torch.empty(0), torch.empty(0), every, ~every))
+        return LargestVariance(fraction).size(candidates()._replace(representation=every, decision=~every))
 
     assert of(78_500, 0.05) == 3_925  # the papers' network
     assert [of(100, hundredth / 100) for hundredth in range(1, 101)] == list(range(1, 101))
@@ -67,7 +75,7 @@ def test_of_equally_good_weights_the_first_ones_are_taken() -> None:
     variance = torch.ones(K, D, dtype=torch.float64)
     variance[1, 7] = 2.0
     variance[2, [0, 1, 2]] = 0.5
-    given = Candidates(randn(1, K, D), variance, REPRESENTATION, DECISION)
+    given = candidates()._replace(variance=variance)
     assert choose(LargestVariance(0.45), given, noise()).tolist() == [[0, 1, 2, 4], [0, 1, 2, 7], [4, 5, 6, 7]]
 
 
@@ -88,7 +96,7 @@ def test_random_shares_differ_by_client_and_round_and_are_uniform() -> None:
     assert torch.equal(one, again) and len({tuple(row) for row in one.tolist()}) > 1
     assert not torch.equal(one, choose(rule, given, Noise(0, 2, range(K))))
     many = 6_000
-    wide = Candidates(torch.zeros(many, D), torch.zeros(many, D), REPRESENTATION, DECISION)
+    wide = candidates()._replace(mean=torch.zeros(many, D))
     counts = choose(rule, wide, Noise(0, 1, range(many))).flatten().bincount(minlength=D)
     expected = many * 3 / 9
     assert not counts[~REPRESENTATION].any()
@@ -124,7 +132,7 @@ def test_a_mask_that_fits_nothing_is_refused(keep: torch.Tensor, message: str) -
         choose(Mask(keep), candidates(), noise())
 
 
-@pytest.mark.parametrize("rule", [LargestVariance, LargestMagnitude, RandomShare])
+@pytest.mark.parametrize("rule", [LargestVariance, LargestCurvature, LargestMagnitude, RandomShare])
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(rule: type, fraction: float) -> None:
     with pytest.raises(StudyError, match=r"fraction must be in \(0, 1\]"):

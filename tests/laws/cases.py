@@ -51,6 +51,7 @@ _LAPLACE: dict[str, dict[str, Any]] = {
     "wide": {"fraction": 0.7, "predictive": "probit"},
     "random": {"subnetwork": "random", "fraction": 0.3, "predictive": "draws", "weighting": "rows"},
     "last-layer": {"subnetwork": "last-layer", "finetune": 2, "train_head": True},
+    "divide": {"subnetwork": "curvature", "prior": "divide", "personal_subnetwork": "random", "personal_alpha": 0.4},
     "code": {"subnetwork": "magnitude", "upload": "curvature", "prior_weight": 0.1, "floor": 1e-3, "predictive": "map"},
 }
 

@@ -80,8 +80,8 @@ def test_a_posterior_that_was_not_chosen_builds_no_method() -> None:
         build(posterior="held-out")
     with pytest.raises(StudyError, match="trial_rounds must be at least 1"):
         PacPFLBNNOptions(trial_rounds=0)
-    asked = RECIPE.held_out
-    assert asked is not None and asked.option == "posterior"
+    (asked,) = RECIPE.held_out
+    assert asked.option == "posterior"
     assert set(asked.candidates(RECIPE.options())) == {"importance", "svi", "svgd"}
 
 

@@ -19,15 +19,35 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.inference.subnetwork import LargestMagnitude, LargestVariance, LastLayer, Mask, RandomShare
-from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Server, diagonal, only, shrinking_kl
+from pacbayes_fl.inference.subnetwork import (
+    Candidates,
+    LargestCurvature,
+    LargestMagnitude,
+    LargestVariance,
+    LastLayer,
+    Mask,
+    RandomShare,
+)
+from pacbayes_fl.methods.fedsi import (
+    Client,
+    FedSI,
+    Message,
+    Server,
+    contribution,
+    diagonal,
+    only,
+    shrinking_kl,
+    without,
+)
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.convolutional import BayesianVGG
+from pacbayes_fl.models.jacobian import linearise
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.linearised import probit_log_probs
 from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, SubnetworkGaussian
+from pacbayes_fl.posteriors.weights import rows_of
 from pacbayes_fl.server.moments import Moments
 from tests import laplace
 from tests.laplace import NoisyCurve, float64, randn
@@ -108,6 +128,7 @@ def laplace_by_hand(
     score = {
         LargestVariance: lambda: 1 / (ggn + 1 / prior),
         LargestMagnitude: theta.abs,
+        LargestCurvature: lambda: ggn,
         RandomShare: lambda: aside.weights(theta[None], "uniform")[0],
         LastLayer: lambda: torch.arange(model.dim) >= shared,
     }[type(algorithm.choice)]()
@@ -145,6 +166,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "head trained, by rows": {"train_head": True, "weighting": "rows"},
     "public code": {**CODE, "local": LocalDescent(3, 4, 0.05, "sgd"), "weighting": "rows"},
     "paper's alpha": {"alpha": 1e-4},
+    "curvature": {"choice": LargestCurvature(0.4)},
 }
 
 
@@ -239,6 +261,145 @@ def test_weights_on_which_no_row_depends_win_and_are_counted() -> None:
         assert uncertain[k, :24][dead.flatten()].all()
         assert (update.moments.variance[k, :24][dead.flatten()] - algorithm.alpha).abs().max() < 1e-15
     assert (update.moments.variance[uncertain] <= algorithm.alpha * (1 + 1e-12)).all()
+
+
+# how often a row counts ------------------------------------------------------------------------------------------
+
+ALPHA = 0.5
+FORMS_OF_PRIOR: dict[str, dict[str, Any]] = {
+    "diagonal": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
+    "full": {"covariance": "full", "choice": LargestVariance(1.0)},
+}
+
+
+def linear(inputs: int, *seeds: int) -> tuple[BayesianMLP, ClientBatch, list[Tensor]]:
+    """Return a linear model whose bias is the head, clients whose rows differ in scale, and their curvatures H."""
+    model = BayesianMLP((inputs, 1), Gaussian(0.5), torch.float64)
+    rows = [(randn(seed, 30, inputs) * (0.4 + 0.2 * seed), 2.0 * randn(seed + 9, 30)) for seed in seeds]
+    return model, ClientBatch.pad(rows), [x.T @ x / 0.25 for x, _ in rows]
+
+
+def rounds_of(model: BayesianMLP, batch: ClientBatch, rounds: int, steps: int = 300, **options: Any) -> Any:
+    """Run rounds whose descents come to the MAP estimates, if they have the steps; curvatures are the same anywhere."""
+    local = LocalDescent(steps, minibatch=1_000, rate=0.02, optimiser="sgd")
+    algorithm = FedSI(model, local, alpha=ALPHA, personal_sites=1, finetune=0, **options)
+    return algorithm, engine.run_rounds(algorithm, batch, FederationPlan(rounds=rounds, seed=2))
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PRIOR)
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_rows_of_one_client_count_once_a_round_or_once(form: str, rounds: int) -> None:
+    """Precisions 1 / alpha + T H of the paper, and 1 / alpha + H; in one dimension the estimates are Bayes' too."""
+    model, batch, (ggn,) = linear(1, 3)
+    x, y = laplace.own(batch, 0)
+    start = engine.start(FedSI(model, personal_sites=1), batch, FederationPlan(seed=2)).server.moments.mean
+    for prior, times in (("cumulative", rounds), ("divide", 1)):
+        algorithm, state = rounds_of(model, batch, rounds, prior=prior, **FORMS_OF_PRIOR[form])
+        precision = 1 / ALPHA + times * float(ggn)
+        found = state.server.moments
+        assert 1 / found.variance[0].item() == pytest.approx(precision, rel=1e-9)
+        linear_part = start[0] / ALPHA + times * float(x[:, 0] @ (y - start[1])) / 0.25
+        assert found.mean[0].item() == pytest.approx(float(linear_part) / precision, rel=1e-6)
+        (_, personal), *_ = engine.personalise(algorithm, state, batch, FederationPlan(seed=2))
+        spread = personal.gaussian.output_covariance(linearised(model, personal, torch.ones(1, 1, 1)))
+        assert 1 / spread.item() == pytest.approx(precision + (float(ggn) if prior == "cumulative" else 0.0), rel=1e-9)
+
+
+def linearised(model: Any, posterior: Any, x: Tensor) -> Any:
+    return linearise(model, posterior.loc, rows_of(x.double(), posterior.noise)).jacobian
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PRIOR)
+def test_marginal_variances_of_several_weights_count_rows_once(form: str) -> None:
+    model, batch, (ggn,) = linear(3, 3)
+    before = torch.eye(3, dtype=torch.float64) / ALPHA
+    exact = (before + (torch.diag(ggn.diagonal()) if form == "diagonal" else ggn)).inverse().diagonal()
+    for rounds in (1, 3):
+        _, state = rounds_of(model, batch, rounds, 2, prior="divide", **FORMS_OF_PRIOR[form])
+        torch.testing.assert_close(state.server.moments.variance[:3], exact, rtol=1e-9, atol=0)
+    _, state = rounds_of(model, batch, 3, 2, **FORMS_OF_PRIOR[form])
+    assert (state.server.moments.variance[:3] < 0.7 * exact).all()
+
+
+def test_no_row_of_several_clients_counts_twice_after_any_number_of_rounds() -> None:
+    """The averaged precision comes to 1 / alpha + max_k H_k and stays; the paper's grows without end."""
+    model, batch, ggn = linear(2, 1, 3, 4)
+    most = 1 / ALPHA + torch.stack([one.diagonal() for one in ggn]).amax(0)
+    options, precision = FORMS_OF_PRIOR["diagonal"], {}
+    for rounds in (1, 3, 40):
+        _, state = rounds_of(model, batch, rounds, 2, prior="divide", **options)
+        precision[rounds] = state.server.moments.variance[:2].reciprocal()
+        assert (precision[rounds] <= most * (1 + 1e-9)).all() and state.server.moments.mean.isfinite().all()
+    assert (precision[1] < precision[3]).all() and (precision[40] > 0.95 * most).all()
+    _, state = rounds_of(model, batch, 4, 2, **options)
+    assert (state.server.moments.variance[:2].reciprocal() > 1.5 * most).all()
+
+
+def test_what_a_client_contributed_is_what_is_taken_out() -> None:
+    mean, spread = randn(1, K, 8), randn(2, K, 8).square() + 0.1
+    prior = Moments(mean, torch.minimum(spread, torch.full_like(spread, 0.3)))
+    posterior = Moments(mean + randn(3, K, 8), 1 / (1 / prior.variance + randn(4, K, 8).square()))
+    site = contribution(prior, posterior)
+    back = without(posterior, site, 0.3)
+    for mine, theirs in zip(back, prior, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    nothing = contribution(prior, Moments(mean, torch.zeros_like(mean)))  # weights that were not inferred
+    assert not nothing.precision.any() and not nothing.linear.any()
+    for mine, theirs in zip(without(posterior, nothing, 0.3), posterior, strict=True):
+        assert torch.equal(mine, theirs)
+    less = without(prior, site, 0.3)  # the prior holds less than was sent
+    assert (less.variance <= 0.3 * (1 + 1e-12)).all() and less.mean.isfinite().all()
+    single = without(Moments(*(leaf.float() for leaf in posterior)), site, 0.3)
+    torch.testing.assert_close(single.variance.double(), prior.variance, rtol=1e-5, atol=0)
+    assert single.mean.dtype == torch.float32
+
+
+def test_a_prior_is_divided_by_a_posterior_alone() -> None:
+    with pytest.raises(StudyError, match="a curvature is no posterior"):
+        method(prior="divide", upload="curvature")
+    assert "count once for every round" in method().about()["prior"]
+    assert method(prior="divide").about()["prior"].endswith("count once")
+
+
+def test_a_personal_model_has_a_rule_and_a_variance_of_its_own() -> None:
+    """The rounds do not depend on them; the Gaussian is the Laplace approximation under that prior, by hand."""
+    plain, message, kept, batch = trained()
+    own = replace(plain, personal_choice=LargestCurvature(0.4), personal_alpha=2.5)
+    _, other_message, other_kept, _ = trained(personal_choice=LargestCurvature(0.4), personal_alpha=2.5)
+    assert torch.equal(message.prior.mean, other_message.prior.mean) and torch.equal(kept.head, other_kept.head)
+    assert torch.equal(message.prior.variance, other_message.prior.variance)
+    posterior = own.personalise(message, kept, batch, Noise(3, 0, batch.ids))
+    q = posterior.gaussian
+    assert isinstance(q, SubnetworkGaussian)
+    for k in range(K):
+        rows, _ = laplace.own(batch, k)
+        ggn = laplace.ggn_diagonal(LABELS, posterior.loc[k], rows)[: own.shared]
+        size = math.floor(0.4 * own.shared + 1e-9)
+        chosen = ggn.argsort(descending=True, stable=True)[:size].sort().values
+        exact = laplace.posterior(LABELS, posterior.loc[k], rows, torch.full((LABELS.dim,), 2.5).double(), chosen)
+        order = q.chosen[k].argsort()
+        assert torch.equal(q.chosen[k][order], chosen)
+        torch.testing.assert_close(q.covariance()[k][order][:, order], exact, rtol=1e-8, atol=1e-11)
+    for value in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(StudyError, match="personal_alpha must be positive and finite"):
+            method(personal_alpha=value)
+
+
+def test_a_rule_of_the_user_s_own_sees_curvature_and_prior() -> None:
+    class Gain:
+        """Share of the prior's variance that the rows leave, the least first."""
+
+        def size(self, candidates: Candidates) -> int:
+            return 3
+
+        def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
+            exact = candidates.prior / (1 + candidates.prior * candidates.curvature)
+            torch.testing.assert_close(candidates.variance, exact)
+            return torch.where(candidates.representation, candidates.curvature * candidates.prior, -torch.inf)
+
+    algorithm, message, kept, batch = trained(choice=Gain())
+    q = algorithm.personalise(message, kept, batch, Noise(3, 0, batch.ids)).gaussian
+    assert isinstance(q, SubnetworkGaussian) and q.chosen.shape == (K, 3)
 
 
 # predictions ----------------------------------------------------------------------------------------------------
@@ -479,7 +640,7 @@ def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution(mod
     found = q.covariance()[1]
     spread = q.variance[1].scatter_add(0, q.chosen[1], found.diagonal())
     inside = spread > 0
-    assert inside.sum() == algorithm.choice.size(algorithm._candidates(mean, variance))
+    assert inside.sum() == algorithm.choice.size(algorithm._candidates(mean, variance, variance))
     torch.testing.assert_close(spread, message.prior.variance * inside, rtol=1e-12, atol=0)
     assert found.equal(torch.diag(found.diagonal()))
 

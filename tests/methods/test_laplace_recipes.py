@@ -9,10 +9,16 @@ import pytest
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.inference.subnetwork import LargestMagnitude, LargestVariance, LastLayer, RandomShare
+from pacbayes_fl.inference.subnetwork import (
+    LargestCurvature,
+    LargestMagnitude,
+    LargestVariance,
+    LastLayer,
+    RandomShare,
+)
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.fedsi import FedSI
-from pacbayes_fl.methods.laplace_recipes import ALPHAS, LAPLACE_RECIPES
+from pacbayes_fl.methods.laplace_recipes import ALPHAS, LAPLACE_RECIPES, PERSONAL_ALPHAS, RULES
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
 
@@ -20,7 +26,12 @@ MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 NAMES = ("fedsi", "fedsi-fac")
 LOCAL = {field.name for field in dataclasses.fields(LocalDescent)}
 PLACES = {"fraction": "choice.fraction"} | {name: f"local.{name}" for name in LOCAL}
-ELSEWHERE = {"subnetwork", "trial_rounds"}  # a rule of its own name, and for the study
+ELSEWHERE = {
+    "subnetwork",
+    "personal_subnetwork",
+    "personal_alpha",
+    "trial_rounds",
+}  # below, and for the study
 
 
 def build(name: str, **options: Any) -> Any:
@@ -79,12 +90,20 @@ def test_options_and_the_method_have_the_same_defaults() -> None:
 
 
 def test_a_rule_has_a_name() -> None:
-    rules = {"variance": LargestVariance(0.3), "magnitude": LargestMagnitude(0.3), "random": RandomShare(0.3)}
-    for name, rule in (rules | {"last-layer": LastLayer()}).items():
+    rules: dict[str, Any] = {
+        "variance": LargestVariance(0.3),
+        "magnitude": LargestMagnitude(0.3),
+        "random": RandomShare(0.3),
+    }
+    rules |= {"curvature": LargestCurvature(0.3), "last-layer": LastLayer()}
+    for name, rule in rules.items():
         found = build("fedsi", subnetwork=name, fraction=0.3).choice
         assert found == rule and type(found) is type(rule)
-    names = get_args(get_type_hints(LAPLACE_RECIPES["fedsi"].options)["subnetwork"])
-    assert set(names) == {*rules, "last-layer"}
+        other = build("fedsi", subnetwork="variance", personal_subnetwork=name, fraction=0.3)
+        assert other.personal_choice == rule and type(other.personal_choice) is type(rule)
+        assert other.choice == LargestVariance(0.3)
+    assert build("fedsi", personal_subnetwork="same").personal_choice is None
+    assert set(RULES) == set(rules) == set(get_args(get_type_hints(LAPLACE_RECIPES["fedsi"].options)["subnetwork"]))
 
 
 def test_the_factorised_variant_has_all_weights_of_the_representation() -> None:
@@ -99,10 +118,20 @@ def test_an_alpha_that_was_not_chosen_builds_no_method(name: str) -> None:
     assert recipe.options().alpha == "held-out"
     with pytest.raises(StudyError, match="alpha is still 'held-out'"):
         recipe.build(recipe.options(), MODEL, ())
-    assert recipe.held_out is not None and recipe.held_out.option == "alpha"
-    assert recipe.held_out.candidates(recipe.options()) == ALPHAS and len(set(ALPHAS)) == len(ALPHAS)
-    for alpha in ALPHAS:
-        assert build(name, alpha=alpha).alpha == alpha
+    alpha, rule, personal = recipe.held_out
+    assert [(one.option, one.after) for one in recipe.held_out] == [
+        ("alpha", False),
+        ("personal_subnetwork", True),
+        ("personal_alpha", True),
+    ]
+    for one, values in ((alpha, ALPHAS), (rule, RULES), (personal, PERSONAL_ALPHAS)):
+        assert one.candidates(recipe.options()) == values and len(set(values)) == len(values)
+        with pytest.raises(StudyError, match=f"{one.option} is still 'held-out'"):
+            build(name, **{one.option: "held-out"})
+    for value in ALPHAS:
+        assert build(name, alpha=value).alpha == value
+    for value in PERSONAL_ALPHAS:
+        assert build(name, personal_alpha=value).personal_alpha == value
     with pytest.raises(StudyError, match="trial_rounds must be at least 1"):
         recipe.options(trial_rounds=0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacbayes_fl import settings
-from pacbayes_fl.methods import METHODS, Choice, LogUniform, Recipe
+from pacbayes_fl.methods import METHODS, Choice, HeldOut, LogUniform, Recipe
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
@@ -29,10 +29,8 @@ def build(name: str, **options: Any) -> Method[Any, Any, Any, Any]:
 
 def answered(recipe: Recipe, options: Any) -> Any:
     """Take the first candidate of what is left open, as a study's choice would take one."""
-    asks = recipe.held_out
-    if asks is None or getattr(options, asks.option) != "held-out":
-        return options
-    return dataclasses.replace(options, **{asks.option: asks.candidates(options)[0]})
+    asks = [one for one in recipe.held_out if getattr(options, one.option) == "held-out"]
+    return dataclasses.replace(options, **{one.option: one.candidates(options)[0] for one in asks})
 
 
 def test_the_table_is_read_only() -> None:
@@ -106,15 +104,15 @@ def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
     assert ("federation.rounds" in recipe.search) == recipe.rounds
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].held_out is not None])
-def test_what_can_be_left_open_is_an_option_with_candidates(name: str) -> None:
+@pytest.mark.parametrize(("name", "asks"), [(name, asks) for name in NAMES for asks in METHODS[name].held_out])
+def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOut) -> None:
     recipe = METHODS[name]
-    asks = recipe.held_out
-    assert asks is not None
     left = settings.parse(recipe.options, {asks.option: "held-out", "trial_rounds": 3}, "[method]")
     candidates = asks.candidates(left)
     assert len(set(candidates)) == len(candidates) >= 2 and "held-out" not in candidates
     for candidate in candidates:
         assert isinstance(build(name, **{asks.option: candidate}), Method)
     study = Study.from_table({"method": {"name": name, asks.option: "held-out"}})
-    assert study.held_out == asks and Study.from_table(study.table()) == study
+    usual = recipe.options()
+    also = [one for one in recipe.held_out if one is not asks and getattr(usual, one.option) == "held-out"]
+    assert set(study.held_out) == {asks, *also} and Study.from_table(study.table()) == study

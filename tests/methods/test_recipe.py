@@ -36,5 +36,5 @@ def test_a_recipe_says_little_unless_told() -> None:
         recipe.title = "mine"  # type: ignore[misc]
     with pytest.raises(TypeError):
         recipe.search["x"] = None  # type: ignore[index]
-    assert recipe.held_out is None
+    assert recipe.held_out == ()
     assert made().presets is not made().presets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,15 +231,11 @@ def test_tiny_variances_in_float32_predict_as_the_estimate_does(kind: str, scale
 def test_rounding_of_an_output_covariance_is_no_matter(alpha: float) -> None:
     """Of 3,140 weights in float32 the covariance of ten logits had eigenvalues of -1.5e-6 of its largest."""
 
-    class Rounded(NamedTuple):
-        loc: Tensor
-        variance: Tensor
-        held = 0
-        draw, step = DiagonalGaussian.draw, DiagonalGaussian.step
-
+    class Rounded(DiagonalGaussian):
         def output_covariance(self, jacobian: Any) -> Tensor:
-            exact = DiagonalGaussian(self.loc, self.variance).output_covariance(jacobian)
-            return exact - 1.5e-6 * torch.linalg.eigvalsh(exact)[..., -1:, None] * torch.eye(10)
+            exact = super().output_covariance(jacobian)
+            largest: Tensor = torch.linalg.eigvalsh(exact)[..., -1:, None]
+            return exact - 1.5e-6 * largest * torch.eye(10)
 
     model = BayesianMLP((2, 1, 10), Categorical(10))  # one hidden unit: logits move on a line
     loc, flat = (0.7 * randn(1, K, model.dim)).float(), torch.zeros(K, model.dim)

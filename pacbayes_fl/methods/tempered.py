@@ -1,0 +1,133 @@
+"""Any method of classification with one temperature for the predictions of the whole federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
+
+
+@final
+@dataclass(frozen=True)
+class Tempered(Method[Any, Any, Any, Any]):
+    """A method whose models predict p^(1/T) / Z; its rounds, states and posteriors are those of the method itself.
+
+    What bounds measure is the Gibbs predictor that draws a network and predicts with its own tempered probabilities:
+    a T that was fixed without the rows of the bound is a part of every hypothesis.
+
+    Args:
+        inner: what runs.
+        temperature: T.
+    """
+
+    inner: Method[Any, Any, Any, Any]
+    temperature: float
+
+    def __post_init__(self) -> None:
+        """Refuse a temperature that is none."""
+        if not 0 < self.temperature < math.inf:
+            raise StudyError(f"temperature must be positive and finite, got {self.temperature!r}")
+
+    @property
+    def federated(self) -> bool:  # type: ignore[override]
+        """As the method itself."""
+        return self.inner.federated
+
+    @property
+    def raw_units(self) -> bool:  # type: ignore[override]
+        """As the method itself."""
+        return self.inner.raw_units
+
+    @property
+    def personal_model(self) -> str:  # type: ignore[override]
+        """As the method itself."""
+        return self.inner.personal_model
+
+    @property
+    def row_by_row(self) -> bool:
+        """As the method itself."""
+        return self.inner.row_by_row
+
+    def init_server(self, generator: torch.Generator) -> Any:
+        """As the method itself."""
+        return self.inner.init_server(generator)
+
+    def init_clients(self, message: Any, batch: ClientBatch) -> Any:
+        """As the method itself."""
+        return self.inner.init_clients(message, batch)
+
+    def broadcast(self, server: Any) -> Any:
+        """As the method itself."""
+        return self.inner.broadcast(server)
+
+    def client(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> tuple[Any, Any]:
+        """As the method itself."""
+        return self.inner.client(message, state, batch, noise)
+
+    def server(self, server: Any, update: Any, n_clients: int) -> Any:
+        """As the method itself."""
+        return self.inner.server(server, update, n_clients)
+
+    def personalise(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
+        """Temper each client's own posterior."""
+        return tempered(self.inner.personalise(message, state, batch, noise), self.temperature)
+
+    def personalise_again(
+        self, posterior: Posterior, message: Any, state: Any, batch: ClientBatch, noise: Noise
+    ) -> TemperedPosterior:
+        """As `personalise`."""
+        known = posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
+        return tempered(self.inner.personalise_again(known, message, state, batch, noise), self.temperature)
+
+    def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Refine what is tempered: a divergence is one of weights, and does not know of T."""
+        found = self.inner.refine(prior.inner, seen, rows, noise)
+        return found._replace(posterior=tempered(found.posterior, self.temperature))
+
+    def global_model(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Posterior | None:
+        """Temper what the server would predict."""
+        found = self.inner.global_model(message, state, batch, noise)
+        return None if found is None else tempered(found, self.temperature)
+
+    def payload(self, message: Any, update: Any) -> Any:
+        """As the method itself."""
+        return self.inner.payload(message, update)
+
+    def received(self, message: Any, mean: Any, clients: float) -> Any:
+        """As the method itself."""
+        return self.inner.received(message, mean, clients)
+
+    def describe(self, state: Any) -> Mapping[str, Tensor]:
+        """As the method itself."""
+        return self.inner.describe(state)
+
+    def about(self) -> dict[str, Any]:
+        """Say what the method itself says, and the temperature."""
+        return self.inner.about() | {"temperature": self.temperature}
+
+    def reduce(self, update: Any) -> Any:
+        """As the method itself."""
+        return self.inner.reduce(update)
+
+    def report(self, server: Any, update: Any) -> Mapping[str, Tensor]:
+        """As the method itself."""
+        return self.inner.report(server, update)
+
+    def remark(self, values: Mapping[str, float]) -> str | None:
+        """As the method itself."""
+        return self.inner.remark(values)
+
+    def footprint(self, rows: int) -> int:
+        """As the method itself."""
+        return self.inner.footprint(rows)
