@@ -24,7 +24,7 @@ class PacPFLBNNOptions:
     The hyper-prior has means within `mean_std` of the model's centre, and rhos within `rho_std` of `init_rho`; the
     first means are within `init_std`.
     Priors weigh alike: their sampled evidence (eq. 37) is that of the luckiest draws, and no better on held-out rows.
-    `personal_steps`, `personal_rate` and `personal_minibatch` are of the clients' own posteriors.
+    `personal_steps` or `personal_epochs`, `personal_rate` and `personal_minibatch` are of the clients' own posteriors.
     `posterior = "held-out"` lets a study choose it by the log likelihood of training rows that federations of
     `trial_rounds` rounds were not given.
     """
@@ -49,7 +49,8 @@ class PacPFLBNNOptions:
     weighting: Literal["evidence", "equal"] = "equal"
     posterior: Literal["held-out", "importance", "svi", "svgd"] = "held-out"
     trial_rounds: int = 100
-    personal_steps: int = 50
+    personal_steps: int | None = 50
+    personal_epochs: int | None = None
     personal_rate: float = 3e-3
     personal_minibatch: int = 50
     draws: int = 20
@@ -68,6 +69,7 @@ def _pac_pfl_bnn(options: PacPFLBNNOptions, model: WeightModel, features: Sequen
     hyper_prior = weight_hyper_prior(model, options.init_rho, options.mean_std, options.rho_std, options.init_std)
     local = LocalInference(
         steps=options.personal_steps,
+        epochs=options.personal_epochs,
         minibatch=options.personal_minibatch,
         rate=options.personal_rate,
         zeta=1.0,

@@ -14,7 +14,11 @@ import torch
 from benchmarks import tables
 from pacbayes_fl import settings
 from pacbayes_fl.data import images
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.images import ImageOptions
+from pacbayes_fl.inference import turns
+from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import BUNDLED, Study
 from pacbayes_fl.study_model import NetworkPart
@@ -174,3 +178,16 @@ def test_writers_have_twenty_digits_or_all_of_them(data_root: Path) -> None:
     assert 80 < float(large.train.size.mean()) < 110 and float(small.test.size.sum()) == 474
     assert small.validation is not None and small.validation.size.min() >= 5
     assert small.train.names == large.train.names and torch.equal(small.test.x, large.test.x)
+
+
+@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize("name", ["bpfed", "fedsi", "fedsi-fac", "fedavg", "fedavg-ft", "local"])
+def test_the_preset_paper_does_ten_epochs_at_every_size(name: str, size: str) -> None:
+    """50 minibatches of 50 for the 250 rows of a small client, 200 and 900 for those of the larger ones."""
+    sets = [f"method.name={name}", "method.preset=paper", *(["method.alpha=0.01"] if "fedsi" in name else [])]
+    study = Study.from_toml(file_of(f"mnist-{size}"), sets)
+    method = study.recipe.build(study.method.options, BayesianMLP((2, 3, 10), Categorical(10)), ())
+    rows = 5 * COUNTS[size][0]
+    batch = ClientBatch.pad([(torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.int64))], classes=10)
+    assert turns.counts(method.local, batch).tolist() == [10 * rows // 50]  # type: ignore[attr-defined]
+    assert study.table()["method"]["steps"] == "none" and study.table()["method"]["epochs"] == 10

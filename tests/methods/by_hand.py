@@ -72,7 +72,7 @@ class Client:
     def __init__(self, q: Sequence[Tensor], w: Sequence[Tensor], rates: tuple[float, float]) -> None:
         """Begin with fresh moments."""
         self.q, self.w = ([torch.nn.Parameter(leaf.clone()) for leaf in family] for family in (q, w))
-        self.rates = rates
+        self.rates, self.held = rates, slice(0)  # weights whose w stays
         self.rest()
 
     def rest(self) -> None:
@@ -98,6 +98,8 @@ class Client:
                 total += fit.item() / local.inner / local.steps
             self.adams[1].zero_grad()
             self.towards(local, [leaf.detach() for leaf in self.q], self.w).backward()
+            for leaf in self.w:
+                leaf.grad[self.held] = 0.0  # type: ignore[index]
             self.adams[1].step()
         return total, divergence(self.q, self.w).item()
 

@@ -34,6 +34,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "paper": {},
     "public code": {"upload": "tracked", "local": {"divergence": "reverse", "data_scale": "mean", "noise_std": 1e-3}},
     "moments anew, by rows": {"tracking": {"keep_moments": False}, "weighting": "rows"},
+    "divide": {"prior": "divide"},
+    "divide, tracked": {"prior": "divide", "upload": "tracked"},
 }
 
 
@@ -54,8 +56,9 @@ def test_three_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any
         for k, (one, m) in enumerate(zip(expected, SIZES, strict=True)):
             # the prior: what the server knows of the shared part, and the client's last posterior of its own part
             prior = [torch.cat((new[:SHARED], own.detach()[SHARED:])) for new, own in zip(v, one.q, strict=True)]
-            one.get(prior)
             one.start(prior)
+            one.get(prior if algorithm.prior == "cumulative" else v)  # what is left is the first prior, and stays
+            one.held = slice(0) if algorithm.prior == "cumulative" else slice(SHARED, None)
             if not algorithm.tracking.keep_moments:
                 one.rest()
             one.play(local, batch.x[k, :m], batch.y[k, :m], Noise(3, t, batch.ids[k : k + 1], engine=noise))
@@ -154,3 +157,21 @@ def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution() -
     posterior = algorithm.personalise(server(), algorithm.init_clients(server(), batch), batch, Noise(3, 0, batch.ids))
     for leaf, shared in zip(posterior.family, server().w, strict=True):
         assert torch.equal(leaf, shared.expand(K, D))
+
+
+def test_the_divergence_has_weight_1_from_python_too() -> None:
+    assert BPFed(MODEL).local == LocalInference(zeta=1.0)  # eq. 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "moments", "upload": "tracked"}, "upload = 'tracked' a prior that followed it"),
+        ({"aggregation": "moments", "local": LocalInference(divergence="reverse")}, "divergence = 'reverse' is about"),
+        ({"aggregation": "mean"}, "aggregation must be tracked or moments, got 'mean'"),
+        ({"prior": "mine"}, "prior must be cumulative or divide, got 'mine'"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StudyError, match=message):
+        BPFed(MODEL, **options)

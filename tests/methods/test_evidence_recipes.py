@@ -20,6 +20,7 @@ from pacbayes_fl.posteriors.particles import DiagonalHyperPrior
 MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 RECIPE = EVIDENCE_RECIPES["pac-pfl-bnn"]
 LOCAL = {"personal_steps": "steps", "personal_rate": "rate", "personal_minibatch": "minibatch"}
+LOCAL |= {"personal_epochs": "epochs"}
 HYPER_PRIOR = ("mean_std", "init_rho", "rho_std", "init_std")
 APART = {*LOCAL, *HYPER_PRIOR, "trial_rounds", "lam", "tau"}
 
@@ -63,7 +64,8 @@ def test_steps_of_clients_have_their_own_options() -> None:
         zeta=1.0,
     )
     for option, field in LOCAL.items():
-        assert getattr(build(**{option: 7}).local, field) == 7
+        rest = {"personal_steps": None} if field == "epochs" else {}
+        assert getattr(build(**{option: 7}, **rest).local, field) == 7
 
 
 def test_the_hyper_prior_is_made_of_its_options() -> None:
