@@ -153,7 +153,7 @@ _PERSONAL = (
 )
 
 
-def _recipe(title: str, options: type, posterior: str) -> Recipe:
+def _recipe(title: str, options: type, posterior: str, **variant: Any) -> Recipe:
     return Recipe(
         title,
         federated=True,
@@ -171,6 +171,7 @@ def _recipe(title: str, options: type, posterior: str) -> Recipe:
         ),
         search=_SEARCH,
         held_out=(_ALPHA, *_PERSONAL),
+        variant=MappingProxyType({name.replace("__", "."): value for name, value in variant.items()}),
     )
 
 
@@ -182,7 +183,11 @@ LAPLACE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "subnetwork Laplace",
         ),
         "fedsi-fac": _recipe(
-            "FedSI-Fac: diagonal Laplace on the whole representation", FedSIFacOptions, "diagonal Laplace"
+            "FedSI-Fac: diagonal Laplace on the whole representation",
+            FedSIFacOptions,
+            "diagonal Laplace",
+            choice__fraction=1.0,
+            covariance="diagonal",
         ),
     }
 )

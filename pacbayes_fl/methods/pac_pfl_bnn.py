@@ -69,7 +69,8 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
 
     A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
     minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal
-    likelihood. What a client does with the priors that it gets, the paper leaves open.
+    likelihood. Priors weigh alike by default: their sampled evidence (eq. 37) is that of the luckiest draws. What a
+    client does with the priors that it gets, the paper leaves open.
 
     Args:
         train_draws: L of eq. 38.
@@ -85,6 +86,10 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     personal_messages: ClassVar[bool] = True
     personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors"
 
+    particles: int = 3
+    rate: float = 2e-3
+    minibatch: int | None = 20
+    weighting: Literal["evidence", "equal"] = "equal"
     train_draws: int = 5
     posterior: Literal["importance", "svi", "svgd"] = "svi"
     local: LocalInference = field(default_factory=lambda: LocalInference(steps=50, rate=3e-3, zeta=1.0))

@@ -83,6 +83,8 @@ class Recipe:
         presets: values by preset and part ("method", "model", "federation"); "recommended" holds the defaults.
         search: what `tune` varies, by dotted key.
         held_out: what a study may leave open; the options then have `trial_rounds`.
+        variant: values in which the recommended method differs from its class built with defaults, by dotted field:
+            what makes it this method and not another of the class.
     """
 
     title: str
@@ -95,3 +97,4 @@ class Recipe:
     model: Literal["functions", "weights"] = "functions"
     search: Search = field(default_factory=lambda: MappingProxyType({}))
     held_out: tuple[HeldOut, ...] = ()
+    variant: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -313,6 +313,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 recommended={"federation": _ROUNDS},
                 paper={"method": {"optimiser": "sgd", "rate": 0.01, **_EPOCHS}, "federation": _PAPER_ROUNDS},
             ),
+            variant=MappingProxyType({"finetune": 5}),
             search=_searching(finetune=Choice((1, 5, 20))),
         ),
         "local": Recipe(

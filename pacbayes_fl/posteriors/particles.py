@@ -34,7 +34,7 @@ class GaussianHyperPrior:
     """
 
     loc: Tensor
-    std: float
+    std: float = 0.3
 
     def __post_init__(self) -> None:
         """Refuse a spread that is none."""
@@ -133,7 +133,7 @@ class DiagonalHyperPrior:
 
 
 def weight_hyper_prior(
-    model: WeightModel, rho: float, mean_std: float, rho_std: float, init_std: float
+    model: WeightModel, rho: float = -3.0, mean_std: float = 1.0, rho_std: float = 1.0, init_std: float = 0.1
 ) -> DiagonalHyperPrior:
     """Make the hyper-prior of diagonal Gaussians over a network's weights, whose phi are (mu, rho).
 

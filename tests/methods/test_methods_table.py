@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import tomllib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl import settings
 from pacbayes_fl.methods import METHODS, Choice, HeldOut, LogUniform, Recipe
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.pfedgp import pfedgp
+from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.posteriors.particles import GaussianHyperPrior, weight_hyper_prior
 from pacbayes_fl.study_file import ModelPart, Study
 
 FEATURES = ("wind", "lag_1")
@@ -77,6 +84,58 @@ def test_where_all_clients_train_and_a_cohort_is_heard() -> None:
     }
     everybody = {(name, "paper") for name in ("pfedbayes", "sfedbayes", "cfedbayes")}
     assert {key for key, value in train.items() if value == "all"} == everybody
+
+
+PYTHON: dict[str, Callable[[Any], Method[Any, Any, Any, Any]]] = {
+    "pac-pfl": lambda model: PacPFL(model, GaussianHyperPrior(model.location())),
+    "pac-pfl-bnn": lambda model: PacPFLBNN(model, weight_hyper_prior(model)),
+    "pfedgp": pfedgp,
+}
+"""How a program builds a method whose class needs more than a model."""
+
+
+def differences(mine: Any, theirs: Any, at: str = "") -> Iterator[str]:
+    """Yield dotted names of the fields in which two values differ."""
+    if dataclasses.is_dataclass(mine) and type(mine) is type(theirs):
+        for field in dataclasses.fields(mine):
+            name = f"{at}.{field.name}" if at else field.name
+            yield from differences(getattr(mine, field.name), getattr(theirs, field.name), name)
+    elif isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
+            yield at
+    elif mine is not theirs and mine != theirs:
+        yield at
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_the_same_from_python_and_from_a_study(name: str) -> None:
+    """Field by field, but for what the recipe names: the variant, and what held-out rows choose."""
+    recipe = METHODS[name]
+    model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
+    options = answered(recipe, Study.from_table({"method": {"name": name}}).method.options)
+    studied: Any = recipe.build(options, model, FEATURES)
+    if name in PYTHON:
+        program: Any = PYTHON[name](model)
+    else:
+        needed = {"model": model, "input_dim": len(FEATURES), "column": FEATURES.index("lag_1")}
+        without = [field.name for field in dataclasses.fields(studied) if not_given(field)]
+        program = type(studied)(**{key: needed[key] for key in without})
+    assert set(differences(program, studied)) == set(recipe.variant)
+    for at, value in recipe.variant.items():
+        assert operator.attrgetter(at)(studied) == value
+
+
+def not_given(field: Any) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def test_differences_are_found_in_every_depth() -> None:
+    one, other = build("pfedbayes"), build("pfedbayes", zeta=2.0, prior_rate=0.5, draws=3)
+    found = set(differences(one, other))
+    assert found == {"model", "local.zeta", "tracking.rate", "draws"}
+    model = DeepKernelGP(2, (3,), (3,))
+    priors = [GaussianHyperPrior(model.location() + shift) for shift in (0.0, 0.0, 1.0)]
+    assert not set(differences(*priors[:2])) and set(differences(*priors[1:])) == {"loc"}
 
 
 def values_of(space: LogUniform | Choice) -> tuple[Any, ...]:

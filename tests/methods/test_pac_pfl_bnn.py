@@ -47,11 +47,13 @@ STEPS = LocalInference(steps=300, rate=0.02, zeta=1.0)
 def method(**options: Any) -> PacPFLBNN:
     hyper_prior = weight_hyper_prior(MODEL, -2.0, 1.5, 0.7, 0.4)
     usual: dict[str, Any] = {"particles": PARTICLES, "train_draws": DRAWS, "minibatch": 4, "rate": 0.01, "local": STEPS}
+    usual["weighting"] = "evidence"
     return PacPFLBNN(MODEL, hyper_prior, **(usual | options))
 
 
 def lines(**options: Any) -> PacPFLBNN:
-    given: dict[str, Any] = {"particles": 2, "posterior": "svi", "importance_draws": 200, "local": STEPS} | options
+    given: dict[str, Any] = {"particles": 2, "posterior": "svi", "importance_draws": 200, "local": STEPS}
+    given |= {"weighting": "evidence"} | options
     return PacPFLBNN(LINE, weight_hyper_prior(LINE, 0.0, 1.0, 0.2, 0.5), **given)
 
 
