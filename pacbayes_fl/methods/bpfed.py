@@ -81,8 +81,8 @@ class BPFed(Variational[Server, Client, Update]):
     def __post_init__(self) -> None:
         """Refuse hyper-parameters that mean nothing."""
         super().__post_init__()
-        if self.aggregation == "moments" and self.upload == "tracked":
-            what = "aggregation = 'moments' sends moments of q, and upload = 'tracked' a prior that followed it"
+        if self.sends_moments and self.upload == "tracked":
+            what = f"aggregation = {self.aggregation!r} sends moments of q, and upload = 'tracked' the prior"
             raise StudyError(what, hint="upload = 'posterior'")
         if self.prior not in get_args(PersonalPrior):
             raise StudyError(f"prior must be cumulative or divide, got {self.prior!r}")
@@ -122,7 +122,7 @@ class BPFed(Variational[Server, Client, Update]):
             self.model, self.local, self.tracking, before, prior, batch, noise, self.draw, follows
         )
         sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
-        if self.aggregation == "moments":
+        if self.sends_moments:
             sent = moments_of(sent)
         weight = average.client_weight(batch.size, self.weighting)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
@@ -131,7 +131,7 @@ class BPFed(Variational[Server, Client, Update]):
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average the shared part (Algorithm 1, last line of the server), or match its moments."""
-        if self.aggregation == "moments":
+        if self.sends_moments:
             found, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
             mean = towards(self._sent(server), found, 1.0, stochastic)
         else:
@@ -156,7 +156,7 @@ class BPFed(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        join = moments.match if self.aggregation == "moments" else tensors.weighted_mean
+        join = moments.match if self.sends_moments else tensors.weighted_mean
         reduced: Update = average.reduced(update, "w", join)
         return reduced
 

@@ -143,7 +143,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
         weight = average.client_weight(batch.size, self.weighting)
         moved = (cluster != state.cluster).to(weight)
-        sent = moments_of(new.q) if self.aggregation == "moments" else w
+        sent = moments_of(new.q) if self.sends_moments else w
         update = Update(sent, cluster, weight, torch.ones_like(weight), fit, moved)
         return update, Client(*new, cluster)
 
@@ -152,7 +152,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         cluster = update.cluster
         if self.start == "uploads" and not bool(server.rounds):  # all clients started alike: what they sent differs
             cluster = clusters.k_means(update.w[0], update.weight, self.clusters)
-        if self.aggregation == "moments":
+        if self.sends_moments:
             found = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
             return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()), server.rounds + 1)
         totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)

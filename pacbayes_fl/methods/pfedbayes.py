@@ -160,7 +160,7 @@ def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
         Leaves [K, *]; no step has been taken, which tells a client that never trained.
     """
     q = tensors.tree_map(torch.clone, w)
-    followed = q if aggregation == "tracked" else tensors.tree_map(lambda leaf: leaf[:, :0], q)
+    followed = q if aggregation != "moments" else tensors.tree_map(lambda leaf: leaf[:, :0], q)
     return Client(q, adam_init(q, clients), adam_init(followed, clients))
 
 
@@ -261,12 +261,12 @@ class PFedBayes(Variational[Server, Client, Update]):
         new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
         weight = average.client_weight(batch.size, self.weighting)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
-        sent = moments_of(new.q) if self.aggregation == "moments" else w
+        sent = moments_of(new.q) if self.sends_moments else w
         return Update(sent, weight, torch.ones_like(weight), fit), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average and extrapolate (Algorithm 1, last line), or match moments."""
-        if self.aggregation == "moments":
+        if self.sends_moments:
             found = moments.match(update.w, update.weight)
             return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()))
         mean = tensors.weighted_mean(update.w, update.weight)
@@ -292,7 +292,7 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        join = moments.match if self.aggregation == "moments" else tensors.weighted_mean
+        join = moments.match if self.sends_moments else tensors.weighted_mean
         reduced: Update = average.reduced(update, "w", join)
         return reduced
 

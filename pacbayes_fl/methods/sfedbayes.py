@@ -143,7 +143,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         )
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
         weight = average.client_weight(batch.size, self.weighting)
-        told = new.q if self.aggregation == "moments" else w
+        told = new.q if self.sends_moments else w
         keep = told.inclusion >= self.threshold
         slab, known = self._form(told.slab), self._form(start.slab)
         slab = tensors.tree_map(lambda own, theirs: torch.where(keep, own, theirs), slab, known)
@@ -207,7 +207,7 @@ class SFedBayes(Variational[Server, Client, Update]):
 
     def _form(self, slab: MeanField) -> MeanField | Moments:
         """What is sent of a slab."""
-        return moments_of(slab) if self.aggregation == "moments" else slab
+        return moments_of(slab) if self.sends_moments else slab
 
     def _joined(self, sent: Sent, weight: Tensor) -> Sent:
         """One tuple for those of all clients: lambda averaged, slabs weighed by `slab_average`; leaves [D]."""

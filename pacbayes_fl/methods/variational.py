@@ -27,7 +27,7 @@ from pacbayes_fl.server.moments import Moments
 Server = TypeVar("Server")
 Client = TypeVar("Client")
 Update = TypeVar("Update")
-Aggregation = Literal["tracked", "moments"]
+Aggregation = Literal["tracked", "moments", "tracked-moments"]
 """Of what the server makes the next global distribution; see `Variational`."""
 
 
@@ -65,7 +65,8 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         tracking: steps on w.
         aggregation: "tracked": clients let w follow q and the server averages their w, as the papers' algorithms have
             it; "moments": clients send E and E^2 of q and take no steps on w, and the server matches the moments of
-            all, which solves its problem exactly (`server.moments.match`).
+            all, which solves its problem exactly (`server.moments.match`); "tracked-moments": the same, but within a
+            round w follows q, so that it holds q back less, and the fixed point is no longer that of eq. 5.
         weighting: of clients in the server's average.
         init_std: spread of the initial means.
         init_rho: initial rho of every weight.
@@ -89,10 +90,17 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             if not getattr(self, name) > 0:
                 raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
         if self.aggregation not in get_args(Aggregation):
-            raise StudyError(f"aggregation must be tracked or moments, got {self.aggregation!r}")
-        if self.aggregation == "moments" and self.local.divergence == "reverse":
-            what = "aggregation = 'moments' minimises KL(q || w), and divergence = 'reverse' is about KL(w || q)"
+            raise StudyError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}")
+        if self.sends_moments and self.local.divergence == "reverse":
+            what = (
+                f"aggregation = {self.aggregation!r} minimises KL(q || w), and divergence = 'reverse' is of KL(w || q)"
+            )
             raise StudyError(what, hint="divergence = 'forward', or aggregation = 'tracked'")
+
+    @property
+    def sends_moments(self) -> bool:
+        """Whether clients send moments of q instead of their w."""
+        return self.aggregation != "tracked"
 
     def about(self) -> dict[str, Any]:
         """Over how many draws it predicts, and which path the gradient takes."""

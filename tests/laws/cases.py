@@ -200,6 +200,8 @@ def _cases() -> Iterator[Case]:
     for name in VARIATIONAL:
         matched = {"aggregation": "moments", "beta": 0.7, "prior": "divide"} | _LONG
         yield Case(f"{name}-moments", partial(from_recipe, METHODS[name], options=matched), dimensions=(3,))
+        both = matched | {"aggregation": "tracked-moments"}
+        yield Case(f"{name}-tracked-moments", partial(from_recipe, METHODS[name], options=both), dimensions=(1,))
     for name in ("pfedbayes", "bpfed", "fedavg-ft", "local", "fedsi"):
         yield Case(f"{name}-epochs", partial(from_recipe, METHODS[name], options=_LONG), dimensions=(1,))
     dropping = {"aggregation": "moments", "prior": "divide", "threshold": 0.2, "inclusion": 0.3, "weighting": "rows"}

@@ -42,6 +42,7 @@ CASES = (
     case_of("sfedbayes", inclusion=0.31, threshold=0.3, beta=0.6),
     case_of("sfedbayes", slab_average="uniform", aggregation="moments"),
     *(case_of(name, aggregation="moments", beta=0.8) for name in VARIATIONAL),
+    case_of("pfedbayes", aggregation="tracked-moments"),
     case_of("bpfed", upload="tracked"),
     case_of("fedsi", alpha=3.0, subnetwork="random", fraction=0.3),
 )

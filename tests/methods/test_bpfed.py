@@ -166,9 +166,9 @@ def test_the_divergence_has_weight_1_from_python_too() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aggregation": "moments", "upload": "tracked"}, "upload = 'tracked' a prior that followed it"),
-        ({"aggregation": "moments", "local": LocalInference(divergence="reverse")}, "divergence = 'reverse' is about"),
-        ({"aggregation": "mean"}, "aggregation must be tracked or moments, got 'mean'"),
+        ({"aggregation": "moments", "upload": "tracked"}, "upload = 'tracked' the prior"),
+        ({"aggregation": "moments", "local": LocalInference(divergence="reverse")}, "divergence = 'reverse' is of"),
+        ({"aggregation": "mean"}, "aggregation must be one of tracked, moments, tracked-moments, got 'mean'"),
         ({"prior": "mine"}, "prior must be cumulative or divide, got 'mine'"),
     ],
 )

@@ -9,14 +9,16 @@ import pyro
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.pfedbayes import Client, PFedBayes, PriorTracking, Server, never_trained
+from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.convolutional import BayesianVGG
 from pacbayes_fl.models.likelihoods import Categorical
@@ -105,6 +107,55 @@ def test_both_slopes_have_their_size_and_not_only_their_direction(direction: Any
         one.play(local, batch.x[k, :m], batch.y[k, :m], Noise(3, 1, batch.ids[k : k + 1]))
         for parameters, moments in ((one.q, new.adam_q), (one.w, new.adam_w)):
             close([leaf[k] for leaf in moments.first], [0.1 * p.grad for p in parameters if p.grad is not None], 1e-10)
+
+
+def test_moments_that_are_sent_are_those_of_q_whether_w_follows_or_not() -> None:
+    """The same steps on q where w follows; other ones where it stays, and then nothing is kept of steps on w."""
+    batch = clients(*SIZES)
+    found = {}
+    for aggregation in ("tracked", "tracked-moments", "moments"):
+        algorithm = method(aggregation=aggregation)
+        kept = algorithm.init_clients(server(), batch)
+        update, new = algorithm.client(server(), kept, batch, Noise(3, 1, batch.ids))
+        found[aggregation] = (update, new)
+        if aggregation != "tracked":
+            close(update.w, [new.q.loc, softplus(new.q.rho) ** 2], 1e-12)
+            w = algorithm.server(server(), update, K).w
+            mean = new.q.loc.mean(0)
+            close(
+                [w.loc, softplus(w.rho) ** 2],
+                [mean, (softplus(new.q.rho) ** 2 + (new.q.loc - mean) ** 2).mean(0)],
+                1e-10,
+            )
+    for mine, theirs in zip(found["tracked"][1].q, found["tracked-moments"][1].q, strict=True):
+        assert torch.equal(mine, theirs)
+    assert not torch.equal(found["moments"][1].q.loc, found["tracked"][1].q.loc)
+    update, new = found["moments"]
+    assert new.adam_w.first.loc.shape == (K, 0) and not new.adam_w.steps.any()
+    torch.testing.assert_close(update.fit.kl, new.q.kl(server().w), rtol=1e-12, atol=0)
+    torch.testing.assert_close(update.fit.elbo, update.fit.log_likelihood - LOCAL.zeta * update.fit.kl)
+
+
+class Program(WeightModel):
+    """The network of these tests as a user would write it: nothing but a Pyro program is known of it."""
+
+    dtype = torch.float64
+    shapes = MODEL.shapes
+
+    def model(self, batch: Any, prior: Any, zeta: float, scale: Tensor) -> None:
+        MODEL.model(batch, prior, zeta, scale)
+
+
+def test_a_program_s_record_says_what_a_network_s_does() -> None:
+    """The same weights and draws: log likelihood, KL divergence and bound have the same names and numbers."""
+    batch, records = clients(*SIZES), []
+    for model in (MODEL, Program()):
+        algorithm = PFedBayes(model, LOCAL, PriorTracking(RATE))
+        state = FederationState(server(), algorithm.init_clients(server(40), batch), 0)
+        ((record, _),) = engine.rounds(algorithm, batch, FederationPlan(rounds=1), state)
+        records.append({name: value for name, value in record.values.items() if name != "seconds"})
+    assert records[1] == pytest.approx(records[0], rel=1e-9)
+    assert records[0].keys() == {"log_likelihood", "kl", "elbo"}
 
 
 def test_a_record_says_the_means_over_clients() -> None:

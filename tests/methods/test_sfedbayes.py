@@ -303,7 +303,7 @@ def test_the_start_includes_every_weight_alike() -> None:
         ({"temperature": 0.0}, "temperature positive"),
         ({"slab_average": "mine"}, "slab_average must be inclusion or uniform, got 'mine'"),
         ({"slab_average": "uniform", "threshold": 0.1}, "has no place for dropped weights, and threshold is 0.1"),
-        ({"aggregation": "mine"}, "aggregation must be tracked or moments, got 'mine'"),
+        ({"aggregation": "mine"}, "aggregation must be one of tracked, moments, tracked-moments, got 'mine'"),
         ({"local": LocalInference(noise_std=0.5)}, "noise_std must be 1 .* got 0.5"),
     ],
 )
