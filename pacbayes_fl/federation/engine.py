@@ -17,6 +17,8 @@ from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
 from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.models import program
+from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.results import RoundRecord
@@ -90,6 +92,12 @@ def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> Federa
     return FederationState(server, method.init_clients(method.broadcast(server), batch), 0)
 
 
+def _prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
+    """Check a user's program before anything is trained; see `program.prepared`."""
+    model = getattr(method, "model", None)
+    return program.prepared(model, batch) if isinstance(model, WeightModel) else batch
+
+
 def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: FederationPlan) -> list[list[int]]:
     """Cut clients into calls: alike in size, and small enough for the memory that `plan.chunk` grants.
 
@@ -154,6 +162,7 @@ def rounds(
     """
     if plan.min_clients > batch.clients:
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
+    batch = _prepared(method, batch)
     state = start(method, batch, plan) if state is None else state
     sizes = [int(m) for m in batch.size.tolist()]
     some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
@@ -346,6 +355,7 @@ def personal_calls(
     Yields:
         Positions [k] of the clients, and the arguments: message, state, rows and noise of round 0.
     """
+    batch = _prepared(method, batch)
     sizes = [int(m) for m in batch.size.tolist()]
     message = method.broadcast(state.server)
     room = sizes if more is None else [own + other for own, other in zip(sizes, more, strict=True)]
@@ -381,6 +391,7 @@ def join(
     """
     if like is not None:
         same_schema(like, batch)
+    batch = _prepared(method, batch)
     message = method.broadcast(server)
     noise = Noise(seed, 0, batch.ids, batch.x.device, engine)
     return method.personalise(message, method.init_clients(message, batch), batch, noise)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyro
 import torch
@@ -15,6 +15,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from pyro import poutine
 from pyro.distributions import Delta, Independent, MaskedDistribution, TorchDistribution
+from pyro.poutine import Trace
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
@@ -196,6 +197,19 @@ class Given:
         return Delta(value, event_dim=value.dim() - 1)
 
 
+def observed(trace: Trace) -> list[tuple[str, Any]]:
+    """Find what a program observes; a `pyro.deterministic` notes a number and observes nothing.
+
+    Args:
+        trace: of the program.
+
+    Returns:
+        Sites by name.
+    """
+    nodes = ((name, trace.nodes[name]) for name in trace.observation_nodes)
+    return [(name, node) for name, node in nodes if not node["infer"].get("_deterministic", False)]
+
+
 class WeightModel(ABC):
     """A likelihood with random weights, written as a Pyro program over one plate "clients" at dim -1.
 
@@ -263,10 +277,10 @@ class WeightModel(ABC):
         ones = torch.ones(batch.clients, dtype=weights.dtype, device=weights.device)
         with pyro.validation_enabled(False):
             trace = poutine.trace(self.model).get_trace(batch, Given(self.unflatten(weights)), 1.0, ones)
-        observed = [trace.nodes[name] for name in trace.observation_nodes]
-        if len(observed) != 1:
-            raise StudyError(f"the Pyro program must observe one site, found {len(observed)}")
-        distribution = observed[0]["fn"]
+        found = observed(trace)
+        if len(found) != 1:
+            raise StudyError(f"the Pyro program must observe one site, found {len(found)}")
+        distribution = found[0][1]["fn"]
         while isinstance(distribution, Independent | MaskedDistribution):
             distribution = distribution.base_dist
         return distribution if distribution.batch_shape == batch.y.shape else distribution.expand(batch.y.shape)

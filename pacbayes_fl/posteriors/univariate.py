@@ -22,13 +22,21 @@ _WIDEST = 1000  # doublings, which stay inside the range of float64
 _HALVINGS = 200
 
 
+def _support(one: TorchDistribution) -> Any:
+    """Constraint of the targets, any number where a kind says nothing of it."""
+    try:
+        return one.support
+    except NotImplementedError:
+        return distributions.constraints.real
+
+
 def discrete(one: TorchDistribution) -> bool:
     """Whether targets are whole numbers.
 
     Args:
         one: batch shape [K, N].
     """
-    return bool(one.support.is_discrete)
+    return bool(_support(one).is_discrete)
 
 
 def ends(one: TorchDistribution) -> tuple[Tensor, Tensor]:
@@ -40,7 +48,7 @@ def ends(one: TorchDistribution) -> tuple[Tensor, Tensor]:
     Returns:
         Two tensors that broadcast to [K, N], float64; infinite where there is no end.
     """
-    support: Any = one.support
+    support = _support(one)
     whole = (0.0, 1.0) if support is distributions.constraints.boolean else (-math.inf, math.inf)
     found = (getattr(support, name, end) for name, end in zip(("lower_bound", "upper_bound"), whole, strict=True))
     low, high = (torch.as_tensor(end, dtype=torch.float64) for end in found)
@@ -59,7 +67,7 @@ def log_prob(one: TorchDistribution, y: Tensor) -> Tensor:
     """
     with pyro.validation_enabled(False):
         found = one.log_prob(y.double()).double()
-        return torch.where(one.support.check(y) | y.isnan(), found, -math.inf)
+        return torch.where(_support(one).check(y) | y.isnan(), found, -math.inf)
 
 
 def mass(one: TorchDistribution, y: Tensor) -> Tensor:
@@ -250,7 +258,7 @@ def quantile(one: TorchDistribution, level: Tensor) -> Tensor:
     Returns:
         [*, K, N], in the unit of the targets, float64.
     """
-    level = level.double().expand(torch.broadcast_shapes(level.shape, one.batch_shape))
+    level = torch.broadcast_tensors(level.double(), level.new_empty(one.batch_shape))[0]
     with pyro.validation_enabled(False), torch.no_grad():
         try:
             return _icdf(one, level).double()
