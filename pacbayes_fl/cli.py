@@ -32,9 +32,11 @@ from pacbayes_fl.cli_output import (
 )
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.results import RoundRecord, load, write_atomic
+from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
 
 if TYPE_CHECKING:
+    from pacbayes_fl.study_certify_request import Request
     from pacbayes_fl.study_file import Study
     from pacbayes_fl.tune import Trial
 
@@ -409,6 +411,19 @@ def _show(options: argparse.Namespace) -> None:
         print(json.dumps(result.summary(), indent=1))
     else:
         print_table(result)
+        for table in _tables(options.run):
+            print_certificates(table)
+
+
+def _tables(folder: Path) -> list[CertifiedRun]:
+    """Read the certificates of a run; of what it held before it says that they are stale."""
+    if not any((folder / CERTIFICATES).glob("*.json")):
+        return []
+    from pacbayes_fl.study_certify import checked
+
+    tables = tables_of(folder, lambda text: print(f"warning: {text}", file=sys.stderr))
+    checked(tables)
+    return tables
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -417,7 +432,12 @@ def _plot(options: argparse.Namespace) -> None:
     found = [load(folder) for folder in options.run]
     for result, folder in zip(found, options.run, strict=True):
         written = plots.save_all(result, folder / "figures", clients=_names(options.clients) or None)
-        for path in [*written, *plots.save_certificates(tables_of(folder), folder / "figures")]:
+        tables = _tables(folder)
+        current = {f"certificates-{table.stem}" for table in tables}
+        for path in (folder / "figures").glob("certificates-*"):
+            if path.stem not in current:  # of a table that is stale by now, or gone
+                path.unlink()
+        for path in [*written, *plots.save_certificates(tables, folder / "figures")]:
             print(path)
     if len(found) > 1:
         for path in plots.save_joint(found, options.run[0].parent / "figures"):
@@ -438,7 +458,7 @@ def _certify(options: argparse.Namespace) -> None:
         tried=options.tried,
         smooth=options.smooth,
     )
-    folder = _retrained(options) if options.retrain else options.run
+    folder = _retrained(options, request) if options.retrain else options.run
     trained = open_run(folder)
     clients = sum(group.train.clients for group in trained.groups.values())
     with progress("certify clients", clients, options.quiet) as on_round:
@@ -455,9 +475,6 @@ def _certify(options: argparse.Namespace) -> None:
         print(path.read_text("utf-8"))
         return
     print_certificates(table)
-    asked = len(list(path.parent.glob("*.json")))
-    if asked > 1:
-        print(f"{asked} tables of this run were asked for: who picks one by its numbers shares delta: --tried {asked}")
     for written in [path, *_drawn(table, folder)]:
         print(f"file: {written}")
 
@@ -473,13 +490,14 @@ def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:
         return []
 
 
-def _retrained(options: argparse.Namespace) -> Path:
+def _retrained(options: argparse.Namespace, request: Request) -> Path:
     """Run the study of a folder again with rows kept for certificates, or take that run where it is finished."""
     from pacbayes_fl.study import run
-    from pacbayes_fl.study_certify import certifiable, is_finished
+    from pacbayes_fl.study_certify_retrain import certifiable, check, is_finished
 
     study, folder = certifiable(options.run)
     if folder != options.run and not is_finished(study, folder):
+        check(study, request)
         options.stopped = "go on with the same command"
         with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
             run(study, folder, resume=True, on_round=on_round)

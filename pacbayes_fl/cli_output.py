@@ -146,8 +146,14 @@ def print_certificates(table: CertifiedRun) -> None:
         table: as `study_certify.certify` gives it.
     """
     whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
-    print(f"{table.method} on {table.study}, seed {table.seed}: {table.theorem}, delta {table.delta:g} {whom}")
+    at = f", round {table.model['round']}" if table.model else ""
+    print(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
     print(f"risk: {table.risk}")
+    if table.number is not None:
+        print(
+            f"request {table.number} of these rows, which {table.labels['tried']} share delta for: "
+            f"{table.labels['requests']}"
+        )
     width = max([14, *(len(line.name) + 2 for line in table.clients)])
     for group, reasons in table.reasons.items():
         if reasons:
@@ -165,20 +171,23 @@ def _print_group(table: CertifiedRun, group: str, width: int) -> None:
     print(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
     for line in lines:
         risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
-        vacuous = "  vacuous" if is_vacuous(line.bound, table.high) else ""
+        vacuous = "  vacuous" if is_vacuous(line.bound, table.high, line.trivial) else ""
         above = "  test risk above the bound" if line.test_risk > line.bound else ""
         numbers = f"{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}{line.test_rows:>8}"
         repeats = f"  {line.repeats} further rows repeat others and do not count" if line.repeats else ""
         print(f"{line.name:{width}}{numbers}{vacuous}{above}{repeats}")
     below = sum(not line.test_risk > line.bound for line in lines)
-    useful = sum(not is_vacuous(line.bound, table.high) for line in lines)
+    useful = sum(not is_vacuous(line.bound, table.high, line.trivial) for line in lines)
     middle = rounded_up(statistics.median(line.bound for line in lines))
     print(
-        f"median bound {middle}; not vacuous: {useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
+        f"median bound {middle}; not vacuous, so below the bound of the trivial predictor at the same n: "
+        f"{useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
     )
     if group in table.summary:
         average = rounded_up(table.summary[group]["value"])
         print(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
+    elif any(line.repeats for line in lines):
+        print("average over the clients' rows: none, as some rows repeat others")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pacbayes_fl.federation.private import Room
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
-from pacbayes_fl.study_data import ScaledGroup, check_saved, load, provenance, reopen, to_saved
+from pacbayes_fl.study_data import ScaledGroup, check_environment, check_saved, load, provenance, reopen, to_saved
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import device_of, prepare
 
@@ -181,7 +181,9 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
         _save(folder, study, clients, state, room)
     notes = {**notes, **study_privacy.labels(study, room, state.round)}
-    return Trained(study, method, state, groups, dataset, division.held, tuple(records), notes, memory=memory)
+    return Trained(
+        study, method, state, groups, dataset, division.held, tuple(records), notes, memory=memory, folder=folder
+    )
 
 
 def _watched(
@@ -309,7 +311,8 @@ def open_run(folder: Path | str) -> Trained:
     Raises:
         CheckpointError: when there is no intact round.
         StudyError: when the folder is not a run's.
-        DataError: when the images of its study are not where they were, or not what they were.
+        DataError: when the images of its study are not where they were, or not what they were, or the rows that it
+            keeps are not those that it was run with.
     """
     folder = Path(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
@@ -323,9 +326,10 @@ def open_run(folder: Path | str) -> Trained:
     for message in saved.warnings:
         warnings.warn(message, stacklevel=2)
     dataset = reopen(study, folder / "data.npz")
+    check_environment(folder, dataset)
     division = study_hold_out.divide(study, dataset)
     study_hold_out.check(folder, division)
-    memory = study_hold_out.Memory.read(folder, trained=True).joined(study, dataset, division.dataset)
+    memory = study_hold_out.Memory.read(folder).joined(study, dataset, division.dataset)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
     spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))

@@ -9,27 +9,25 @@ of Q as a Gibbs predictor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import bounds, study_certify_average, study_choice
+from pacbayes_fl import bounds, study_certify_average, study_certify_log, study_hold_out
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.risk import gibbs_losses, gibbs_risk, listed_losses, listed_risks
-from pacbayes_fl.errors import AssumptionError, PrivacyError
-from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.errors import AssumptionError, DataError
+from pacbayes_fl.federation import engine
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Listed
-from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
+from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import Trained
 from pacbayes_fl.study_certify_request import AVERAGES, Request
-from pacbayes_fl.study_certify_rows import Evidence, evidence_of, independent
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_certify_rows import UNDECLARED, Evidence, evidence_of, independent
 
 OnClients = Callable[[int], None]
 
@@ -96,16 +94,21 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     """
     study = trained.study
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
-    request = replace(request, tried=_tried(request, study))
+    model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
+    turn = study_certify_log.turn(trained.folder, {**asdict(request), "loss": loss.name, **model})
+    request, uncounted = _counted(trained, request, turn)
     reasons: dict[str, list[str]] = {}
     evidence: dict[str, Evidence] = {}
     for name, group in trained.groups.items():
         if request.bound in AVERAGES and name != study_certify_average.GROUPS[request.bound]:
             continue
+        if uncounted:
+            reasons[name] = [uncounted]
+            continue
         found = evidence_of(trained, name, group, _least_delta(trained, request), request.bound in AVERAGES)
         why = _missing(trained, found, request)
         if found is None or why:
-            reasons[name] = [why]
+            reasons[name] = why
         else:
             evidence[name] = found
     if not reasons and not evidence:
@@ -115,7 +118,7 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     asked = _Asked(request, loss, shared, on_clients or (lambda _: None))
     parts = {name: certified(trained, name, found, asked) for name, found in evidence.items()}
     known = [part.certificate for part in parts.values() if part.certificate is not None]
-    return CertifiedRun(
+    table = CertifiedRun(
         study=study.name,
         method=study.method.name,
         seed=study.seed,
@@ -134,7 +137,12 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
         },
         labels=_labels(trained, request, evidence)
         | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
+        number=None if trained.folder is None or uncounted else turn.number,
+        model=model,
     )
+    if table.clients:  # else nobody has seen a number
+        turn.keep()
+    return table
 
 
 class _Asked(NamedTuple):
@@ -164,15 +172,17 @@ class Certified(NamedTuple):
     left_out: Mapping[str, str] = MappingProxyType({})
 
 
-def _missing(trained: Trained, found: Evidence | None, request: Request) -> str:
+def _missing(trained: Trained, found: Evidence | None, request: Request) -> list[str]:
     """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
+    why = []
     if found is None:
-        return Premises(Provenance("saw the rows"), independent=True).broken()[0]
-    if request.bound == "theorem-3.2" and not found.prior.private:
-        return f"Theorem 3.2 is for a prior that was drawn with privacy, and this one is {found.prior}"
-    if not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
-        return "the network normalises by rows that the prior has seen, and this one has seen none"
-    return ""
+        (saw,) = Premises(Provenance("saw the rows"), independent=True).broken()
+        why.append(f"{saw}: report.certify.scheme = 'split', or certify --retrain")
+    elif request.bound == "theorem-3.2" and not found.prior.private:
+        why.append(f"Theorem 3.2 is for a prior that was drawn with privacy, and this one is {found.prior}")
+    elif not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
+        why.append("the network normalises by rows that the prior has seen, and this one has seen none")
+    return [*why, UNDECLARED] if why and not independent(trained.study) else why
 
 
 def _least_delta(trained: Trained, request: Request) -> float:
@@ -181,9 +191,20 @@ def _least_delta(trained: Trained, request: Request) -> float:
     return request.delta * (1.0 - request.draws_delta) / ((request.tried or 1) * shared)
 
 
-def _tried(request: Request, study: Study) -> int | None:
-    """Count what chose by the rows of the bound: what the study says of itself, and what is said now."""
-    return None if request.tried is None else max(request.tried, study.report.certify.tried)
+def _counted(trained: Trained, request: Request, turn: study_certify_log.Turn) -> tuple[Request, str]:
+    """Count what chose by the rows of the bound: what the study says, what is said now, and what was asked before."""
+    part = trained.study.report.certify
+    tried = None if request.tried is None else max(request.tried, part.tried)
+    needed = ("environment.json", study_hold_out.MEMORY, f"checkpoints/round_{trained.state.round:06d}")
+    if gone := [name for name in needed if trained.folder is not None and not (trained.folder / name).exists()]:
+        return request, f"{' and '.join(gone)} missing: whom and what the run was trained on is not known"
+    if turn.reason or turn.folder is None or tried is None:
+        return replace(request, tried=tried), turn.reason
+    share = study_certify_log.share(turn.number, part.tables)
+    if share is None:
+        what = f"this is table {turn.number} of these rows, and the study settled report.certify.tables = {part.tables}"
+        return request, what
+    return replace(request, tried=tried * share), ""
 
 
 def _certified(trained: Trained, name: str, found: Evidence, asked: _Asked) -> Certified:
@@ -203,8 +224,23 @@ def _certified(trained: Trained, name: str, found: Evidence, asked: _Asked) -> C
     if request.bound in _POOLED and found.apart and once and bool((usable | (measured.n == 0)).all()):
         average = _together(request, some, premises)
     if not certificate.valid:
-        return Certified(certificate, [], list(certificate.reasons), None, left_out)
-    return Certified(certificate, _lines(name, found, usable, some, certificate), [], average, left_out)
+        return Certified(certificate, [], _with_keys(certificate.reasons), None, left_out)
+    trivial = _trivial(trained, found, loss, certificate)
+    return Certified(certificate, _lines(name, found, usable, some, certificate, trivial), [], average, left_out)
+
+
+def _trivial(trained: Trained, found: Evidence, loss: BoundedLoss, certificate: Certificate) -> Tensor:
+    """Bound the uniform guess, or the mean of a client's targets, by the same formula: [] or [K]; NaN without one."""
+    risk = getattr(loss, "trivial", None)
+    if risk is None:
+        return torch.full_like(certificate.value, math.nan)
+    if trained.dataset.classes is not None:
+        return bounds.trivial_bound(certificate, risk(trained.dataset.classes)).expand_as(certificate.value)
+    y, mask = found.rows.y.double().cpu(), found.rows.mask.cpu()
+    mean = torch.where(mask, y, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+    residual = torch.where(mask, y - mean.unsqueeze(1), 0.0)
+    variance = float(residual.square().sum() / (mask.sum() - mask.any(1).sum()).clamp_min(1))
+    return bounds.trivial_bound(certificate, risk(variance)).expand_as(certificate.value)
 
 
 def _without(found: Evidence, k: int) -> str:
@@ -224,7 +260,13 @@ def _certified_on_average(trained: Trained, name: str, found: Evidence, asked: _
         return Certified(None, [], [f"an average needs rows of every client, and of {who} {empty[0]}"])
     certificate, line = study_certify_average.certify_average(trained, found, request, premises, name)
     on_clients(found.rows.clients)
-    return Certified(certificate, [line] if certificate.valid else [], list(certificate.reasons))
+    line = replace(line, trivial=_trivial(trained, found, loss, certificate).item())
+    return Certified(certificate, [line] if certificate.valid else [], _with_keys(certificate.reasons))
+
+
+def _with_keys(reasons: Sequence[str]) -> list[str]:
+    """Add the key of the study by which a premise is declared."""
+    return [UNDECLARED if UNDECLARED.startswith(reason) else reason for reason in reasons]
 
 
 def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evidence]]:
@@ -327,14 +369,14 @@ def _together(request: Request, measured: Measured, premises: Premises) -> Certi
 
 
 def _lines(
-    group: str, found: Evidence, usable: Tensor, measured: Measured, certificate: Certificate
+    group: str, found: Evidence, usable: Tensor, measured: Measured, certificate: Certificate, trivial: Tensor
 ) -> list[CertifiedClient]:
     names = [name for name, good in zip(found.rows.names, usable.tolist(), strict=True) if good]
-    columns = (*measured[:5], certificate.value, found.repeats.left_out[usable])
+    columns = (*measured[:5], certificate.value, found.repeats.left_out[usable], trivial)
     numbers = zip(names, *(column.tolist() for column in columns), strict=True)
     return [
-        CertifiedClient(name, group, int(n), risk, kl, value, test_risk, int(tested), int(repeats))
-        for name, risk, kl, n, test_risk, tested, value, repeats in numbers
+        CertifiedClient(name, group, int(n), risk, kl, value, test_risk, int(tested), int(repeats), level)
+        for name, risk, kl, n, test_risk, tested, value, repeats, level in numbers
     ]
 
 
@@ -368,51 +410,28 @@ def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]
         "draws": request.draws,
         "jointly": request.jointly,
         "tried": request.tried,
+        "requests": "counted in certified.jsonl here and in runs on the same rows beside it, not elsewhere"
+        if trained.folder is not None
+        else "not counted, as the run has no folder",
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
     }
     return words if trained.dataset.classes is not None else words | {"units": units}
 
 
-def certifiable(folder: Path) -> tuple[Study, Path]:
-    """Say which run would have certificates for existing clients: that in the folder, or one yet to be made.
+def checked(tables: Sequence[CertifiedRun]) -> None:
+    """Compute every certificate of some tables again.
 
     Args:
-        folder: of a finished run.
-
-    Returns:
-        The study of that run, and its folder, which is `folder` itself or beside it.
+        tables: as `results_certificates.tables_of` reads them.
 
     Raises:
-        StudyError: when the folder is not a run's.
-        PrivacyError: when the run is private, so that training again would be another release.
+        DataError: naming the table of which a record was edited or does not give its value.
     """
-    study = Study.from_toml(folder / "study.toml")
-    if study.report.certify.scheme != "none":
-        return study, folder
-    if study.privacy.epsilon is not None:
-        what = "a private run is not trained again: the releases of both would add up, in two ledgers"
-        raise PrivacyError(what, hint="run the study anew with report.certify.scheme = 'split' from the start")
-    certify = replace(study.report.certify, scheme="split")
-    study = study_choice.reopened(replace(study, report=replace(study.report, certify=certify)), folder)
-    return study, folder.with_name(f"{folder.name}-certify")
-
-
-def is_finished(study: Study, folder: Path) -> bool:
-    """Whether a folder holds a finished run of a study.
-
-    Args:
-        study: as `certifiable` gives it.
-        folder: its folder.
-
-    Returns:
-        False where there is none, or one that is to go on.
-
-    Raises:
-        CheckpointError: when the run there is of another study.
-    """
-    if not (folder / "metrics.json").is_file():
-        return False
-    settled, _ = study_choice.recall(study, folder)
-    saved = Study.from_toml(folder / "study.toml")
-    checkpoint.check_study(saved.table(), settled.table())
-    return saved.plan.rounds == study.plan.rounds
+    for table in tables:
+        for name, record in [*table.certificates.items(), *table.summary.items()]:
+            try:
+                bounds.from_record(record)
+            except DataError as error:
+                raise DataError(
+                    f"certificates {table.stem} of {name} clients: {error}", hint="certify again"
+                ) from error

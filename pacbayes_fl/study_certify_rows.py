@@ -20,6 +20,12 @@ from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import Study, image_source
 from pacbayes_fl.study_report import state_of
 
+UNDECLARED = (
+    "the rows were not declared independent draws of the client's distribution (report.certify.independent = true,"
+    " where they are)"
+)
+"""Why rows of a file have no certificate, and what a study says of those that may have one."""
+
 
 class Evidence(NamedTuple):
     """The clients of a group with their rows apart, all in the method's units.

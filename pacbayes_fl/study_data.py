@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import warnings
@@ -287,6 +288,27 @@ def reopen(study: Study, path: Path) -> tables.Dataset:
     dataset = load(study)
     check_saved(path, dataset)
     return dataset
+
+
+def check_environment(folder: Path, now: tables.Dataset) -> None:
+    """Check that the rows that a run folder keeps are those that its environment.json, where it is, has the print of.
+
+    Args:
+        folder: of the run.
+        now: as data.npz has them.
+
+    Raises:
+        DataError: when they are not, or it cannot be read.
+    """
+    path, hint = folder / "environment.json", "restore data.npz, or run the study anew"
+    if not path.is_file():  # predictions do not need it, certificates do
+        return
+    try:
+        known = json.loads(path.read_text("utf-8"))["data"]["split_sha256"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+    if known != provenance(now)["split_sha256"]:
+        raise DataError(f"the rows in {folder / 'data.npz'} are not those that {path.name} says were run", hint=hint)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

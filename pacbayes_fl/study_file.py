@@ -111,6 +111,9 @@ class CertifyPart:
         twins: share of a column's spread within clients by which two rows may differ in every column and still count as
             one under certificates: what rounding to single precision or to a few digits, or jitter, makes of a copy; 0
             for rows that are equal in every number.
+        tables: number of tables of certificates that will be asked of the rows, in all runs on them: each gets an even
+            share of delta, and further ones are refused. None where that is open: then the k-th has a share of
+            1 / (k (k + 1)), which sums to 1.
     """
 
     scheme: Literal["none", "split", "folds"] = "none"
@@ -121,11 +124,13 @@ class CertifyPart:
     drawn_clients: bool = False
     tried: int = 1
     twins: float = 1e-4
+    tables: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
-        if self.tried < 1:
-            raise StudyError(f"[report.certify] tried must be at least 1, got {self.tried}")
+        for name, number in (("tried", self.tried), ("tables", self.tables)):
+            if number is not None and number < 1:
+                raise StudyError(f"[report.certify] {name} must be at least 1, got {number}")
         if not 0 <= self.twins < 1:
             raise StudyError(f"[report.certify] twins must be at least 0 and below 1, got {self.twins:g}")
         if not 0 < self.share < 1:

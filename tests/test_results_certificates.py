@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,11 +13,20 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl import results_certificates
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
-from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, is_vacuous, load, rounded_up, tables_of
+from pacbayes_fl.results_certificates import (
+    CertifiedClient,
+    CertifiedRun,
+    is_vacuous,
+    load,
+    model_of,
+    rounded_up,
+    tables_of,
+)
 
-FIRST = CertifiedClient("roof 1", "existing", 40, 0.1, 2.5, 0.31, 0.125, 200)
-LAST = CertifiedClient("Dächer", "new", 7, 1 / 3, 1e-300, 0.8, 0.9, 11)
+FIRST = CertifiedClient("roof 1", "existing", 40, 0.1, 2.5, 0.31, 0.125, 200, 3, 0.7)
+LAST = CertifiedClient("Dächer", "new", 7, 1 / 3, 1e-300, 0.8, 0.9, 11, trivial=0.99)
 RUN = CertifiedRun(
     study="polynomial",
     method="pac-pfl",
@@ -29,10 +38,19 @@ RUN = CertifiedRun(
     high=1.0,
     delta=0.05,
     clients=(FIRST, LAST),
-    reasons={"existing": ["the prior saw the rows"], "new": []},
+    reasons={"existing": [], "new": []},
     summary={"average": {"value": 0.4, "terms": [1, 2.5, None]}},
-    certificates={"new": {"theorem": "Seeger"}},
+    certificates={
+        line.group: {
+            "valid": True,
+            "value": [line.bound],
+            "terms": {"risk": [line.risk], "kl": [line.kl], "n": [float(line.rows)], "delta": 0.05},
+        }
+        for line in (FIRST, LAST)
+    },
     labels={"split": True, "priors": "other clients"},
+    number=1,
+    model={"round": None, "state": None, "split": None},
 )
 
 
@@ -64,7 +82,9 @@ def test_all_tables_of_a_run_come_by_the_name_of_the_bound(tmp_path: Path) -> No
 
 def test_numbers_that_json_does_not_have_survive(tmp_path: Path) -> None:
     odd = CertifiedClient("odd", "new", 5, math.nan, math.inf, math.inf, math.nan, 0)
-    run = replace(RUN, clients=(FIRST, odd), summary={"average": {"value": math.nan, "parts": (1.0, math.inf)}})
+    certificates = {"existing": RUN.certificates["existing"], "new": {"valid": True, "value": math.inf}}
+    summary = {"average": {"value": math.nan, "parts": (1.0, math.inf)}}
+    run = replace(RUN, clients=(FIRST, odd), summary=summary, certificates=certificates)
     path = run.save(tmp_path)
     stored = strict(path)
     assert stored["clients"][1] == {
@@ -77,6 +97,7 @@ def test_numbers_that_json_does_not_have_survive(tmp_path: Path) -> None:
         "test_risk": None,
         "test_rows": 0,
         "repeats": 0,
+        "trivial": None,
     }
     assert stored["summary"] == {"average": {"value": None, "parts": [1.0, "inf"]}}
     first, again = load(path).clients
@@ -107,7 +128,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def changed(**changes: Any) -> Mapping[str, Any]:
     table = {**vars(RUN), "clients": [vars(FIRST)], **changes}
-    return {name: value for name, value in table.items() if value is not None}
+    table = {name: value for name, value in table.items() if value is not None}
+    return table | {"checksum": results_certificates._checksum(table)}
 
 
 @pytest.mark.parametrize(
@@ -151,6 +173,67 @@ def test_the_undamaged_table_of_these_tests_can_be_read(tmp_path: Path) -> None:
     assert load(path) == replace(RUN, clients=(FIRST,))
 
 
+EDITS: Mapping[str, Callable[[dict[str, Any]], object]] = MappingProxyType(
+    {
+        "bound": lambda table: table["clients"][0].update(bound=0.001),
+        "risk": lambda table: table["clients"][1].update(risk=0.001),
+        "kl": lambda table: table["clients"][1].update(kl=0.0),
+        "rows": lambda table: table["clients"][0].update(rows=4000),
+        "a line less": lambda table: table["clients"].append(table["clients"][0]),
+        "reasons": lambda table: table["certificates"]["existing"].update(valid=False),
+        "no record": lambda table: table["certificates"].pop("new"),
+        "refused lines": lambda table: table["reasons"].update(new=["the prior saw the rows"]),
+    }
+)
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["as edited", "with a checksum of its own"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_line_is_not_what_its_record_says(edit: str, sealed: bool, tmp_path: Path) -> None:
+    path = RUN.save(tmp_path)
+    table = strict(path)
+    del table["checksum"]
+    before = results_certificates._checksum(table)
+    EDITS[edit](table)
+    path.write_text(json.dumps(table | {"checksum": results_certificates._checksum(table) if sealed else before}))
+    words = r"its record says|no valid certificate|have \d lines" if sealed else "checksum"
+    with pytest.raises(DataError, match=words):
+        tables_of(tmp_path)
+
+
+def made(folder: Path, round: int = 12, state: bytes = b"tensors", split: str = "rows") -> None:
+    """Write what of a run folder tells one model from another."""
+    place = folder / "checkpoints" / f"round_{round:06d}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "state.safetensors").write_bytes(state)
+    (folder / "environment.json").write_text(json.dumps({"data": {"split_sha256": split}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"round": 14}, "of round 12, and the run is at round 14"),
+        ({"state": b"others"}, "state at round 12 is not the one"),
+        ({"split": "more"}, "rows are not those that were certified"),
+    ],
+)
+def test_a_table_of_another_model_is_stale_and_says_so(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    made(tmp_path)
+    replace(RUN, model=model_of(tmp_path)).save(tmp_path)
+    assert len(tables_of(tmp_path)) == 1
+    made(tmp_path, **change)
+    with pytest.raises(DataError, match=rf"seeger\.json is stale: .*{words}.*certify again"):
+        tables_of(tmp_path)
+    told: list[str] = []
+    assert tables_of(tmp_path, told.append) == [] and words in told[0]
+
+
+def test_a_table_that_does_not_say_what_it_is_of_is_stale(tmp_path: Path) -> None:
+    replace(RUN, model={}).save(tmp_path)
+    with pytest.raises(DataError, match="does not say which round"):
+        tables_of(tmp_path)
+
+
 def test_a_client_is_existing_or_new() -> None:
     with pytest.raises(StudyError, match="client 'roof 1': group must be one of existing, new, got 'old'"):
         replace(FIRST, group="old")
@@ -162,6 +245,8 @@ def test_a_client_is_existing_or_new() -> None:
 def test_a_bound_that_says_no_more_than_the_range_is_vacuous(value: float, vacuous: bool) -> None:
     assert is_vacuous(value, 1.0) is vacuous
     assert is_vacuous(4 * value, 4.0) is vacuous
+    assert is_vacuous(value, 10.0, 1.0) is vacuous  # below the range, and no better than a predictor without learning
+    assert is_vacuous(value, 1.0, 10.0) is vacuous
 
 
 def test_a_bound_is_never_written_as_less_than_it_is() -> None:

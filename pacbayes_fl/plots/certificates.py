@@ -30,9 +30,10 @@ _NAMED: Final = 120  # more names than this cannot be read
 def figure(table: CertifiedRun) -> Figure:
     """Draw a row for every client, by its bound within its group: empirical risk, bound and test risk.
 
-    A bound that says no more than the range of the loss is hollow, and one that lies beyond the axis points there. A
-    client whose test risk exceeds its bound is red. A group whose lines are no certificates is grey, and its title says
-    why; of a group without lines the title of the figure does. NaN is left out.
+    A bound that says no more than the range of the loss, or than the bound of the trivial predictor, is hollow, and one
+    that lies beyond the axis points there. A client whose test risk exceeds its bound is red. A group whose lines are
+    no certificates is grey, and its title says why; of a group without lines the title of the figure does. NaN is left
+    out.
 
     Args:
         table: certificates of a run.
@@ -50,6 +51,8 @@ def figure(table: CertifiedRun) -> Figure:
         f"no {name} clients: {'; '.join(why)}" for name, why in table.reasons.items() if why and name not in groups
     ]
     run = f"{table.method} on {table.study}, seed {table.seed}"
+    if table.model:
+        run = f"{run}, round {table.model['round']}"
     if not groups:
         raise NothingToDrawError("; ".join([f"the certificates by {table.bound} of {run} have no client", *absent]))
     height = min(_TALLEST, _ROW * max(map(len, groups.values())))
@@ -87,7 +90,7 @@ def _rows(axis: Axes, table: CertifiedRun, clients: Sequence[CertifiedClient], g
     span = table.high - table.low
     edge = table.high + 0.15 * span
     beyond = bound > edge
-    hollow = np.array([is_vacuous(value, table.high) for value in bound]) & ~beyond
+    hollow = np.array([is_vacuous(c.bound, table.high, c.trivial) for c in clients]) & ~beyond
     above = test > bound
     left, right = np.fmin(np.fmin(risk, test), bound), np.fmax(np.fmax(risk, test), np.minimum(bound, edge))
     axis.hlines(place, left, right, colors=[RED if red else FAINT for red in above], linewidth=1.0, zorder=1.5)
