@@ -66,7 +66,8 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
         model: what phi are the parameters of a prior of.
         hyper_prior: distribution of phi.
         particles: k.
-        tau: exponent of the evidence in the hyper-posterior (eq. 40), or None to take it from lam, beta and n2.
+        tau: exponent of the evidence in the hyper-posterior (eq. 40), or None to take it from lam, beta and n2. Those
+            of Corollary 4.4 are in (0, 1); 1, which counts every row once, is the limit as n2 + v goes to 0.
         lam: lambda of Theorem 4.2.
         beta: temperature of the clients' posteriors.
         n2: clients that expect new samples.

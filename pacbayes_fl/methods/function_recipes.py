@@ -145,7 +145,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             rounds=True,
             options=PFedGPOptions,
             build=_pfedgp,
-            product=Product("deep-kernel GP", "evidence.particle_scores", "ascent", "score [K, 1, D]", "nothing"),
+            product=Product("deep-kernel GP", "evidence.particle_scores", "Adam", "score [K, 1, D]", "nothing"),
             search=_searching(method__init_std=_STDS, federation__rounds=_STEPS),
         ),
         "vanilla-gp": Recipe(

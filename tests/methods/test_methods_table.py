@@ -138,6 +138,13 @@ def test_differences_are_found_in_every_depth() -> None:
     assert not set(differences(*priors[:2])) and set(differences(*priors[1:])) == {"loc"}
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].model == "functions"])
+def test_a_recipe_names_the_servers_own_optimiser(name: str) -> None:
+    words = METHODS[name].product.server.lower()
+    optimiser = getattr(build(name), "optimiser", "none")
+    assert all((word in words) <= (word == optimiser) for word in ("adam", "ascent"))
+
+
 def values_of(space: LogUniform | Choice) -> tuple[Any, ...]:
     return (space.low, space.high) if isinstance(space, LogUniform) else space.values
 

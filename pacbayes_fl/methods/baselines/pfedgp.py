@@ -1,4 +1,4 @@
-"""pFedGP for regression: one shared deep kernel, learned by federated ascent on the clients' log evidence.
+"""pFedGP for regression: one shared deep kernel, learned by the server's Adam on the clients' summed log evidence.
 
 Achituve et al. (2021), in the adaptation of PAC-PFL section 8.6.2: "a special case of our algorithm when using a single
 prior in SVGD and a very wide hyper-prior", with a zero mean (as originally) or a network mean, which the model decides.
