@@ -114,6 +114,12 @@ class Result:
     predictions: Mapping[str, Tensor] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """What was run, on how many clients, in one line; the numbers are in `summary`."""
+        counts = [f"{sum(row.group == group for row in self.clients)} {group}" for group in GROUPS]
+        ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
+        return f"Result({ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)})"
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics, in the order in which the clients' rows first mention them."""

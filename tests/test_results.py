@@ -402,3 +402,12 @@ def test_bootstrap_covers(ragged: bool) -> None:
         _, low, high = nested_bootstrap(rows, seed=trial, draws=300)
         hits += low <= 0.0 <= high
     assert 0.87 <= hits / 200 <= 0.99
+
+
+def test_a_result_shows_what_was_run_in_one_line() -> None:
+    rows = tuple(
+        ClientRow(k, f"c{k}", group, 3, {"rsmse": 0.5}) for k, group in enumerate(("existing", "existing", "new"))
+    )
+    many = {"existing.mean": torch.zeros(2, 500)}
+    shown = repr(Result("tiny", "pac-pfl", 3, "regression", (record(1),), rows, many))
+    assert shown == "Result(pac-pfl on tiny, seed 3, 1 rounds, 2 existing and 1 new clients, regression: rsmse)"

@@ -86,6 +86,12 @@ class ClientBatch:
     ids: tuple[int, ...]
     names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Shapes and names in one line."""
+        names = ", ".join(self.names[:3]) + (", ..." if self.clients > 3 else "")
+        x, y = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (self.x, self.y))
+        return f"ClientBatch({self.clients} clients ({names}), {int(self.mask.sum())} rows, x {x}, y {y})"
+
     @property
     def clients(self) -> int:
         """Number of clients, K."""

@@ -21,6 +21,7 @@ from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.posteriors.family import check_families
 from pacbayes_fl.results import RoundRecord
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -88,6 +89,7 @@ def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> Federa
         Round 0, on the batch's device.
     """
     server = method.init_server(torch.Generator().manual_seed(plan.seed))
+    check_families(server)
     server = tensors.tree_map(lambda leaf: leaf.to(batch.x.device), server)
     return FederationState(server, method.init_clients(method.broadcast(server), batch), 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import gpytorch
 import torch
@@ -13,7 +14,7 @@ from gpytorch.means import Mean
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_softplus
 
@@ -54,14 +55,19 @@ class GPyTorchPrior(FunctionModel):
         noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
 
     Raises:
+        StudyError: when mean or kernel is a class instead of an object, or holds a GPyTorch prior: hyper-parameters
+            have the hyper-prior that the method is given, and another one would count for nothing.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
     """
 
     def __init__(self, mean: Mean, kernel: Kernel, input_dim: int, noise_std: float = NOISE_STD) -> None:
         """Lay out theta and find out whether the modules broadcast."""
+        _check_part("mean", mean, Mean)
+        _check_part("kernel", kernel, Kernel)
         self._parts = _Parts(mean, kernel).double()
         free = {name: p.shape for name, p in self._parts.named_parameters() if p.requires_grad}
-        self._fixed = {name: t for name, t in self._parts.state_dict().items() if name not in free}
+        held = (*self._parts.named_parameters(), *self._parts.named_buffers())  # one name for what two modules share
+        self._fixed = {name: t.detach() for name, t in held if name not in free}
         self._fixed_at: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
         self._input_dim, self._noise_std = input_dim, noise_std
@@ -152,7 +158,10 @@ class GPyTorchPrior(FunctionModel):
     def _broadcasts(self) -> bool:
         theta = torch.arange(4.0 * self.dim, dtype=torch.float64).sin().view(2, 2, self.dim)
         x = torch.arange(6.0 * self.input_dim, dtype=torch.float64).cos().view(2, 3, self.input_dim)
-        one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
+        try:
+            one = [self._functional(part, theta[0, 0], x[0], x[0]) for part in ("mean", "covariance", "variance")]
+        except RuntimeError as error:
+            raise self._misfit(error) from error
         if [list(t.shape) for t in one] != [[3], [3, 3], [3]]:
             raise ShapeError(
                 f"mean and kernel must give [N] and [N, N] at [N, {self.input_dim}], got {[list(t.shape) for t in one]}"
@@ -170,3 +179,34 @@ class GPyTorchPrior(FunctionModel):
             ):
                 return False
         return True
+
+    def _misfit(self, error: RuntimeError) -> ShapeError:
+        """Say which kernel does not take as many features as there are."""
+        sizes = ((name, getattr(part, "ard_num_dims", None), part) for name, part in self._parts.named_modules())
+        wrong = [
+            f"{name} has ard_num_dims={size}"
+            for name, size, part in sizes
+            if size is not None and size != (self.input_dim if part.active_dims is None else len(part.active_dims))
+        ]
+        reason = str(error).splitlines()[0]
+        return ShapeError(
+            f"mean or kernel cannot take inputs [N, {self.input_dim}]: {', '.join(wrong) or reason}",
+            hint=f"input_dim={self.input_dim} must be what ard_num_dims, active_dims and input_size say",
+        )
+
+
+def _check_part(label: str, part: object, kind: type[nn.Module]) -> None:
+    """Refuse what is no object of GPyTorch's, and priors that no method would look at."""
+    if not isinstance(part, kind):
+        known = isinstance(part, type) and issubclass(part, kind)
+        got = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
+        hint = f"write {part.__name__}(...)" if known and isinstance(part, type) else None
+        raise StudyError(f"{label} must be an object of gpytorch's {kind.__name__}, got {got}", hint=hint)
+    priors: Any = part
+    if found := [(name, type(prior).__name__) for name, _, prior, *_ in priors.named_priors()]:
+        names = ", ".join(f"{label}.{name} ({prior})" for name, prior in found)
+        raise StudyError(
+            f"GPyTorch priors on hyper-parameters would count for nothing: {names}",
+            hint="leave them out and give the method a hyper-prior: GaussianHyperPrior(prior.location(), std), or a "
+            "class of your own with sample and score",
+        )

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 
@@ -61,6 +62,38 @@ class Family(Protocol):
 
     def site(self, span: slice, shape: tuple[int, ...], draw: Draw | None) -> TorchDistribution:
         """Pyro distribution of the weights in a span, with a draw one whose `rsample` gives that draw."""
+
+
+def check_families(state: Any) -> None:
+    """Refuse a family of one's own that lacks a part, wherever it stands in a tree of states.
+
+    A family is told by its `draw` and its `kl`.
+
+    Args:
+        state: NamedTuples of tensors and of others, such as a server's state.
+
+    Raises:
+        StudyError: naming the family and what is missing.
+    """
+    if not isinstance(state, tuple):
+        return
+    for child in state:
+        check_families(child)
+    if not (hasattr(state, "draw") and hasattr(state, "kl")):
+        return
+    whole: Any = state
+    _complete(whole, Family)
+    _complete(whole.opened(), Opened)
+
+
+def _complete(part: object, protocol: type[Any]) -> None:
+    wanted = [name for name in vars(protocol) if not name.startswith("_")]
+    missing = [name for name in wanted if not hasattr(part, name)]
+    if missing:
+        raise StudyError(
+            f"a distribution over weights, {type(part).__name__}, lacks {', '.join(missing)}",
+            hint=f"posteriors/family.py says in {protocol.__name__} what each of them gives",
+        )
 
 
 AnyFamily = TypeVar("AnyFamily", bound=Family)

@@ -49,6 +49,10 @@ class SampledMixture:
             found = f"{list(self.log_weights.shape)} and {sorted(shapes)}"
             raise ShapeError(f"log_weights must be [K, S] for S distributions of batch shape [K, N], got {found}")
 
+    def __repr__(self) -> str:
+        """Kind, number and shape in one line."""
+        return f"SampledMixture({len(self.components)} {self.kind} {list(self.components[0].batch_shape)})"
+
     @property
     def kind(self) -> str:
         """Name of the distributions."""

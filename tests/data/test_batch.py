@@ -344,3 +344,11 @@ def test_any_rows_give_a_named_error_or_a_sound_batch(
         assert torch.equal(batch.x[k, : len(y)], x.to(dtype))
         assert torch.equal(batch.y[k, : len(y)].double(), y.to(dtype).double())
         assert classes is None or not len(y) or 0 <= int(batch.y[k].min()) <= int(batch.y[k].max()) < classes
+
+
+def test_a_batch_shows_shapes_and_names_in_one_line() -> None:
+    many = ClientBatch.pad([(torch.ones(m, 2).double(), torch.ones(m).double()) for m in (3, 1, 2, 5)])
+    shown = "4 clients (client_00, client_01, client_02, ...), 11 rows, x [4, 5, 2] float64, y [4, 5] float64"
+    assert repr(many) == f"ClientBatch({shown})"
+    few = many.select(torch.tensor([1]))
+    assert repr(few).startswith("ClientBatch(1 clients (client_01), 1 rows")

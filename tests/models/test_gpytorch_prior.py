@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import gpytorch
 import pytest
@@ -11,7 +12,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, Mean
 from torch import Tensor, nn
 
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 
 
@@ -129,3 +130,40 @@ def test_the_modules_own_parameters_do_not_matter() -> None:
         for parameter in (*mean.parameters(), *kernel.parameters()):
             parameter.fill_(7.0)
     assert torch.equal(model.mean(theta, x), before[0]) and torch.equal(model.covariance(theta, x), before[1])
+
+
+def test_a_class_instead_of_an_object_is_refused() -> None:
+    with pytest.raises(
+        StudyError, match=r"kernel must be an object of gpytorch's Kernel, got the class RBFKernel \(write"
+    ):
+        GPyTorchPrior(ConstantMean(), RBFKernel, 2)
+    with pytest.raises(StudyError, match=r"mean must be an object of gpytorch's Mean, got the class ConstantMean"):
+        GPyTorchPrior(ConstantMean, RBFKernel(), 2)
+    with pytest.raises(StudyError, match=r"mean must be an object of gpytorch's Mean, got Linear$"):
+        GPyTorchPrior(nn.Linear(2, 1), RBFKernel(), 2)  # type: ignore[arg-type]
+
+
+def test_priors_that_would_count_for_nothing_are_refused() -> None:
+    prior = gpytorch.priors.GammaPrior(3.0, 6.0)
+    for kernel, name in (
+        (RBFKernel(lengthscale_prior=prior), "kernel.lengthscale_prior"),
+        (ScaleKernel(RBFKernel(lengthscale_prior=prior)), "kernel.base_kernel.lengthscale_prior"),
+        (ScaleKernel(RBFKernel(), outputscale_prior=prior), "kernel.outputscale_prior"),
+    ):
+        with pytest.raises(StudyError, match=rf"{name} \(GammaPrior\).*GaussianHyperPrior\(prior\.location"):
+            GPyTorchPrior(ConstantMean(), kernel, 2)
+    mean = ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0))
+    with pytest.raises(StudyError, match=r"mean\.mean_prior \(NormalPrior\)"):
+        GPyTorchPrior(mean, RBFKernel(), 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda kernel: kernel, ScaleKernel])
+def test_features_of_another_number_are_refused_by_the_kernel_s_name(wrap: Any) -> None:
+    with pytest.raises(ShapeError, match=r"inputs \[N, 3\]: kernel(\.base_kernel)? has ard_num_dims=2"):
+        GPyTorchPrior(ConstantMean(), wrap(RBFKernel(ard_num_dims=2)), 3)
+    some = GPyTorchPrior(ConstantMean(), wrap(RBFKernel(ard_num_dims=2, active_dims=(0, 2))), 3)
+    theta, x = draw(3, 2, some.dim), draw(3, 4, 3, seed=1)
+    expected = one_by_one(some, theta, x)[1]
+    torch.testing.assert_close(some.covariance(theta, x), expected, rtol=1e-12, atol=1e-13)
+    with pytest.raises(ShapeError, match=r"inputs \[N, 3\]: "):
+        GPyTorchPrior(LinearMean(2), RBFKernel(), 3)

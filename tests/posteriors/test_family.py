@@ -1,10 +1,10 @@
-"""A family cut into the sites of a model."""
+"""A family cut into the sites of a model, and what one of a user's own must have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,10 +12,17 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation.engine import FederationPlan, run_rounds
+from pacbayes_fl.methods import pfedbayes
+from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.models.base import WeightModel, WeightPrior
+from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.family import Family, Sites, cut
+from pacbayes_fl.posteriors.family import Family, Sites, check_families, cut
 from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.spike_slab import SpikeSlab
 
 K = 2
@@ -74,3 +81,49 @@ def test_both_families_are_families() -> None:
         assert all(hasattr(family, name) for name in dir(Family) if not name.startswith("_"))
         opened = family.opened()
         assert all(hasattr(opened, name) for name in ("weights", "pullback", "kl_gradient", "kl_gradient_of_prior"))
+
+
+class Slopeless(NamedTuple):
+    """A mean field whose slopes nobody wrote."""
+
+    loc: Tensor
+    rho: Tensor
+
+    draw, weights, mean = MeanField.draw, MeanField.weights, MeanField.mean
+    kl, bounded, site, scale = MeanField.kl, MeanField.bounded, MeanField.site, MeanField.scale
+
+    def opened(self) -> Any:
+        class Half(NamedTuple):
+            loc: Tensor
+            weights = pullback = kl_gradient_of_prior = MeanField.mean
+
+        return Half(self.loc)
+
+
+class Closed(NamedTuple):
+    loc: Tensor
+
+    draw, kl = MeanField.draw, MeanField.kl
+
+
+def test_a_family_that_lacks_a_part_is_refused_by_name() -> None:
+    zero = torch.zeros(4)
+    with pytest.raises(StudyError, match=r"Half, lacks kl_gradient \(.*Opened"):
+        check_families(pfedbayes.Server(Slopeless(zero, zero)))  # type: ignore[arg-type]
+    with pytest.raises(StudyError, match=r"Closed, lacks weights, mean, opened, bounded, site \("):
+        check_families((zero, {"w": zero}, Closed(zero)))
+    check_families(pfedbayes.Server(MeanField(zero, zero)))
+    check_families(SpikeSlab(zero, zero, zero))
+    check_families(PointMass(zero))  # draws nothing that a divergence is taken of
+
+
+def test_a_federation_of_it_does_not_begin() -> None:
+    class Own(PFedBayes):  # type: ignore[misc]
+        def init_server(self, generator: torch.Generator) -> Any:
+            w = super().init_server(generator).w
+            return pfedbayes.Server(Slopeless(*w))  # type: ignore[arg-type]
+
+    method = Own(BayesianMLP((1, 3, 1), Gaussian(), torch.float64))
+    batch = ClientBatch.pad([(torch.ones(3, 1).double(), torch.ones(3).double())])
+    with pytest.raises(StudyError, match="lacks kl_gradient"):
+        run_rounds(method, batch, FederationPlan(rounds=1))

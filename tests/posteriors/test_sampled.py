@@ -284,3 +284,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_known_kinds_are_not_estimated() -> None:
     assert all(univariate.known(one, torch.device("cpu")) for one, _ in (COUNTS | DENSITIES).values())
+
+
+def test_a_mixture_shows_its_kind_in_one_line() -> None:
+    assert repr(MIXTURES["poisson"][0]) == "SampledMixture(3 Poisson [2, 3])"
