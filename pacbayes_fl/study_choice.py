@@ -50,9 +50,9 @@ def choose(
 
     The score is the mean over clients of the log likelihood of a held-out row under the personal model, averaged over
     draws of the weights. Test and validation rows are not looked at. An option on which training depends takes a
-    federation of `trial_rounds` rounds for each candidate. Those that `personalise` alone reads, and the temperature,
-    are chosen together on one more federation, of as many rounds as the run: how sure models are changes with every
-    round. The run itself then trains on all rows.
+    federation of `trial_rounds` rounds for each candidate, with the first candidates of the others. Those that only
+    `personalise` reads, and the temperature, are chosen together on one more federation, of as many rounds as the run:
+    how sure models are changes with every round. The run itself then trains on all rows.
 
     Args:
         study: one that leaves something open.
@@ -89,12 +89,12 @@ def choose(
 def _by_training(
     study: Study, asked: HeldOut, part: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, dict[str, Any]]:
-    """Train a short federation for every candidate; each is as good as its best personal models."""
+    """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
     rounds, scores = min(study.method.options.trial_rounds, study.plan.rounds), {}
+    first = {one.option: one.candidates(study.method.options)[:1] for one in _later(study)}
     for candidate in asked.candidates(study.method.options):
         try:
-            found = _trial(_with(study, asked, candidate), part, rounds)
-            scores[candidate] = max((one.score for one in found if math.isfinite(one.score)), default=math.nan)
+            ((_, scores[candidate], _, _),) = _trial(_with(study, asked, candidate), part, rounds, first)
         except (ClientError, NumericalError):  # no reason to stop
             scores[candidate] = math.nan
         tell(f"{asked.option}={candidate}", scores[candidate])
@@ -106,7 +106,8 @@ def _after_training(
     study: Study, part: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, dict[str, Any]]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
-    found, notes = _trial(study, part, study.plan.rounds), {}
+    wanted = {one.option: one.candidates(study.method.options) for one in _later(study)}
+    found, notes = _trial(study, part, study.plan.rounds, wanted), {}
     for one in found:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
     known = [one for one in found if math.isfinite(one.score)]
@@ -146,15 +147,18 @@ def _words(rounds: int) -> str:
     )
 
 
-def _trial(study: Study, part: tables.Dataset, rounds: int) -> list[_Scored]:
-    """Train one federation; score every combination of what is open after its rounds on the rows that it was not given.
+def _later(study: Study) -> list[HeldOut]:
+    """Options that are open and on which no round depends."""
+    return [one for one in study.held_out if one.after and one is not TEMPERATURE]
 
-    A study's options then differ in what `personalise` reads alone, so that one training serves them all.
+
+def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str, Sequence[Any]]) -> list[_Scored]:
+    """Train one federation; score every combination of wanted values on the rows that it was not given.
+
+    Options with these values are read by `personalise` alone, so that one training serves them all.
     """
-    asked = [one for one in study.held_out if one is not TEMPERATURE]
-    values = product(*(one.candidates(study.method.options) for one in asked))
-    combinations = [dict(zip((one.option for one in asked), some, strict=True)) for some in values]
-    studies = [_settled(study, asked, some) for some in combinations]
+    combinations = [dict(zip(wanted, some, strict=True)) for some in product(*wanted.values())]
+    studies = [_settled(study, _later(study), some) for some in combinations]
     (method, groups), *others = [prepare(one, part) for one in studies]
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
     methods, sums = [method, *(other for other, _ in others)], [_Held(group) for _ in studies]

@@ -132,7 +132,7 @@ def test_numbers_and_words_can_be_chosen_too(
 ) -> None:
     one = asked(root, "method.clusters=2")
     asks = HeldOut(option, lambda options: values)
-    monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s == one else ()))
+    monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s is one else ()))
     chosen, notes = choose(one, load(one))
     best = notes[option]["chosen"]
     assert getattr(chosen.method.options, option) == best in values
@@ -160,10 +160,10 @@ def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
 def test_a_candidate_that_fails_loses_and_the_run_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, usual = asked(root), study_choice._trial
 
-    def failing(trial: Study, part: tables.Dataset, rounds: int) -> Any:
+    def failing(trial: Study, *given: Any) -> Any:
         if trial.method.options.clusters in bad:
             raise NumericalError("its update is not finite")
-        return usual(trial, part, rounds)
+        return usual(trial, *given)
 
     monkeypatch.setattr(study_choice, "_trial", failing)
     for bad in ((1,), (2,)):

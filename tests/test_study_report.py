@@ -181,7 +181,9 @@ def test_labels_say_what_the_numbers_are() -> None:
 def test_labels_say_how_weights_were_learned() -> None:
     words = {}
     for name in ("pfedbayes", "fedavg", "fedsi", "ridge"):
-        study = tiny(f"method.name={name}", *(["method.alpha=0.1"] if name == "fedsi" else []))
+        study = tiny(
+            f"method.name={name}", *(["method.alpha=0.1", "method.personal_alpha=round"] if name == "fedsi" else [])
+        )
         words[name] = prepare(study, load(study))[0].about()
     assert (words["pfedbayes"]["draws"], words["fedavg"]["draws"]) == (20, 1)
     assert words["pfedbayes"]["inference"] == "closed-form KL, written-out gradient"

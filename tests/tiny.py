@@ -42,9 +42,8 @@ def quick(name: str) -> list[str]:
     recipe = METHODS[name]
     values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1}
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
-    options = recipe.options()
-    left_open = [one for one in recipe.held_out if getattr(options, one.option) == "held-out"]
-    known |= {one.option: one.candidates(options)[0] for one in left_open}
+    usual = Study.from_table({"method": {"name": name}})
+    known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out}
     return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
 
 

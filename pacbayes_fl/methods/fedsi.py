@@ -139,7 +139,7 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)
-    choice: SubnetworkChoice = field(default_factory=LargestVariance)
+    choice: SubnetworkChoice = field(default_factory=partial(LargestVariance, 0.01))
     personal_choice: SubnetworkChoice | None = None
     personal_alpha: float | None = None
     covariance: Literal["full", "diagonal"] = "full"

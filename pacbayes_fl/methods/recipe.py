@@ -84,7 +84,7 @@ class Recipe:
         search: what `tune` varies, by dotted key.
         held_out: what a study may leave open; the options then have `trial_rounds`.
         variant: values in which the recommended method differs from its class built with defaults, by dotted field:
-            what makes it this method and not another of the class.
+            what makes it this method and not another of the class, and what is a study's to choose.
     """
 
     title: str

@@ -34,13 +34,18 @@ ELSEWHERE = {
 }  # below, and for the study
 
 
+CHOSEN: dict[str, Any] = {"alpha": 0.1, "personal_alpha": "round"}
+
+
 def build(name: str, **options: Any) -> Any:
     recipe = LAPLACE_RECIPES[name]
-    return recipe.build(recipe.options(**({"alpha": 0.1} | options)), MODEL, ())
+    return recipe.build(recipe.options(**(CHOSEN | options)), MODEL, ())
 
 
 def preset(name: str, which: str) -> Any:
-    return build(name, **LAPLACE_RECIPES[name].presets[which].get("method", {}))
+    """Build a preset; what it leaves open is as usual."""
+    values = LAPLACE_RECIPES[name].presets[which].get("method", {})
+    return build(name, **{key: value for key, value in values.items() if value != "held-out"})
 
 
 def another(options: type, name: str, usual: Any) -> Any:
@@ -84,7 +89,7 @@ def test_every_option_reaches_the_method(name: str) -> None:
 
 
 def test_options_and_the_method_have_the_same_defaults() -> None:
-    usual, plain = build("fedsi", alpha=0.1), FedSI(MODEL, alpha=0.1)
+    usual, plain = build("fedsi", personal_subnetwork="same"), FedSI(MODEL, alpha=0.1)
     for field in dataclasses.fields(FedSI):
         assert getattr(usual, field.name) == getattr(plain, field.name), field.name
 
@@ -109,13 +114,14 @@ def test_a_rule_has_a_name() -> None:
 def test_the_factorised_variant_has_all_weights_of_the_representation() -> None:
     method = build("fedsi-fac")
     assert method.covariance == "diagonal" and method.choice == LargestVariance(1.0)
-    assert build("fedsi").covariance == "full" and build("fedsi").choice == LargestVariance(0.05)
+    assert build("fedsi").covariance == "full" and build("fedsi").choice == LargestVariance(0.01)
+    assert build("fedsi").personal_choice == LargestMagnitude(0.01) and method.personal_choice is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_alpha_that_was_not_chosen_builds_no_method(name: str) -> None:
     recipe = LAPLACE_RECIPES[name]
-    assert recipe.options().alpha == "held-out"
+    assert recipe.options().alpha == recipe.options().personal_alpha == "held-out"
     with pytest.raises(StudyError, match="alpha is still 'held-out'"):
         recipe.build(recipe.options(), MODEL, ())
     alpha, rule, personal = recipe.held_out
@@ -142,6 +148,8 @@ def test_presets_are_what_the_paper_prints(name: str) -> None:
     paper = preset(name, "paper")
     assert paper.alpha == 1e-4 and paper.predictive == "probit" and paper.weighting == "uniform"
     assert paper.local == LocalDescent(steps=None, epochs=10, minibatch=50, rate=1e-2, optimiser="adam")
+    assert paper.choice == LargestVariance(0.05 if name == "fedsi" else 1.0) and paper.prior == "cumulative"
+    assert paper.personal_choice is None is paper.personal_alpha
     assert paper.upload == "variance" and not paper.train_head and paper.prior_weight is None
     assert LAPLACE_RECIPES[name].presets["paper"]["federation"]["rounds"] == 800
 
