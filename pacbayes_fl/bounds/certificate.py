@@ -211,11 +211,11 @@ class MonteCarlo:
 
     Args:
         draws: number of draws, M.
-        delta: probability with which the estimate may mislead, taken from the certificate's delta.
+        delta: probability with which the estimate may mislead, taken from the certificate's delta, [] or [K].
     """
 
     draws: int
-    delta: float
+    delta: Number
 
     def __post_init__(self) -> None:
         """Refuse no draws; delta is checked with the certificate's."""
@@ -229,8 +229,8 @@ class Certificate:
     Args:
         theorem: which bound.
         value: the bound [] or [K], in the unit of the loss; larger than its range where the bound says nothing.
-        delta: probability with which it may fail.
-        delta_split: what delta was spent on.
+        delta: probability with which it may fail, [] or [K].
+        delta_split: what delta was spent on, each [] or [K].
         terms: the numbers that the formula is made of, each [] or [K], also where the bound is on an average.
         formula: turns the terms into the parts that sum to the bound.
         premises: what it rests on.
@@ -239,8 +239,8 @@ class Certificate:
 
     theorem: str
     value: Tensor
-    delta: float
-    delta_split: Mapping[str, float]
+    delta: Number
+    delta_split: Mapping[str, Number]
     terms: Terms
     formula: Formula
     premises: Premises
@@ -279,13 +279,14 @@ class Certificate:
             return f"{self.theorem}: no certificate: {'; '.join(self.reasons)}"
         low, high = (rounded_up(value.item()) for value in (self.value.min(), self.value.max()))
         spread = low if self.value.numel() == 1 else f"{low} to {high} for {self.value.numel()} clients"
-        split = ", ".join(f"{name} {share:.3g}" for name, share in self.delta_split.items())
+        split = ", ".join(f"{name} {_largest(share):.3g}" for name, share in self.delta_split.items())
         vacuous = int(self.vacuous.sum())
         counted = f" for {vacuous} of {self.value.numel()}" if self.value.numel() > 1 else ""
         note = f"; vacuous{counted}: the loss never exceeds {self.premises.loss.high:g}" if vacuous else ""
-        sure = f"{1 - self.delta:.6g}"
+        delta = _largest(self.delta)
+        sure = f"{1 - delta:.6g}"
         if sure == "1":
-            sure = f"1 - {self.delta:g}"
+            sure = f"1 - {delta:g}"
         return (
             f"{self.theorem}: risk at most {spread} with probability at least {sure}"
             f" ({self.risk}; delta: {split}; prior: {self.prior}){note}"
@@ -298,7 +299,7 @@ def certify(
     theorem: str,
     formula: Formula,
     terms: Mapping[str, Tensor],
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     monte_carlo: MonteCarlo | None = None,
@@ -313,7 +314,7 @@ def certify(
         theorem: which bound.
         formula: turns terms into parts that sum to the bound on the Gibbs risk.
         terms: its own numbers.
-        delta: of the whole certificate.
+        delta: of the whole certificate, [] or [K].
         premises: what it rests on.
         monte_carlo: how the risk was estimated, if it was.
         reasons: what else is broken.
@@ -380,7 +381,7 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     return _total(certificate.formula(terms | energy | {"kl": torch.zeros_like(terms["kl"])}))
 
 
-def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, float]:
+def shared_terms(premises: Premises, split: Mapping[str, Number]) -> dict[str, Number]:
     """Give the terms that follow from the premises and delta alone, which every formula is given.
 
     Args:
@@ -392,7 +393,7 @@ def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, fl
         and the privacy of the prior.
     """
     tried, prior = premises.tried or 1, premises.prior
-    terms = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
+    terms: dict[str, Number] = {"low": premises.loss.low, "high": premises.loss.high, "factor": premises.factor}
     terms["delta"] = split["bound"] / tried
     if "Monte Carlo" in split:
         terms["mc_delta"] = split["Monte Carlo"] / tried
@@ -405,11 +406,11 @@ def shared_terms(premises: Premises, split: Mapping[str, float]) -> dict[str, fl
     return terms
 
 
-def split_delta(delta: float, monte_carlo: MonteCarlo | None = None) -> dict[str, float]:
+def split_delta(delta: Number, monte_carlo: MonteCarlo | None = None) -> dict[str, Number]:
     """Say what delta is spent on.
 
     Args:
-        delta: of the whole certificate.
+        delta: of the whole certificate, [] or [K].
         monte_carlo: takes its own part of it.
 
     Returns:
@@ -418,13 +419,16 @@ def split_delta(delta: float, monte_carlo: MonteCarlo | None = None) -> dict[str
     Raises:
         AssumptionError: when delta is no probability or does not cover what is spent of it.
     """
-    if not 0 < delta < 1:
-        raise AssumptionError(f"delta must lie strictly between 0 and 1, got {delta}")
+    whole_delta = torch.as_tensor(delta, dtype=torch.float64)
+    if bool((wrong := ~((whole_delta > 0) & (whole_delta < 1))).any()):
+        raise AssumptionError(f"delta must lie strictly between 0 and 1, got {whole_delta[wrong].flatten()[0].item()}")
     if monte_carlo is None:
         return {"bound": delta}
-    if not 0 < monte_carlo.delta < delta:
+    part, of = torch.broadcast_tensors(torch.as_tensor(monte_carlo.delta, dtype=torch.float64), whole_delta)
+    if bool((wrong := ~((part > 0) & (part < of))).any()):
         raise AssumptionError(
-            f"the delta of Monte Carlo must be positive and smaller than delta = {delta:g}, got {monte_carlo.delta:g}",
+            f"the delta of Monte Carlo must be positive and smaller than delta = {of[wrong][0].item():g}, got"
+            f" {part[wrong][0].item():g}",
             hint="it is taken from delta",
         )
     return {"bound": delta - monte_carlo.delta, "Monte Carlo": monte_carlo.delta}
@@ -478,6 +482,10 @@ def whole(name: str, value: Number) -> Tensor:
         got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
         raise AssumptionError(f"{name} must be at least 1 and a whole number, got {got}{place}")
     return numbers
+
+
+def _largest(value: Number) -> float:
+    return value.max().item() if isinstance(value, Tensor) else value
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ from pacbayes_fl.bounds.certificate import (
     whole,
 )
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
+from pacbayes_fl.bounds.moment import log_moment
 from pacbayes_fl.errors import AssumptionError
 
 
@@ -42,7 +43,7 @@ def max_information(epsilon: Number, rows: Number, delta: Number) -> Tensor:
     Args:
         epsilon: of the mechanism [] or [K], for one changed row.
         rows: that the mechanism saw, m [] or [K].
-        delta: of the bound [].
+        delta: of the bound [] or [K].
 
     Returns:
         [] or [K], in nats.
@@ -81,7 +82,10 @@ def client_privacy(epsilon: Number, prior_delta: Number, delta: Number) -> Tenso
 def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
     """Bound the empirical Gibbs risk by its estimate from draws of the posterior (Perez-Ortiz et al. 2021).
 
-    L^ <= kl^-1(estimate, ln(2 / delta) / M)
+    L^ <= kl^-1(estimate, ln(1 / delta) / M)
+
+    For one side alone: the estimate is below a q < L^ with probability at most exp(-M kl(q || L^)) (Hoeffding 1963,
+    Theorem 1), where both sides need ln(2 / delta).
 
     Args:
         risk: averaged over M independent draws [] or [K], of a loss in [0, 1].
@@ -92,21 +96,21 @@ def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
         [] or [K].
     """
     risk, draws, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (risk, draws, delta))
-    return kl_inverse_upper(risk, (2.0 / delta).log() / draws)
+    return kl_inverse_upper(risk, -delta.log() / draws)
 
 
 def seeger(
-    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+    risk: Number, kl: Number, n: Number, delta: Number, premises: Premises, *, monte_carlo: MonteCarlo | None = None
 ) -> Certificate:
     """Bound the risk by the inverse of the binary KL divergence: the default (Seeger 2002, Maurer 2004).
 
-    L <= a + R kl^-1((L^ - a) / R, (KL + ln(2 sqrt n / delta)) / n)
+    L <= a + R kl^-1((L^ - a) / R, (KL + ln(xi(n) / delta)) / n), with xi(n) < 2 sqrt n of `moment.log_moment`
 
     Args:
         risk: empirical risk [] or [K], in the unit of the loss.
         kl: [] or [K], in nats.
         n: rows [] or [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -120,17 +124,17 @@ def seeger(
 
 
 def mcallester(
-    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+    risk: Number, kl: Number, n: Number, delta: Number, premises: Premises, *, monte_carlo: MonteCarlo | None = None
 ) -> Certificate:
     """Bound the risk by a square root (McAllester 1999, with Maurer's constant).
 
-    L <= L^ + R sqrt((KL + ln(2 sqrt n / delta)) / (2 n))
+    L <= L^ + R sqrt((KL + ln(xi(n) / delta)) / (2 n))
 
     Args:
         risk: empirical risk [] or [K], in the unit of the loss.
         kl: [] or [K], in nats.
         n: rows [] or [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -144,17 +148,17 @@ def mcallester(
 
 
 def pbb_quadratic(
-    risk: Number, kl: Number, n: Number, delta: float, premises: Premises, *, monte_carlo: MonteCarlo | None = None
+    risk: Number, kl: Number, n: Number, delta: Number, premises: Premises, *, monte_carlo: MonteCarlo | None = None
 ) -> Certificate:
     """Bound the risk by PAC-Bayes with Backprop's quadratic form (Perez-Ortiz et al. 2021).
 
-    L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(2 sqrt n / delta)
+    L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
 
     Args:
         risk: empirical risk [] or [K], in the unit of the loss.
         kl: [] or [K], in nats.
         n: rows [] or [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -171,7 +175,7 @@ def pbb_lambda(
     risk: Number,
     kl: Number,
     n: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     weight: Number | None = None,
@@ -179,7 +183,7 @@ def pbb_lambda(
 ) -> Certificate:
     """Bound the risk by PAC-Bayes with Backprop's lambda form (Thiemann et al. 2017).
 
-    L <= L^ / (1 - lambda / 2) + B / (n lambda (1 - lambda / 2)) for a loss in [0, 1],  B = KL + ln(2 sqrt n / delta)
+    L <= L^ / (1 - lambda / 2) + B / (n lambda (1 - lambda / 2)) for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
 
     It holds for all lambda at once, so the best one, 2 / (sqrt(2 n L^ / B + 1) + 1), is as good as any fixed before.
 
@@ -187,7 +191,7 @@ def pbb_lambda(
         risk: empirical risk [] or [K], in the unit of the loss.
         kl: [] or [K], in nats.
         n: rows [] or [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on.
         weight: lambda [] or [K], strictly between 0 and 2; the best when not given.
         monte_carlo: how the risk was estimated, if it was.
@@ -209,7 +213,7 @@ def catoni(
     kl: Number,
     n: Number,
     beta: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     monte_carlo: MonteCarlo | None = None,
@@ -223,7 +227,7 @@ def catoni(
         kl: [] or [K], in nats.
         n: rows [] or [K].
         beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on; with `tried` the number of betas if the rows chose among them.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -242,7 +246,7 @@ def alquier(
     kl: Number,
     n: Number,
     beta: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     monte_carlo: MonteCarlo | None = None,
@@ -258,7 +262,7 @@ def alquier(
         kl: [] or [K], in nats.
         n: rows [] or [K].
         beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: what it rests on; with `tried` the number of betas if the rows chose among them.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -278,7 +282,7 @@ def theorem_3_2(
     kl: Number,
     n: Number,
     beta: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     monte_carlo: MonteCarlo | None = None,
@@ -295,7 +299,7 @@ def theorem_3_2(
         kl: [] or [K], in nats.
         n: rows [] or [K], m_i and new ones together; `Provenance.rows` says how many the mechanism saw.
         beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail, over the rows and the draw of the prior.
+        delta: probability with which it may fail, [] or [K], over the rows and the draw of the prior.
         premises: with a private prior.
         monte_carlo: how the risk was estimated, if it was.
 
@@ -313,7 +317,7 @@ def theorem_3_2(
     return alquier(risk, kl, n, beta, delta, premises, monte_carlo=monte_carlo)
 
 
-def gibbs(log_z: Number, n: Number, beta: Number, delta: float, premises: Premises) -> Certificate:
+def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premises) -> Certificate:
     """Bound the risk of the exact Gibbs posterior, by its normaliser alone (PAC-PFL eq. 6; eq. 15 without the term I).
 
     L(Q*) <= (-ln Z + beta^2 R^2 / (8 n) + I(eps, m, delta) + ln(1 / delta)) / beta,  Z = E_P e^(-beta L^)
@@ -325,7 +329,7 @@ def gibbs(log_z: Number, n: Number, beta: Number, delta: float, premises: Premis
         log_z: ln Z [] or [K], in nats: of the bounded loss, not of a likelihood.
         n: rows [] or [K].
         beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: with posterior = "exact Gibbs".
 
     Returns:
@@ -365,7 +369,7 @@ def pooled(
     risk: Tensor,
     kl: Tensor,
     n: Tensor,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
     bound: Callable[..., Certificate] = seeger,
@@ -377,13 +381,13 @@ def pooled(
 
     The hypothesis is the tuple of the clients' hypotheses, its posterior and its prior are products, and its empirical
     risk is an average of N independent losses that are not alike: these have no larger E exp(N kl(L^ || L)) than N
-    that are (Hoeffding 1956). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`.
+    that are (Hoeffding 1956, Theorem 3). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`.
 
     Args:
         risk: empirical risks [K], in the unit of the loss.
         kl: [K], in nats.
         n: rows [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail, [] or [K].
         premises: of every client.
         bound: one of risk, kl, n, delta and premises alone.
         monte_carlo: how the risks were estimated, if they were.
@@ -407,7 +411,7 @@ def _of_risk(
     risk: Number,
     kl: Number,
     n: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     monte_carlo: MonteCarlo | None,
     **own: Tensor,
@@ -463,8 +467,8 @@ def _confidence(terms: Terms) -> Tensor:
 
 
 def _budget(terms: Terms) -> Tensor:
-    """B = KL + ln(2 sqrt n / delta), in nats."""
-    return terms["kl"] + _confidence(terms) + (2.0 * terms["n"].sqrt()).log()
+    """B = KL + ln(xi(n) / delta), in nats."""
+    return terms["kl"] + _confidence(terms) + log_moment(terms["n"])
 
 
 def _seeger(terms: Terms) -> dict[str, Tensor]:

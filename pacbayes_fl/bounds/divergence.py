@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess
+from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess, relative_entropy
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior, gaussian_kl
-from pacbayes_fl.posteriors.mixture import log_mixture_kl
+
+_ROUNDING = 1e-6  # of divergences in float32
+_LARGEST = 700.0  # whose exponential is a double
 
 
 def diagonal_gaussian_kl(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
@@ -36,10 +38,10 @@ def diagonal_gaussian_kl(mean: Tensor, variance: Tensor, other_mean: Tensor, oth
 
 def _by_coordinate(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
     m, v, o, w = torch.broadcast_tensors(*(x.double() for x in (mean, variance, other_mean, other_variance)))
-    known = (v == 0) & (w == 0) & (m == o)
-    free = torch.where(w > 0, w, 1.0)
-    terms = 0.5 * (log_excess((v - free) / free) + (m - o).square() / free)
-    return torch.where(known, 0.0, torch.where(w > 0, terms, torch.inf))
+    known, free = (v == 0) & (w == 0) & (m == o), (v > 0) & (w > 0)
+    width = torch.where(free, w, 1.0)  # where the result is not of the terms, slopes must not be either
+    terms = 0.5 * (log_excess((torch.where(free, v, 1.0) - width) / width) + (m - o).square() / width)
+    return torch.where(known, 0.0, torch.where(free, terms, torch.inf))
 
 
 def full_gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
@@ -91,7 +93,8 @@ def bernoulli_gaussian_kl(
     """
     gates = binary_kl(inclusion, other_inclusion)
     slabs = _by_coordinate(mean, variance, other_mean, other_variance)
-    return (gates + torch.where(inclusion > 0, inclusion.double() * slabs, 0.0)).sum(-1)
+    slabs = torch.where((inclusion > 0) | slabs.isfinite(), slabs, 0.0)
+    return (gates + inclusion.double() * slabs).sum(-1)
 
 
 def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
@@ -110,7 +113,8 @@ def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
     Raises:
         AssumptionError: when weights are negative or do not sum to 1.
     """
-    return log_mixture_kl(*_logarithms(weights, prior))
+    mine = _probabilities("weights", weights)
+    return relative_entropy(*torch.broadcast_tensors(mine, _prior(mine, prior))).sum(-1)
 
 
 def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None) -> Tensor:
@@ -129,16 +133,22 @@ def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None
         [*], in nats.
 
     Raises:
-        AssumptionError: when weights are negative or do not sum to 1.
+        AssumptionError: when weights are negative or do not sum to 1, or a divergence is negative.
     """
-    return log_mixture_kl(*_logarithms(weights, prior), divergences)
+    mine, each = torch.broadcast_tensors(_probabilities("weights", weights), divergences.double())
+    used = mine > 0
+    if bool((wrong := used & (each < -_ROUNDING)).any()):
+        raise AssumptionError(f"divergences must be at least 0 nats, got {each[wrong][0].item():g}")
+    spent = (mine * torch.where(used | each.isfinite(), each.clamp_min(0.0), 0.0)).sum(-1)
+    kl = discrete_kl(weights, prior) + spent
+    return torch.where(kl.isnan(), torch.inf, kl)
 
 
 def gp_posterior_kl(posterior: GPPosterior) -> Tensor:
     """Bound the divergence of the clients' GP posteriors from the particles' GP priors, over functions.
 
     That over functions is that at the training inputs. The prior is the equally weighted mixture of the particles,
-    which must not have seen the rows.
+    which must not have seen the rows. It has no slopes, as the posterior is conditioned outside of any graph.
 
     Args:
         posterior: mixture over P particles.
@@ -146,7 +156,8 @@ def gp_posterior_kl(posterior: GPPosterior) -> Tensor:
     Returns:
         [K], in nats.
     """
-    return mixture_kl(posterior.log_weights.double().exp(), posterior.kl())
+    with torch.no_grad():  # slopes by what `kl` computes anew, and by nothing else, would be wrong
+        return mixture_kl(posterior.log_weights.double().exp(), posterior.kl())
 
 
 def gibbs_weights(risk: Tensor, beta: Tensor | float, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -170,20 +181,18 @@ def gibbs_weights(risk: Tensor, beta: Tensor | float, prior: Tensor | None = Non
     risk = risk.double()
     if not bool(risk.isfinite().all()):
         raise AssumptionError("risk must be finite for every hypothesis")
-    exponent = (
-        _log_prior(risk, prior) - torch.as_tensor(beta, dtype=risk.dtype, device=risk.device).unsqueeze(-1) * risk
-    )
-    return torch.softmax(exponent, -1), torch.logsumexp(exponent, -1)
+    exponent = torch.as_tensor(beta, dtype=risk.dtype, device=risk.device).unsqueeze(-1) * risk
+    before, exponent = torch.broadcast_tensors(_prior(risk, prior), exponent)
+    least = torch.where(before > 0, exponent, torch.inf).amin(-1, keepdim=True).detach()
+    mass = before * (least - exponent).clamp_max(_LARGEST).exp()  # beyond 0 only where the prior is 0: for its slope
+    total = mass.sum(-1)
+    return mass / total.unsqueeze(-1), total.log() - least.squeeze(-1)
 
 
-def _logarithms(weights: Tensor, prior: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _probabilities("weights", weights).log(), _log_prior(weights, prior)
-
-
-def _log_prior(like: Tensor, prior: Tensor | None) -> Tensor:
-    """Logarithms of a prior, of equal weights when there is none [*, L]."""
+def _prior(like: Tensor, prior: Tensor | None) -> Tensor:
+    """Weights of a prior, equal ones when there is none [*, L]."""
     alike = torch.full_like(like, 1.0 / like.shape[-1], dtype=torch.float64)
-    return (alike if prior is None else _probabilities("prior", prior)).log()
+    return alike if prior is None else _probabilities("prior", prior)
 
 
 def _probabilities(name: str, weights: Tensor) -> Tensor:

@@ -1,14 +1,20 @@
-"""The binary KL divergence and its two inverses, which err on the safe side of the root only."""
+"""The binary KL divergence and its two inverses, which err on the safe side of the root only.
+
+They have slopes in closed form, of any order, and no slope is infinite or no number: one that is infinite, as that of
+kl(q || p) in q at 0, is that at the smallest normal double, so that a chain of slopes with a zero in it is zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import AssumptionError
 
+_TINY = torch.finfo(torch.float64).tiny
 _SERIES = 18  # enough for |x| < 1/2: 9^-18 is below what float64 resolves
 _SLACK = 1e-14  # more than `binary_kl` can be wrong by, relative to its value
 
@@ -24,7 +30,8 @@ def log_excess(x: Tensor) -> Tensor:
     Returns:
         [*]; infinite at -1.
     """
-    return torch.where(x.abs() < 0.5, _series(x), x - torch.log1p(x))
+    near = x.abs() < 0.5  # each branch is kept away from where its slope is no number
+    return torch.where(near, _series(torch.where(near, x, 0.0)), (far := torch.where(near, 1.0, x)) - torch.log1p(far))
 
 
 def _series(x: Tensor) -> Tensor:
@@ -48,13 +55,56 @@ def binary_kl(q: Tensor, p: Tensor) -> Tensor:
         [*], in nats, float64; infinite where p excludes what q allows.
     """
     q, p = torch.broadcast_tensors(q.double(), p.double())
-    difference = p - q
-    parts = _part(torch.stack((q, 1.0 - q)), torch.stack((p, 1.0 - p)), torch.stack((difference, -difference)))
+    difference = (p - q).detach()
+    parts = relative_entropy(
+        torch.stack((q, 1.0 - q)), torch.stack((p, 1.0 - p)), torch.stack((difference, -difference))
+    )
     return parts[0] + parts[1]
 
 
+def _kl(q: Tensor, p: Tensor) -> Tensor:
+    """Take `binary_kl` of float64 numbers, outside of any graph."""
+    difference = p - q
+    return _part(q, p, difference) + _part(1.0 - q, 1.0 - p, -difference)
+
+
+def relative_entropy(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
+    """Take a ln(a / b) + b - a, which is never negative: the part of a KL divergence that one outcome makes.
+
+    Args:
+        a: at least 0 [*], float64.
+        b: at least 0 [*], of the same shape.
+        difference: b - a [*], where it is known to more digits than these two have.
+
+    Returns:
+        [*], in nats; infinite where b = 0 < a.
+    """
+    found: Tensor = _RelativeEntropy.apply(  # type: ignore[no-untyped-call]
+        a, b, (b - a).detach() if difference is None else difference
+    )
+    return found
+
+
+class _RelativeEntropy(torch.autograd.Function):
+    """Value by `_part`; slopes ln(a / b) and 1 - a / b."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
+        return _part(a, b, difference)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = (value.clamp_min(_TINY) for value in ctx.saved_tensors)
+        by_b = torch.where(ctx.saved_tensors[0] == 0, 1.0, 1.0 - (a / b).clamp_max(1.0 / _TINY))
+        return grads[0] * (a.log() - b.log()), grads[0] * by_b, None
+
+
 def _part(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
-    """Take a ln(a / b) + b - a, which is never negative; the differences of both outcomes cancel."""
+    """Take a ln(a / b) + b - a; the differences of both outcomes cancel."""
     x = difference / a
     ratio = b / a
     plain = (ratio > 1e-300) & (ratio < 1e300)  # beyond, the quotient underflows or overflows
@@ -65,7 +115,10 @@ def _part(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
 def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
     """Largest p with kl(q || p) <= c, never below it.
 
-    Bisection to neighbouring numbers, of which the outer one is returned: as if c were larger by 1e-14 of itself.
+    Bisection to neighbouring numbers, of which the outer one is returned: as if c were larger by 1e-14 of itself. The
+    slopes are those of the implicit function theorem:
+
+    dp/dc = p (1 - p) / (p - q),  dp/dq = ln[p (1 - q) / (q (1 - p))] dp/dc
 
     Args:
         q: probabilities [*].
@@ -77,16 +130,20 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
     """
-    q, c = _checked(q, c)
+    found: Tensor = _Inverse.apply(*_checked(q, c), _upper)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _upper(q: Tensor, c: Tensor) -> Tensor:
     few = c.clamp_max(1.0)  # any more reaches 1, and infinity times 0 is no number
     reach = torch.minimum(2.0 * few + (2.0 * q * few).sqrt(), 1.0 - q)  # kl(q || p) >= (p - q)^2 / (2 p)
     end = (q + reach * (1.0 + 1e-9)).clamp_max(1.0)
     end = torch.where(end < 1.0, torch.nextafter(end, torch.ones_like(end)), 1.0)
-    return torch.where(c == 0, q, _outer(lambda p: binary_kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    return torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
 
 
 def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
-    """Smallest p with kl(q || p) <= c, never above it.
+    """Smallest p with kl(q || p) <= c, never above it; slopes as of `kl_inverse_upper`.
 
     Args:
         q: probabilities [*].
@@ -98,12 +155,59 @@ def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
     """
-    q, c = _checked(q, c)
+    found: Tensor = _Inverse.apply(*_checked(q, c), _lower)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _lower(q: Tensor, c: Tensor) -> Tensor:
     # With h = -(1 - q) ln(1 - q) <= q the root lies between q e^(-(c + h) / q) and q e^(-c / q): within a factor e.
     loss = torch.where(q < 1, -(1.0 - q) * torch.log1p(-q), 0.0)
     end = torch.where(q > 0, q * (-(c + loss) / q).exp() * (1.0 - 1e-9), 0.0)
-    found = torch.where(c == 0, q, _outer(lambda p: binary_kl(q, p) >= c * (1.0 + _SLACK), q, end))
-    return torch.where(found < torch.finfo(found.dtype).tiny, 0.0, found)  # subnormal numbers are too coarse to tell
+    found = torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    return torch.where(found < _TINY, 0.0, found)  # subnormal numbers are too coarse to tell
+
+
+class _Inverse(torch.autograd.Function):
+    """Value by bisection, outside of any graph; slopes by the implicit function theorem."""
+
+    @staticmethod
+    def forward(q: Tensor, c: Tensor, inverse: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return inverse(q, c)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1], output)
+        ctx.sign = 1.0 if inputs[2] is _upper else -1.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, c, p = ctx.saved_tensors
+        by_q, by_c = _slopes(q, c, p, ctx.sign)
+        return grads[0] * by_q, grads[0] * torch.where(c == 0, _at_no_budget(q.detach(), ctx.sign), by_c), None
+
+
+def _slopes(q: Tensor, c: Tensor, p: Tensor, sign: float) -> tuple[Tensor, Tensor]:
+    """Give dp/dq and dp/dc of the upper inverse, sign 1, or of the lower one, sign -1.
+
+    Both are 0 where p has reached the end that it runs to. At c = 0, where p = q, dp/dq = 1 and dp/dc is infinite, but
+    for an upper 1 at q = 0, a lower -1 at q = 1, and 0 where q is the end itself.
+    """
+    still, ended = c == 0, p == (1.0 if sign > 0 else 0.0)
+    inside = ~still & ~ended
+    q, p = torch.where(inside, q, 0.25), torch.where(inside, p, 0.5)
+    gap = p - q
+    by_c = p * (1.0 - p) / gap
+    ratio = gap / (q.clamp_min(_TINY) * (1.0 - p))
+    near = ratio.abs() < 0.5
+    far = p.log() - q.clamp_min(_TINY).log() + (1.0 - q).clamp_min(_TINY).log() - torch.log1p(-p)
+    by_q = by_c * torch.where(near, torch.log1p(torch.where(near, ratio, 0.0)), far)
+    return torch.where(inside, by_q, still.double()), torch.where(inside, by_c, 0.0)
+
+
+def _at_no_budget(q: Tensor, sign: float) -> Tensor:
+    """Give dp/dc at c = 0: sqrt(q (1 - q) / (2 c)) at the smallest normal c inside, and that at the ends."""
+    steep = (q * (1.0 - q) / (2.0 * _TINY)).sqrt()
+    return sign * torch.where(q == (0.0 if sign > 0 else 1.0), 1.0, steep)
 
 
 def _checked(q: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.certificate import Certificate, Formula, Premises, Provenance, shared_terms
+from pacbayes_fl.bounds.certificate import Certificate, Formula, Number, Premises, Provenance, shared_terms
 from pacbayes_fl.bounds.client import FORMULAS as OF_CLIENTS
 from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds.server import FORMULAS as OF_SERVERS
@@ -75,8 +74,8 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
         "valid": certificate.valid,
         **({"value": number} if certificate.valid else {"value": None, "unfounded_value": number}),
         "vacuous": certificate.vacuous.tolist(),
-        "delta": certificate.delta,
-        "split": dict(certificate.delta_split),
+        "delta": _plain(certificate.delta),
+        "split": {name: _plain(share) for name, share in certificate.delta_split.items()},
         "terms": {name: term.tolist() for name, term in certificate.terms.items()},
         "premises": premises,
         "reasons": list(certificate.reasons),
@@ -127,15 +126,15 @@ def _read(record: Mapping[str, Any]) -> Certificate:
         raise DataError(f"formula must be one of {', '.join(FORMULAS)}, got {name!r}")
     given = dict(record["premises"])
     premises = Premises(**{**given, "prior": Provenance(**given["prior"]), "loss": _loss(given["loss"])})
-    split = {str(key): float(share) for key, share in record["split"].items()}
+    split = {str(key): _number(share) for key, share in record["split"].items()}
     terms = {str(key): _numbers(term) for key, term in record["terms"].items()}
-    delta = float(record["delta"])
+    delta = _number(record["delta"])
+    shares = torch.stack(torch.broadcast_tensors(*(_numbers(share) for share in split.values())))
     for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
-        found = math.fsum(split.values()) if key == "delta of all" else terms[key].item()
-        if not math.isclose(found, expected, rel_tol=_AGREEMENT):
-            raise DataError(
-                f"the record of a certificate is damaged: {key} is {found:g}, and its premises say {expected:g}"
-            )
+        found, said = shares.sum(0) if key == "delta of all" else terms[key], _numbers(expected)
+        if found.shape != said.shape or not torch.allclose(found, said, rtol=_AGREEMENT, atol=0.0):
+            words = f"{key} is {_words(found)}, and its premises say {_words(said)}"
+            raise DataError(f"the record of a certificate is damaged: {words}")
     broken = premises.broken()
     reasons = (*broken, *(str(reason) for reason in record["reasons"] if reason not in broken))
     return Certificate(
@@ -157,7 +156,20 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def _number(value: Any) -> Number:
+    """Take one number as it is, and several as a tensor."""
+    return _numbers(value) if isinstance(value, list) else float(value)
+
+
+def _plain(value: Number) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _words(value: Tensor) -> str:
+    return f"{value.item():g}" if value.dim() == 0 else f"{value.tolist()}"
 
 
 def _loss_record(loss: BoundedLoss) -> dict[str, Any]:

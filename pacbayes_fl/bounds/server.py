@@ -32,6 +32,7 @@ from pacbayes_fl.bounds.certificate import (
     Terms,
     certify,
     checked,
+    split_delta,
     whole,
 )
 from pacbayes_fl.bounds.client import max_information, monte_carlo_risk
@@ -52,10 +53,10 @@ def server_bound(
     beta: Number,
     m: Number,
     kl: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
-    lam: float | None = None,
+    lam: Number | None = None,
     later: Number | None = 0.0,
     weights: Weights = "equal",
     monte_carlo: MonteCarlo | None = None,
@@ -81,7 +82,7 @@ def server_bound(
         beta: beta_i [] or [K], in 1 / unit of the loss.
         m: rows m_i [] or [K].
         kl: KL of the hyper-posterior from the hyper-prior [*], in nats.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         premises: of the hyper-prior, the rows and the clients' posteriors; `average` is set here.
         lam: lambda, fixed beforehand, in 1 / unit of the loss; the largest allowed when not given.
         later: rows that are still to come [] or [K]: the risk is that of the posterior of all rows, on average over
@@ -112,7 +113,7 @@ def server_bound(
         "lam": largest if lam is None else checked("lam", lam, 0.0, strict=True),
     }
     reasons = [*(() if monte_carlo is None else _in_range(premises))]
-    if bool(terms["lam"] > largest * (1.0 + _ROUNDING)):
+    if bool((terms["lam"] > largest * (1.0 + _ROUNDING)).any()):
         reasons.append(
             "lambda must be at most the smallest beta_i / w_i, which is n beta for equal weights and one beta"
         )
@@ -129,10 +130,10 @@ def new_clients(
     beta: Number,
     m: Number,
     kl: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
-    lam: float | None = None,
+    lam: Number | None = None,
     monte_carlo: MonteCarlo | None = None,
 ) -> Certificate:
     """Bound the risk of a new client under a hyper-posterior, on average: a repair of PAC-PFL Lemma 4.6.
@@ -152,7 +153,7 @@ def new_clients(
         beta: the one that all clients have, in 1 / unit of the loss.
         m: rows, below which no client falls, seen or new; m_min is the fewest of them when given by client, [] or [K].
         kl: KL of the hyper-posterior from the hyper-prior [*], in nats.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         premises: with drawn_clients, and with a posterior other than "any", which new clients have too; `average` is
             set here.
         lam: lambda, fixed beforehand, in 1 / unit of the loss; when not given sqrt(8 n ln(1 / delta)) / R, which is the
@@ -168,7 +169,8 @@ def new_clients(
     """
     energy = _energies(free_energy, premises, bounded=True)
     n, fewest = energy.shape[-1], _by_client("m", whole("m", m), energy, 1.0).min()
-    nats = -torch.tensor(delta, dtype=torch.float64).log()
+    split_delta(delta)
+    nats = -torch.as_tensor(delta, dtype=torch.float64).log()
     best = (8.0 * n * nats).sqrt() / (premises.loss.high - premises.loss.low)
     terms = {
         "free_energy": energy,
@@ -188,12 +190,12 @@ def theorem_4_2(
     beta: Number,
     m: Number,
     kl: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
-    lam: float,
+    lam: Number,
     later: Number = 0.0,
-    v: float = 1e-4,
+    v: Number = 1e-4,
     monte_carlo: MonteCarlo | None = None,
 ) -> Certificate:
     """Compute PAC-PFL Theorem 4.2 as printed (eq. 9), which is not always a bound; `server_bound` is one, and smaller.
@@ -209,7 +211,7 @@ def theorem_4_2(
         beta: the one that all clients have, in 1 / unit of the loss.
         m: rows m_i [] or [K].
         kl: KL of the hyper-posterior from the hyper-prior [*], in nats.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         premises: with posterior = "exact Gibbs"; `average` is set here.
         lam: lambda > n2 + v.
         later: rows that are still to come [] or [K]; n2 is the number of clients with any.
@@ -232,13 +234,13 @@ def lemma_4_3(
     beta: Number,
     m: Number,
     kl: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
-    lam: float,
+    lam: Number,
     later: Number = 0.0,
     unknown: Tensor | bool = True,
-    v: float = 1e-4,
+    v: Number = 1e-4,
     monte_carlo: MonteCarlo | None = None,
 ) -> Certificate:
     """Compute PAC-PFL Lemma 4.3 as printed: Theorem 4.2 for clients of which nobody knows whether more rows will come.
@@ -251,7 +253,7 @@ def lemma_4_3(
         beta: the one that all clients have, in 1 / unit of the loss.
         m: rows m_i [] or [K].
         kl: KL of the hyper-posterior from the hyper-prior [*], in nats.
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         premises: with posterior = "exact Gibbs"; `average` is set here.
         lam: lambda > n2 + v.
         later: rows that are still to come where that is known [] or [K].
@@ -274,12 +276,12 @@ def lemma_4_6(
     log_z: Number,
     beta: Number,
     m: Tensor,
-    delta: float,
+    delta: Number,
     premises: Premises,
     *,
-    lam: float,
+    lam: Number,
     n2: float = 0.0,
-    v: float = 1e-4,
+    v: Number = 1e-4,
 ) -> Certificate:
     """Compute PAC-PFL Lemma 4.6 as printed, which is not always a bound; `new_clients` is one, and smaller.
 
@@ -293,7 +295,7 @@ def lemma_4_6(
         log_z: ln Z_tau = ln E_P exp(tau sum_i ln Z_beta(P, S_i)) over the hyper-prior [*], in nats.
         beta: the one that all clients have, in 1 / unit of the loss.
         m: rows m_i [K].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         premises: with posterior = "exact Gibbs" and drawn_clients; `average` is set here.
         lam: lambda > n2 + v.
         n2: number of clients that expect later rows, which enters tau.
@@ -456,7 +458,7 @@ class NotVacuous:
 
 
 def not_vacuous(
-    beta: Number, m: Number, tau: Number, delta: float, *, low: float = 0.0, high: float = 1.0
+    beta: Number, m: Number, tau: Number, delta: Number, *, low: float = 0.0, high: float = 1.0
 ) -> NotVacuous:
     """Say whether eq. (6) can be below b for a client with a prior drawn from the optimal hyper-posterior.
 
@@ -467,7 +469,7 @@ def not_vacuous(
         beta: [] or [K], in 1 / unit of the loss.
         m: rows [] or [K].
         tau: exponent of the hyper-posterior [].
-        delta: probability with which it may fail.
+        delta: probability with which it may fail [*].
         low: a.
         high: b.
 
@@ -480,7 +482,7 @@ def not_vacuous(
     beta, m, width = checked("beta", beta, 0.0, strict=True), checked("m", m, 1.0), high - low
     epsilon = gibbs_epsilon(beta, checked("tau", tau, 0.0), m, low=low, high=high)
     hoeffding, privacy = beta * width**2 / (8.0 * m), m * epsilon.square() / (2.0 * beta)
-    nats = max_information(epsilon, m, delta) - torch.tensor(delta, dtype=torch.float64).log()
+    nats = max_information(epsilon, m, delta) - torch.as_tensor(delta, dtype=torch.float64).log()
     constant = hoeffding + nats / beta
     return NotVacuous(
         constant, epsilon, hoeffding < width, privacy < width, hoeffding + privacy < width, constant < width
@@ -493,12 +495,12 @@ def _printed(
     beta: Number,
     m: Number,
     kl: Number,
-    delta: float,
+    delta: Number,
     premises: Premises,
-    lam: float,
+    lam: Number,
     later: Number,
     unknown: Tensor | bool,
-    v: float,
+    v: Number,
     monte_carlo: MonteCarlo | None,
 ) -> Certificate:
     energy = _energies(free_energy, premises, bounded=True)
@@ -586,11 +588,11 @@ def _as_printed(beta: Tensor, n: int, lam: Tensor, n2: Tensor, v: Tensor) -> tup
     """Say what of the printed theorem's conditions and of its last term does not hold."""
     factor = confidence_factor(beta, n, lam, n2, v)
     reasons = []
-    if bool(factor > n**-0.5 * (1.0 + _ROUNDING)):
+    if bool((factor > n**-0.5 * (1.0 + _ROUNDING)).any()):
         reasons.append(
             "the printed ln(1 / delta) / sqrt n is too small here: C > 1 / sqrt n, or tau < 1 / (beta sqrt n)"
         )
-    if bool(lam <= n2 + v):
+    if bool((lam <= n2 + v).any()):
         reasons.append("the theorem needs lambda > n2 + v")
     if bool(beta * n < 1.0 - _ROUNDING):
         reasons.append("the theorem needs beta >= 1 / n")

@@ -29,7 +29,7 @@ def test_a_certificate_says_what_it_bounds_and_how_surely() -> None:
         str(certificate)
         == repr(certificate)
         == (
-            "Maurer/Seeger, kl inverse: risk at most 0.1019 with probability at least 0.965 "
+            "Maurer/Seeger, kl inverse: risk at most 0.09957 with probability at least 0.965 "
             "(0-1 loss of the Gibbs predictor, each client on its own; "
             "delta: bound 0.025, Monte Carlo 0.01; prior: split)"
         )

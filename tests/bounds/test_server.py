@@ -495,7 +495,8 @@ def test_less_risk_less_divergence_more_rows_and_more_delta_never_raise_a_bound(
     base = call(name, energy, beta, m, kl, delta, premises).value.item() * (1 - 1e-12)
     assert call(name, energy + more, beta, m, kl, delta, premises).value.item() >= base
     assert call(name, energy, beta, m, kl * (1 + more), delta, premises).value.item() >= base
-    assert call(name, energy, beta, m, kl, delta * (1 - more), premises).value.item() >= base
+    if name != "new-clients" or kl == 0:  # whose lambda depends on delta, and is the best where kl = 0
+        assert call(name, energy, beta, m, kl, delta * (1 - more), premises).value.item() >= base
     assert call(name, energy, beta, math.ceil(m * (1 - more)), kl, delta, premises).value.item() >= base
 
 
