@@ -42,11 +42,12 @@ class Measured(NamedTuple):
     Args:
         risk: empirical [K].
         kl: [K], in nats.
-        n: rows of the bound [K].
+        n: rows of the bound that count [K].
         test_risk: [K], NaN without test rows.
         test_rows: [K].
         log_z: ln Z of the exact Gibbs posterior [K], where that is what is certified.
         draws: hypotheses that were drawn, if any.
+        rows: all rows of the bound [K], by which a beta is fixed: which of them count depends on their values.
     """
 
     risk: Tensor
@@ -56,6 +57,7 @@ class Measured(NamedTuple):
     test_rows: Tensor
     log_z: Tensor | None
     draws: int | None
+    rows: Tensor
 
     def select(self, wanted: Tensor) -> Measured:
         """Take some clients.
@@ -74,6 +76,7 @@ class Measured(NamedTuple):
             self.test_rows[wanted],
             None if self.log_z is None else self.log_z[wanted],
             self.draws,
+            self.rows[wanted],
         )
 
 
@@ -302,13 +305,13 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
     plan, clients = trained.study.plan, found.rows.clients
     columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=found.rows.x.device) for _ in range(4)]
     draws: int | None = None
-    n = found.repeats.n.to(found.rows.x.device)
+    rows = found.rows.size.to(found.rows.x.device)
     for index, prior, some in calls(trained, found):
         refining, drawing = (
             Noise(plan.seed, stream, some.rows.ids, some.rows.x.device, plan.noise) for stream in _STREAMS
         )
         if request.bound == "gibbs":
-            values = _exact_gibbs(prior, some, loss, request.beta_for(n[index]))
+            values = _exact_gibbs(prior, some, loss, request.beta_for(rows[index]))
         else:
             posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
             on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
@@ -320,7 +323,7 @@ def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Reque
         on_clients(len(index))
     risk, kl, test_risk, log_z = (column.cpu() for column in columns)
     given = log_z if request.bound == "gibbs" else None
-    return Measured(risk, kl, n.cpu(), test_risk, found.test.size.cpu(), given, draws)
+    return Measured(risk, kl, found.repeats.n, test_risk, found.test.size.cpu(), given, draws, rows.cpu())
 
 
 def _exact_gibbs(prior: Any, some: Evidence, loss: BoundedLoss, beta: Tensor) -> tuple[Tensor, ...]:
@@ -355,8 +358,8 @@ def bound(request: Request, measured: Measured, premises: Premises, shared: int 
     delta = request.delta / shared
     if measured.log_z is not None:
         exact = replace(premises, posterior="exact Gibbs")
-        return bounds.gibbs(measured.log_z, measured.n, request.beta_for(measured.n), delta, exact)
-    numbers: dict[str, Any] = {} if request.beta is None else {"beta": request.beta_for(measured.n)}
+        return bounds.gibbs(measured.log_z, measured.n, request.beta_for(measured.rows), delta, exact)
+    numbers: dict[str, Any] = {} if request.beta is None else {"beta": request.beta_for(measured.rows)}
     numbers |= {"delta": delta, "premises": premises, "monte_carlo": request.estimate(measured.draws, delta)}
     return bounds.BOUNDS[request.bound](measured.risk, measured.kl, measured.n, **numbers)
 

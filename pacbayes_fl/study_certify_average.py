@@ -85,7 +85,7 @@ def certify_average(
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
     n = found.repeats.n
-    beta = request.beta_for(n)
+    beta = request.beta_for(n + found.repeats.left_out)  # of all rows: which of them count is no choice made before
     answers = answer(trained, method, theta, found, premises.loss, beta)
     numbers: dict[str, Any] = {"delta": request.delta, "premises": premises, "monte_carlo": estimate}
     apply = bounds.SERVER_BOUNDS[request.bound]
@@ -134,7 +134,7 @@ def answer(
             repeats = found.repeats.select(index, rows.mask.shape[1])
             risk, before = (repeats.risk(function_losses(one, rows, loss)) for one in (posterior, prior))
             kl = posterior.kl().double()
-            energy = risk + kl / beta[at].to(kl).unsqueeze(1)
+            energy = risk + kl / beta[index].to(kl).unsqueeze(1)
             better = energy <= before  # False also for NaN, of a covariance that could not be factored
             on_test, instead = (function_risks(one, test, loss) for one in (posterior, prior))
             chosen = torch.where(better, energy, before), torch.where(better, risk, before)

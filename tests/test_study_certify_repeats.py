@@ -72,6 +72,10 @@ def keys(batch: ClientBatch, k: int) -> set[Key]:
     return {tuple(round(value, 4) for value in row) for row in torch.cat((x, y.unsqueeze(1)), 1).tolist()}
 
 
+def trained_fold(folder: Path, name: str) -> int | None:
+    return open_run(folder).memory.fold.get(name)
+
+
 def own_draws(trained: Trained, left: set[Key] = frozenset()) -> dict[str, int]:  # type: ignore[assignment]
     """Count every client's rows of the bound that its prior has not seen under any name, by hand."""
     part = trained.study.report.certify
@@ -126,22 +130,27 @@ def test_n_counts_draws_of_the_clients_own(scheme: str, accident: str, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*since the run was started", "ignore:the run ends before")
+@pytest.mark.parametrize("group", ["new", "existing"])
 @pytest.mark.parametrize("change", [lambda some: some, jittered], ids=["to the bit", "jittered"])
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "private"])
 def test_a_client_that_trained_is_recognised_under_another_name(
-    scheme: str, change: Callable[[list[Row]], list[Row]], tmp_path: Path
+    scheme: str, change: Callable[[list[Row]], list[Row]], group: str, tmp_path: Path
 ) -> None:
     whole, path = table(), tmp_path / "rows.csv"
     run(on_csv(write_csv(path, whole), *COUNTED, *SCHEMES[scheme]), tmp_path / "run")
     before = open_run(tmp_path / "run").groups["existing"].raw.train
     left = keys(before, before.names.index("existing_1"))
-    moved = [row | {"client": "renamed", "group": "new"} for row in change(of("existing_1", whole))]
+    fold = trained_fold(tmp_path / "run", "existing_1")
+    moved = [row | {"client": "renamed", "group": group} for row in change(of("existing_1", whole))]
     stayed = [row for row in whole if row["client"] != "existing_1"]
     sets = (*COUNTED, *SCHEMES[scheme], "federation.rounds=3")
     run(on_csv(write_csv(path, stayed + moved), *sets), tmp_path / "run", resume=True)
     trained = replace(open_run(tmp_path / "run"), folder=None)
     expected = own_draws(trained, left)
-    assert expected["renamed"] == (5 if "split" in scheme else 0)
+    if group == "new":
+        assert expected["renamed"] == (5 if "split" in scheme else 0)
+    elif scheme == "folds" and trained_fold(tmp_path / "run", "renamed") == fold:
+        expected["renamed"] = 10  # the priors of its fold have never seen it, under either name
     assert_counted(certify(trained, Request()), trained, expected)
 
 
@@ -232,6 +241,15 @@ def test_an_exact_gibbs_posterior_pays_for_repeats_too(tmp_path: Path) -> None:
         assert [line.rows for line in lines] == [10, 10]
         values.append([line.bound for line in lines])
     assert all(after >= before - 1e-6 for before, after in zip(*values, strict=True))
+
+
+def test_a_beta_is_fixed_by_all_rows_and_not_by_those_that_count(tmp_path: Path) -> None:
+    whole = [row for row in table() for _ in range(3)]
+    trained = train(on_csv(write_csv(tmp_path / "rows.csv", whole), *COUNTED, "report.certify.drawn_clients=true"))
+    terms = certify(trained, Request("catoni", beta="rows")).certificates["new"]["terms"]
+    assert (terms["n"], terms["beta"]) == ([10.0, 10.0], [30.0, 30.0])
+    terms = certify(trained, Request("new-clients")).certificates["new"]["terms"]
+    assert (terms["m"], terms["beta"]) == (10.0, 30.0)
 
 
 def test_a_run_on_generated_rows_has_no_repeats() -> None:
