@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.measure import SEED, Bench, Row, elsewhere, labelled, rise
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference import curvature
+from pacbayes_fl.inference import curvature, turns
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, choose
 from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Update, diagonal
@@ -123,7 +123,7 @@ class Scene:
     def peer_update(self) -> tuple[Tensor, Tensor]:
         """Do the first client's update by torch's Adam and laplace-torch: means and variances [R]."""
         peer, noise, local, shared = self.peer(), self.noise(), self.method.local, self.method.shared
-        rows = [noise.rows(self.batch.mask, local.minibatch)[0] for _ in range(local.steps)]
+        rows = [noise.rows(self.batch.mask, local.minibatch)[0] for _ in range(int(turns.counts(local, self.batch)[0]))]
         peer.descend(rows, local.rate, shared)
         index = peer.choose(self.chosen_size, shared)
         return peer.theta[:shared], torch.zeros_like(peer.theta[:shared]).scatter(0, index, peer.variances(index))

@@ -58,7 +58,7 @@ class Federation:
     state: FederationState
 
     @classmethod
-    def draw(cls, setting: Setting, bench: Bench, steps: int = PFedBayesOptions.steps) -> Federation:
+    def draw(cls, setting: Setting, bench: Bench, steps: int | None = PFedBayesOptions.steps) -> Federation:
         """Draw the clients."""
         generator = torch.Generator().manual_seed(SEED)
         batch = labelled(setting.sizes, setting.clients, setting.rows, bench, generator)
