@@ -377,7 +377,7 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
     if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant
         at_minus_one = certificate.formula(terms | {"log_z": -torch.ones_like(terms["log_z"])})
         return _total(certificate.formula(terms | {"log_z": -level / next(iter(at_minus_one.values()))}))
-    energy = {name: level.expand_as(terms[name]) for name in ("risk", "free_energy") if name in terms}
+    energy = {name: torch.broadcast_tensors(level, terms[name])[0] for name in ("risk", "free_energy") if name in terms}
     return _total(certificate.formula(terms | energy | {"kl": torch.zeros_like(terms["kl"])}))
 
 

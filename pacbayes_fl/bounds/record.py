@@ -54,8 +54,9 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
 
     Returns:
         What `from_record` reads. A loss of the caller's own is kept as its name and range. Without "valid" the "value"
-        is None, and the number, which then bounds nothing, is the "unfounded_value". The "sha256" is over the rest as
-        JSON with sorted keys, in which every number is a float.
+        is None, and the number, which then bounds nothing, is the "unfounded_value". The "checksum" is over the rest as
+        JSON with sorted keys, in which every number is a float: anybody can make it anew, so that it finds damage and
+        slips, and no forgery.
 
     Raises:
         AssumptionError: when its formula is of the caller's own making.
@@ -80,7 +81,7 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
         "premises": premises,
         "reasons": list(certificate.reasons),
     }
-    return record | {"sha256": _digest(record)}
+    return record | {"checksum": _checksum(record)}
 
 
 def from_record(record: Mapping[str, Any]) -> Certificate:
@@ -99,9 +100,9 @@ def from_record(record: Mapping[str, Any]) -> Certificate:
             premises, or when the value does not follow from the terms.
     """
     try:
-        if record["sha256"] != _digest(record):
+        if record["checksum"] != _checksum(record):
             raise DataError(
-                "the record of a certificate is damaged: its entries are not those that its sha256 was made of",
+                "the record of a certificate is damaged: its entries are not those that its checksum was made of",
                 hint="it was edited; write it again with `to_record`",
             )
         certificate = _read(record)
@@ -149,7 +150,7 @@ def _read(record: Mapping[str, Any]) -> Certificate:
     )
 
 
-def _digest(record: Mapping[str, Any]) -> str:
+def _checksum(record: Mapping[str, Any]) -> str:
     """Hash what `to_record` writes of a record; 1 and 1.0 are the same, as other programs write one for the other."""
     text = json.dumps({name: record[name] for name in _ENTRIES if name in record})
     return hashlib.sha256(json.dumps(json.loads(text, parse_int=float), sort_keys=True).encode()).hexdigest()

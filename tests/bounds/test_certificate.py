@@ -13,6 +13,7 @@ import torch
 from pacbayes_fl.bounds.certificate import MonteCarlo, Premises, Provenance, checked, split_delta, trivial_bound, whole
 from pacbayes_fl.bounds.client import BOUNDS, alquier, gibbs, mcallester, seeger
 from pacbayes_fl.bounds.losses import ClippedNLL, LossRange, ZeroOne
+from pacbayes_fl.bounds.server import server_bound
 from pacbayes_fl.errors import AssumptionError
 
 FINE = Premises(Provenance("split"), independent=True)
@@ -219,3 +220,8 @@ def test_a_bound_just_below_the_range_may_tell_of_no_learning() -> None:
     found = seeger(0.1, 47.0, torch.tensor([30, 3000]), 0.05, FINE)
     guess = trivial_bound(found, ZeroOne().trivial(2))
     assert not found.vacuous.any() and (found.value < guess).tolist() == [False, True]
+    several = trivial_bound(seeger(0.1, 47.0, 30, 0.05, FINE), torch.tensor([0.5, 0.9]))
+    assert several.shape == (2,) and several[0].item() == pytest.approx(guess[0].item(), rel=1e-12)
+    server = server_bound(torch.tensor([0.1, 0.2]), 30.0, 30, 2.0, 0.05, FINE)
+    alone = server_bound(torch.tensor([0.5, 0.5]), 30.0, 30, 0.0, 0.05, FINE)
+    assert trivial_bound(server, 0.5).item() == pytest.approx(alone.value.item(), rel=1e-12)

@@ -123,9 +123,9 @@ def floats(value: Any) -> Any:
 
 
 def signed(record: dict[str, Any]) -> dict[str, Any]:
-    """Give a record the sha256 of its entries, as an editor may who knows how."""
+    """Give a record the checksum of its entries, as an editor may who knows how."""
     entries = {name: floats(record[name]) for name in (*ENTRIES, "unfounded_value") if name in record}
-    return record | {"sha256": hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()}
+    return record | {"checksum": hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()}
 
 
 def changed(path: str, value: Any, record: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -175,10 +175,12 @@ def changed(path: str, value: Any, record: dict[str, Any] | None = None) -> dict
         ("theorem", None, "'theorem' is missing"),
     ],
 )
-def test_a_damaged_record_is_refused_whatever_its_sha256(path: str, value: Any, what: str) -> None:
+def test_a_damaged_record_is_refused_whatever_its_checksum(path: str, value: Any, what: str) -> None:
     with pytest.raises(DataError, match=what):
         from_record(signed(changed(path, value)))
-    with pytest.raises(DataError, match=r"damaged: its entries are not those that its sha256 was made of \(it was edi"):
+    with pytest.raises(
+        DataError, match=r"damaged: its entries are not those that its checksum was made of \(it was edi"
+    ):
         from_record(changed(path, value))
 
 
@@ -196,26 +198,26 @@ def test_a_damaged_record_is_refused_whatever_its_sha256(path: str, value: Any, 
         ("premises.drawn_clients", False),
         ("premises.predictor", "averaged prediction"),
         ("split", {"bound": 0.02, "Monte Carlo": 0.03}),
-        ("sha256", "0" * 64),
+        ("checksum", "0" * 64),
     ],
 )
 def test_nothing_of_a_record_can_be_edited(path: str, value: Any) -> None:
     broken = through_json(example("seeger", dataclasses.replace(FINE, independent=False)))
     assert not from_record(broken).valid
-    with pytest.raises(DataError, match="its sha256 was made of"):
+    with pytest.raises(DataError, match="its checksum was made of"):
         from_record(changed(path, value, broken))
-    with pytest.raises(DataError, match="'sha256' is missing"):
-        from_record(changed("sha256", None, broken))
+    with pytest.raises(DataError, match="'checksum' is missing"):
+        from_record(changed("checksum", None, broken))
 
 
 def test_a_number_may_be_added_to_no_valid_record() -> None:
-    with pytest.raises(DataError, match="its sha256 was made of"):
+    with pytest.raises(DataError, match="its checksum was made of"):
         from_record(changed("unfounded_value", [0.1, 0.1, 0.1]))
 
 
 def test_the_order_of_entries_and_the_way_numbers_are_written_do_not_matter() -> None:
     record = through_json(example("server"))
-    assert record["sha256"] == signed(record)["sha256"]
+    assert record["checksum"] == signed(record)["checksum"]
     text = json.dumps(dict(reversed(record.items())))
     assert '"factor": 1.0' in text
     other = json.loads(text.replace('"factor": 1.0', '"factor": 1').replace('"tried": 1', '"tried": 1e0'))
