@@ -100,20 +100,7 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
     turn = study_certify_log.turn(trained.folder, {**asdict(request), "loss": loss.name, **model})
     request, uncounted = _counted(trained, request, turn)
-    reasons: dict[str, list[str]] = {}
-    evidence: dict[str, Evidence] = {}
-    for name, group in trained.groups.items():
-        if request.bound in AVERAGES and name != study_certify_average.GROUPS[request.bound]:
-            continue
-        if uncounted:
-            reasons[name] = [uncounted]
-            continue
-        found = evidence_of(trained, name, group, _least_delta(trained, request), request.bound in AVERAGES)
-        why = _missing(trained, found, request)
-        if found is None or why:
-            reasons[name] = why
-        else:
-            evidence[name] = found
+    evidence, reasons = _grouped(trained, request, uncounted)
     if not reasons and not evidence:
         raise AssumptionError(f"the run has no clients that {request.bound!r} is about", hint="run with new clients")
     certified = _certified_on_average if request.bound in AVERAGES else _certified
@@ -146,6 +133,25 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     if table.clients:  # else nobody has seen a number
         turn.keep()
     return table
+
+
+def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[str, Evidence], dict[str, list[str]]]:
+    """Put the rows of every group that the bound is about apart, or say why it can have no certificate."""
+    reasons: dict[str, list[str]] = {}
+    evidence: dict[str, Evidence] = {}
+    for name, group in trained.groups.items():
+        if request.bound in AVERAGES and name != study_certify_average.GROUPS[request.bound]:
+            continue
+        if uncounted:
+            reasons[name] = [uncounted]
+            continue
+        found = evidence_of(trained, name, group, _least_delta(trained, request), request.bound in AVERAGES)
+        why = _missing(trained, found, request)
+        if found is None or why:
+            reasons[name] = why
+        else:
+            evidence[name] = found
+    return evidence, reasons
 
 
 class _Asked(NamedTuple):
