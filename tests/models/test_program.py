@@ -24,13 +24,16 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
+from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.particles import weight_hyper_prior
 from pacbayes_fl.posteriors.sampled import SampledMixture
+from tests.models.test_base import EVERY_METHOD
 
 SIZES = (9, 4, 6)
 
@@ -380,6 +383,22 @@ def test_every_likelihood_trains_predicts_and_is_scored(kind: str, name: str) ->
         hits = ((found.mean > 0.5) == (new.y == 1)).double()
         torch.testing.assert_close(accuracy, torch.where(new.mask, hits, 0.0).sum(1) / new.size)
         torch.testing.assert_close(metrics.nll(found, new.y.long(), new.mask), scores["nlpd"])
+
+
+@pytest.mark.parametrize("name", [*EVERY_METHOD, "pac-pfl-bnn"])
+def test_counts_go_through_every_method(name: str) -> None:
+    def own(model: WeightModel) -> PacPFLBNN:
+        hyper = weight_hyper_prior(model, -2.5, 1.0, 1.0, 0.1)
+        return PacPFLBNN(model, hyper, particles=2, draws=3, local=LocalInference(steps=2))
+
+    method: Any = (EVERY_METHOD | {"pac-pfl-bnn": own})[name](Line())
+    batch, plan = clients(Line().of, (12, 9)), FederationPlan(rounds=1, seed=4, on_bad_client="stop")
+    state = engine.run_rounds(method, batch, plan)
+    joined: Any = engine.join(method, state.server, batch, 5).predict(batch.x)
+    for _, posterior in engine.personalise(method, state, batch, plan):
+        found: Any = posterior.predict(batch.x[: len(posterior.noise.ids)])
+        assert isinstance(found, SampledMixture)
+    assert isinstance(joined, SampledMixture) and metrics.nlpd(joined, batch.y, batch.mask).isfinite().all()
 
 
 def test_what_was_trained_predicts_nearly_as_well_as_what_made_the_rows() -> None:
