@@ -150,10 +150,10 @@ def print_certificates(table: CertifiedRun) -> None:
     print(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
     print(f"risk: {table.risk}")
     if table.number is not None:
-        print(
-            f"request {table.number} of these rows, which {table.labels['tried']} share delta for: "
-            f"{table.labels['requests']}"
+        words = (
+            f"request {table.number} for certificates of these rows: delta is shared as among {table.labels['tried']}"
         )
+        print(f"{words} (requests are {table.labels['requests']})")
     width = max([14, *(len(line.name) + 2 for line in table.clients)])
     for group, reasons in table.reasons.items():
         if reasons:

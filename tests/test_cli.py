@@ -396,7 +396,7 @@ def test_certificates_of_an_earlier_round_are_neither_shown_nor_drawn(call: Call
         assert (code, "bound" in out, "certificates-seeger" in out) == (0, False, False)
         assert "seeger.json is stale: it is of round 2, and the run is at round 3; certify again" in err
     assert list((tmp_path / "run/figures").glob("certificates-*")) == []
-    assert "request 2 of these rows" in call("certify", "run").out
+    assert "request 2 for certificates of these rows: delta is shared as among 6" in call("certify", "run").out
 
 
 def test_an_edited_bound_is_refused_by_name(call: Call, tmp_path: Path) -> None:
