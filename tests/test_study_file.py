@@ -14,6 +14,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.study_file import (
     BUNDLED,
+    FederationPart,
     Study,
     assigned,
     image_source,
@@ -148,6 +149,14 @@ def test_the_plan_is_the_federation_part() -> None:
     assert tiny("federation.train=all").plan.train == "all"
     assert tiny("method.name=ridge").plan.rounds == 1  # nothing to repeat
     assert tiny("method.name=ridge").federation.rounds == 12
+
+
+def test_a_plan_is_the_same_from_python_and_from_a_study() -> None:
+    """But for the rounds, which presets choose, and the seed, which is the study's."""
+    plan, part = FederationPlan(), FederationPart()
+    shared = FederationPlan.__dataclass_fields__.keys() & FederationPart.__dataclass_fields__.keys()
+    assert FederationPlan.__dataclass_fields__.keys() - shared == {"seed"} and plan.seed == Study().seed
+    assert {name for name in shared if getattr(plan, name) != getattr(part, name)} == {"rounds"}
 
 
 def test_the_model_part_builds_the_prior() -> None:
