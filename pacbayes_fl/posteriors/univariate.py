@@ -20,6 +20,7 @@ _LEVELS = 1024  # of the quadrature of moments without a closed form
 _BLOCK = 64  # levels asked for at once
 _WIDEST = 1000  # doublings, which stay inside the range of float64
 _HALVINGS = 200
+_FEW = 16  # levels of a count that are looked for one by one
 
 
 def _support(one: TorchDistribution) -> Any:
@@ -264,9 +265,16 @@ def quantile(one: TorchDistribution, level: Tensor) -> Tensor:
             return _icdf(one, level).double()
         except NotImplementedError:
             pass
+    whole = discrete(one)
+    if whole and level.dim() > len(one.batch_shape) and len(level) > _FEW:
+        least, most = (quantile(one, edge) for edge in level.aminmax(dim=0))
+        width = int((most - least).nan_to_num(0.0).amax()) + 1
+        if width <= 4 * len(level):  # fewer evaluations than a bisection for every level
+            steps = torch.arange(width, device=level.device).view(-1, *[1] * least.dim())
+            table = cdf(one, least + steps).movedim(0, -1).contiguous()
+            return least + torch.searchsorted(table, level.movedim(0, -1).contiguous()).movedim(-1, 0)
     low, high = (end.to(level.device).expand(level.shape) for end in ends(one))
     inner = torch.where(low.isfinite(), low, torch.where(high.isfinite(), high, 0.0))
-    whole = discrete(one)
     low = _reach(inner, -1.0, lambda y: ~(cdf(one, y) >= level)) if bool(low.isinf().any()) else low - float(whole)
     high = _reach(inner, 1.0, lambda y: ~(cdf(one, y) < level)) if bool(high.isinf().any()) else high
     return bisect(partial(cdf, one), level, low, high, whole)

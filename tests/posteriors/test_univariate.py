@@ -116,6 +116,15 @@ def test_quantiles_of_counts_are_the_smallest_that_reach_the_level(name: str) ->
     assert (oracle.cdf(found.numpy() - 1) < levels).all()
 
 
+@pytest.mark.parametrize("name", COUNTS)
+def test_many_quantiles_of_counts_are_those_of_each_level(name: str) -> None:
+    """Many levels are looked up in a table, few are bisected: the same numbers."""
+    one, _ = COUNTS[name]
+    level = torch.rand(60, K, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = univariate.quantile(one, level)
+    assert torch.equal(found, torch.cat([univariate.quantile(one, part) for part in level.split(5)]))
+
+
 @pytest.mark.parametrize("name", DENSITIES)
 def test_quantiles_of_numbers_are_scipy_s(name: str) -> None:
     one, oracle = DENSITIES[name]
