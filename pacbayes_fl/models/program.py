@@ -230,8 +230,8 @@ def _sites(
     try:
         with pyro.validation_enabled(False), torch.no_grad(), _Watch(model):
             trace = poutine.trace(model.model).get_trace(rows, _Known(weights), _ZETA, scale)
-    except PacBayesFLError:
-        raise
+    except PacBayesFLError as error:  # Pyro raises it anew, with the shapes of its trace behind the hint
+        raise error.__cause__ if isinstance(error.__cause__, PacBayesFLError) else error from None
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise StudyError(
@@ -302,8 +302,9 @@ def _shown(scale: Any) -> str:
 
 
 def _told(node: Any) -> Tensor:
-    """Log likelihood [K] of an observed site."""
-    found: Tensor = node["fn"].log_prob(node["value"])
+    """Log likelihood [K] of an observed site, where padding may hold impossible targets."""
+    with pyro.validation_enabled(False):
+        found: Tensor = node["fn"].log_prob(node["value"])
     return found
 
 

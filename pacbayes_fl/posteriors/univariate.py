@@ -353,7 +353,8 @@ def moments(one: TorchDistribution, generator: torch.Generator, device: torch.de
     """Mean and variance, NaN or infinite where a distribution has none.
 
     Without a closed form they are integrals over levels, int Q(t) dt, by a midpoint rule of 1024 points that crowd
-    towards 0 and 1; without a distribution function too, those of 4096 draws.
+    towards 0 and 1; without a distribution function too, those of 4096 draws. An angle's are those of a number: its
+    circular variance is in other units than squared radians.
 
     Args:
         one: batch shape [K, N].
@@ -364,7 +365,8 @@ def moments(one: TorchDistribution, generator: torch.Generator, device: torch.de
         [K, N] each, in the unit of the targets and in squared units, float64.
     """
     try:
-        return one.mean.double(), one.variance.double()
+        if not isinstance(one, distributions.VonMises):
+            return one.mean.double(), one.variance.double()
     except NotImplementedError:
         pass
     steps: Any = getattr(one, "transforms", ())

@@ -224,8 +224,9 @@ def test_a_slip_is_named_before_anything_is_trained(slip: type[Any]) -> None:
     ran: list[Any] = []
     method, plan = PFedBayes(slip()), FederationPlan(rounds=1, on_bad_client="stop")
     before = torch.random.get_rng_state()
-    with pytest.raises(StudyError, match=SLIPS[slip]):
+    with pytest.raises(StudyError, match=SLIPS[slip]) as caught:
         engine.run_rounds(method, BATCH, plan, ran.append)
+    assert "\n" not in str(caught.value)
     with pytest.raises(StudyError, match=SLIPS[slip]):
         engine.join(method, method.init_server(torch.Generator()), BATCH, 1)
     assert not ran and not pyro.get_param_store().keys()
@@ -313,6 +314,24 @@ def test_padding_holds_targets_that_leave_a_gradient() -> None:
     for model, batch in ((gamma, positive), (Line(lambda f: d.LogNormal(f, softplus(f) + 0.1)), positive)):
         plan = FederationPlan(rounds=2, on_bad_client="stop")  # a slope that is no number would stop it
         assert engine.run_rounds(PFedBayes(model), batch, plan).server.w.loc.isfinite().all()
+
+
+class NoPlate(Line):
+    """The same program without a plate, whose distributions look at every target that they are asked about."""
+
+    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
+        with poutine.scale(scale=zeta):
+            weights = {name: pyro.sample(name, prior.site(name)) for name in self.shapes}
+        with poutine.scale(scale=scale):
+            pyro.sample("y", self.rows(batch, self.outputs(batch, weights)), obs=batch.y)
+
+
+@pytest.mark.parametrize("of", [lambda f: d.LogNormal(f, 0.5), lambda f: d.Weibull(softplus(f) + 0.1, 2.0)])
+def test_padding_that_no_target_could_be_is_no_slip(of: Callable[[Tensor], Any]) -> None:
+    batch = clients(of)
+    assert (batch.y == 0).any()
+    plan = FederationPlan(rounds=1, on_bad_client="stop")
+    assert engine.run_rounds(PFedBayes(NoPlate(of)), batch, plan).server.w.loc.isfinite().all()
 
 
 # every likelihood -------------------------------------------------------------------------------------------------

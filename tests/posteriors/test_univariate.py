@@ -210,6 +210,18 @@ def test_a_kind_without_a_distribution_function_is_known_by_its_draws() -> None:
     torch.testing.assert_close(variance, A.square() / 18, rtol=0.1, atol=0)
 
 
+def test_moments_of_an_angle_are_those_of_a_number() -> None:
+    """The circular variance 1 - I_1(b) / I_0(b) is not the spread of y around a mean that lies in [-pi, pi]."""
+    y = torch.linspace(-math.pi, math.pi, 20001, dtype=torch.float64).view(-1, 1, 1)
+    one = d.VonMises(2.5 * ONE, B)
+    density = one.log_prob(y).exp()
+    mean = torch.trapezoid(y * density, y, dim=0)
+    found, variance = univariate.moments(one, torch.Generator().manual_seed(0), CPU)
+    spread = torch.trapezoid((y - mean).square() * density, y, dim=0)
+    assert ((found - mean).abs() < 5 * (spread / 4096).sqrt()).all()
+    torch.testing.assert_close(variance, spread, rtol=0.15, atol=0)
+
+
 SAMPLERS = {
     **{name: one for name, (one, _) in ALL.items()},
     "von-mises": d.VonMises(A, B),
