@@ -98,7 +98,8 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     study = trained.study
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
-    turn = study_certify_log.turn(trained.folder, {**asdict(request), "loss": loss.name, **model})
+    settled = {"loss": loss.name, "tables": study.report.certify.tables}
+    turn = study_certify_log.turn(trained.folder, {**asdict(request), **settled, **model})
     request, uncounted = _counted(trained, request, turn)
     evidence, reasons = _grouped(trained, request, uncounted)
     if not reasons and not evidence:
@@ -257,7 +258,10 @@ def _without(found: Evidence, k: int) -> str:
     rows = int(found.rows.size[k])
     if found.repeats.n[k]:
         return "its posterior or its divergence is not finite"
-    return f"none of its {rows} rows counts: its prior saw them, under whatever name" if rows else "it has no rows"
+    if not rows:
+        return "it has no rows"
+    shared = ", or another client of the average has them too" if found.repeats.shared else ""
+    return f"none of its {rows} rows counts: its prior saw them, under whatever name{shared}"
 
 
 def _certified_on_average(trained: Trained, name: str, found: Evidence, asked: _Asked) -> Certified:

@@ -64,8 +64,8 @@ def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
 
     Args:
         folder: of the run; None where a run has none.
-        entry: all that tells one request from another, as JSON: bound and settings, and "round", "state" and "split"
-            of what is certified.
+        entry: all that tells one request from another, as JSON: bound and settings, "round", "state" and "split" of
+            what is certified, and "tables", by which delta is shared.
 
     Returns:
         The number, or why there is none.
@@ -80,6 +80,11 @@ def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
             if number is not None and number not in known:
                 what = f"{path} is request {number} of these rows, which {FILE} does not hold"
                 return Turn(reason=f"{what}: how often the rows were asked is not known")
+    tables = entry.get("tables")
+    for line in _known(folder, entry):
+        if line and line.get("tables") != tables:  # 1 / N and 1 / (k (k + 1)) may sum to more than 1
+            what = f"request {line['number']} of these rows was made with report.certify.tables = {line.get('tables')}"
+            return Turn(reason=f"{what}, and this one with {tables}: by one rule alone their shares sum to delta")
     return Turn(_number(folder, entry), entry, folder)
 
 
@@ -105,15 +110,19 @@ def share(number: int, tables: int | None) -> int | None:
 
 
 def _number(folder: Path, entry: Mapping[str, Any]) -> int:
-    own = _lines(folder / FILE)
-    for line in own:
+    for line in _lines(folder / FILE):
         if _without_number(line) == entry:
             return int(line["number"])
+    known = _known(folder, entry)
+    return 1 + max(len(known), *(int(line["number"]) for line in known if line), 0)
+
+
+def _known(folder: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requests of the same rows, here and in folders beside; empty what cannot be read."""
     here = folder.resolve()
     beside = {path.resolve() for path in here.parent.glob(f"*/{FILE}")} - {here / FILE}  # links lead to one file
     others = [line for path in sorted(beside) for line in _lines(path) if line.get("split") == entry["split"]]
-    numbers = [int(line["number"]) for line in (*own, *others) if "number" in line]
-    return 1 + max(len(own) + len(others), *numbers, 0)
+    return _lines(folder / FILE) + others
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

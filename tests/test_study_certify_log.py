@@ -98,6 +98,20 @@ def test_what_was_settled_beforehand_costs_that_and_no_more_is_given(tmp_path: P
     assert not tables[2].clients and "report.certify.tables = 2" in tables[2].reasons["existing"][0]
 
 
+@pytest.mark.parametrize(("first", "second"), [(1, None), (None, 5), (1, 2)])
+def test_one_rule_shares_delta_among_all_requests(tmp_path: Path, first: int | None, second: int | None) -> None:
+    """delta / 1 and delta / 6, or delta / 1 and delta / 2: each table would hold, and the better of them would not."""
+    path = write_csv(tmp_path / "rows.csv", rows())
+    for seed, tables in enumerate((first, second)):
+        sets = () if tables is None else (f"report.certify.tables={tables}",)
+        run(on_csv(path, *QUICK, "report.certify.independent=true", f"seed={seed}", *sets), tmp_path / f"seed{seed}")
+    assert asked(tmp_path / "seed0").clients
+    table = asked(tmp_path / "seed1")
+    assert not table.clients and not any(table.valid.values())
+    words = f"report.certify.tables = {first}, and this one with {second}"
+    assert all(words in why[0] for why in table.reasons.values())
+
+
 def test_the_price_multiplies_what_else_was_tried(folder: Path) -> None:
     asked(folder)
     assert tried(asked(folder, Request(tried=5))) == 30
