@@ -45,10 +45,10 @@ def update(kind: Any, score: Tensor) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"rate": 1e-2},
         {"optimiser": "ascent", "rate": 1e-3},
-        {"tau": 0.3, "cohort_scale": "mean"},
-        {"bandwidth": 2.0, "particles": 3},
+        {"rate": 1e-2, "tau": 0.3, "cohort_scale": "mean"},
+        {"rate": 1e-2, "bandwidth": 2.0, "particles": 3},
     ],
     ids=str,
 )

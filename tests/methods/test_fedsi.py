@@ -705,7 +705,8 @@ def test_published_predictions_by_the_method() -> None:
 
 def test_a_call_is_as_large_as_the_precision() -> None:
     model = BayesianMLP((784, 100, 10), Categorical(10))
-    assert FedSI(model).footprint(50) == 3_925**2
+    assert FedSI(model).footprint(50) == 785**2
+    assert FedSI(model, choice=LargestVariance(0.05)).footprint(50) == 3_925**2
     assert FedSI(model, covariance="diagonal", choice=LargestVariance(1.0)).footprint(50) == model.footprint(50)
     assert FedSI(model, choice=LastLayer()).footprint(50) == 1_010**2
     assert FedSI(LABELS, choice=LargestVariance(0.1)).footprint(5) == LABELS.footprint(5)
