@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl import study_hold_out
+from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.results_certificates import CertifiedRun
 from pacbayes_fl.study import Trained, open_run, run, train
@@ -152,6 +155,26 @@ def test_a_client_that_trained_is_recognised_under_another_name(
     elif scheme == "folds" and trained_fold(tmp_path / "run", "renamed") == fold:
         expected["renamed"] = 10  # the priors of its fold have never seen it, under either name
     assert_counted(certify(trained, Request()), trained, expected)
+
+
+def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_path: Path) -> None:
+    """Cells of rows that are gone recognise a row, and not its twin across the edges of both grids."""
+    whole = table()
+    before = train(on_csv(write_csv(tmp_path / "rows.csv", whole), *COUNTED))
+    width = 1e-4 * twins.spread([group.train for group in before.dataset.groups.values()])
+    near = [row | {"lag_1": row["lag_1"] + 0.9 * width[0]} for row in of("new_0", whole) if row["split"] == "train"]
+    trained = train(on_csv(write_csv(tmp_path / "rows.csv", whole + near), *COUNTED))
+    own, owner = twins.stacked(trained.groups["new"].raw.train)
+    own = own[owner == 0]
+    assert repeats_of(trained, "new", trained.groups["new"].raw.train).n[0] == 10
+    known = twins.cells(own[:10], width, 5)  # the first ten are as drawn, the others their twins
+    hidden = ~np.isin(twins.cells(own[10:], width, 5), known).any(1)
+    assert hidden.sum() >= 5
+    gone = study_hold_out.Memory(
+        {"gone": study_hold_out.Remembered("", known.reshape(-1))}, {}, 5, tuple(width.tolist())
+    )
+    again = replace(trained, memory=gone)
+    assert repeats_of(again, "new", trained.groups["new"].raw.train).n[0] == 0
 
 
 def test_averages_count_no_row_that_two_clients_have(tmp_path: Path) -> None:
