@@ -77,12 +77,15 @@ def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of
     assert isinstance(kl, str) or not torch.equal(nll, other_nll)
 
 
-@pytest.mark.parametrize("case", [*ALL, *LABELLED], ids=str)
-def test_personal_models_are_the_same_when_they_are_made_again(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("case", "temperature"), [*((one, None) for one in (*ALL, *LABELLED)), *((one, T) for one in LABELLED)], ids=str
+)
+def test_personal_models_are_the_same_when_they_are_made_again(case: Case, temperature: float | None) -> None:
     known = scene(case, case.dimensions[-1])
-    for _, (message, state, rows, noise) in engine.personal_calls(known.method, _state(known), known.batch, known.plan):
-        first = known.method.personalise(message, state, rows, noise.copy())
-        again = known.method.personalise_again(first, message, state, rows, noise.copy())
+    method: Any = known.method if temperature is None else Tempered(known.method, temperature)
+    for _, (message, state, rows, noise) in engine.personal_calls(method, _state(known), known.batch, known.plan):
+        first = method.personalise(message, state, rows, noise.copy())
+        again = method.personalise_again(first, message, state, rows, noise.copy())
         predicted: Any = (first.predict(rows.x), again.predict(rows.x))
         mine, theirs = ({"p": p.log_probs} if case.labelled else {"mean": p.mean, "v": p.variance} for p in predicted)
         assert_close(mine, theirs, 1e-12)

@@ -15,7 +15,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.metrics import METRICS, crps, nlpd, rmse, rsmse
+from pacbayes_fl.metrics import METRICS, crps, nlpd, regression, rmse, rsmse
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
@@ -243,14 +243,16 @@ def test_crps_of_counts_is_the_sum_over_whole_numbers() -> None:
     torch.testing.assert_close(crps(predictive, y, EVERY), expected, rtol=0.01, atol=0)
 
 
-def test_crps_by_draws_is_not_biased() -> None:
-    """Each of 400 rows has draws of its own: their mean is the closed form of the normal, not 1/S above it."""
+@pytest.mark.parametrize("draws", [2, 5, 1000])
+def test_crps_by_draws_is_not_biased(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 400 rows has draws of its own: their mean is the closed form of the normal, not 0.56 / S above it."""
+    monkeypatch.setattr(regression, "_DRAWS", draws)
     normal = distributions.Normal(torch.zeros(2, 400).double(), 1.0)
     predictive = SampledMixture(torch.zeros(2, 1).double(), (normal,), Noise(2, 0, (7, 5)))
     y = torch.zeros(2, 400).double()
     exact = (math.sqrt(2) - 1) / math.sqrt(math.pi)
     found = crps(predictive, y, EVERY)
-    assert ((found - exact).abs() < 4.5 * 0.6 / math.sqrt(400 * 1000)).all()
+    assert ((found - exact).abs() < 4.5 * 0.6 / math.sqrt(400 * draws)).all()
 
 
 @pytest.mark.parametrize("name", METRICS)
