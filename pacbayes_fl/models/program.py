@@ -335,6 +335,13 @@ def _prediction(model: WeightModel, name: str, flat: Tensor, rows: ClientBatch) 
             f"site {name!r}: the log likelihood is not finite at weights near their centre",
             hint="bring every parameter of the likelihood into its range, by softplus, exp or sigmoid",
         )
+    with pyro.validation_enabled(False):
+        again = torch.where(rows.mask, model.observation(flat, told).log_prob(rows.y), 0.0)
+    if not torch.allclose(by_row, again, rtol=_SLIGHT, atol=_SLIGHT):
+        raise StudyError(
+            f"site {name!r}: the same weights and rows have another log likelihood at every call",
+            hint="take out what draws numbers, such as dropout: the weights alone are random",
+        )
     if not torch.allclose(by_row, other, rtol=_SLIGHT, atol=_SLIGHT):
         raise StudyError(
             "what the program predicts of a target depends on the targets that it is told",

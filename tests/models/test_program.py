@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from pacbayes_fl.posteriors.sampled import SampledMixture
 from tests.models.test_base import EVERY_METHOD
 
 SIZES = (9, 4, 6)
+COUNT = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,12 @@ class Mixed(Line):
         return f + batch.x[..., 0].sum(0)
 
 
+class Chancy(Line):
+    def outputs(self, batch: ClientBatch, w: Any) -> Tensor:
+        f = super().outputs(batch, w)
+        return f + torch.rand(f.shape, generator=torch.Generator().manual_seed(next(COUNT)), dtype=f.dtype)
+
+
 class Telling(Line):
     def outputs(self, batch: ClientBatch, w: Any) -> Tensor:
         return super().outputs(batch, w) + batch.y
@@ -211,6 +219,7 @@ SLIPS: dict[type[Any], str] = {
     Certain: r"site 'b' must be out of the divergence.*draw_weights",
     TwoTargets: r"must observe one site, found 2 'z' 'y'",
     Mixed: r"other clients of the call move its log likelihood",
+    Chancy: r"another log likelihood at every call.*dropout",
     Telling: r"depends on the targets that it is told",
     OutOfRange: r"log likelihood is not finite.*softplus",
     Blind: r"summing real rows one by one moves its log likelihood, 0 to",
