@@ -34,6 +34,13 @@ OnClients = Callable[[int], None]
 _STREAMS = (2**32 - 4, 2**32 - 3)  # rounds of the noise that refines posteriors, and draws from them: no run gets there
 _TEST_DRAWS = 30  # of a risk that is shown and bounds nothing
 _POOLED = ("seeger", "mcallester", "pbb-quadratic", "pbb-lambda")
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "(independent)": "(report.certify.independent = true, where they are)",
+        "(drawn_clients)": "(report.certify.drawn_clients = true, where they are)",
+        "(give tried)": "(--tried)",
+    }
+)
 
 
 class Measured(NamedTuple):
@@ -278,8 +285,13 @@ def _certified_on_average(trained: Trained, name: str, found: Evidence, asked: _
 
 
 def _with_keys(reasons: Sequence[str]) -> list[str]:
-    """Add the key of the study by which a premise is declared."""
-    return [UNDECLARED if UNDECLARED.startswith(reason) else reason for reason in reasons]
+    """Name the key of the study, or the option, where a premise names its argument."""
+    found = []
+    for reason in reasons:
+        for argument, key in _KEYS.items():
+            reason = reason.replace(argument, key)
+        found.append(reason)
+    return found
 
 
 def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evidence]]:

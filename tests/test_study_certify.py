@@ -26,6 +26,7 @@ from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, tabl
 from pacbayes_fl.study import Trained, open_run, run, train
 from pacbayes_fl.study_certify import certify
 from pacbayes_fl.study_certify_request import Request
+from pacbayes_fl.study_certify_rows import UNDECLARED
 from pacbayes_fl.study_file import Study
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
@@ -312,7 +313,10 @@ def test_rows_that_nobody_declared_independent_give_no_certificate(tmp_path: Pat
         table = certify(open_run(tmp_path / str(expected)), Request())
         assert [len(reasons) for reasons in table.reasons.values()] == [expected, expected]
         if expected:
-            assert "not declared independent" in table.reasons["existing"][0]
+            assert table.reasons["existing"] == table.reasons["new"] == [UNDECLARED]
+            reasons = certify(open_run(tmp_path / "1"), Request("new-clients", beta=4.0, tried=None)).reasons["new"]
+            for key in ("(report.certify.drawn_clients = true, where they are)", UNDECLARED, "(--tried)"):
+                assert sum(key in reason for reason in reasons) == 1
 
 
 def test_what_was_tried_costs_or_breaks_the_premise(opened: Opened) -> None:
