@@ -17,6 +17,7 @@ from torch import Tensor
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.folded import Folded
+from pacbayes_fl.methods.tempered import Tempered
 
 if TYPE_CHECKING:
     from pacbayes_fl.study import Trained
@@ -143,8 +144,9 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = Fal
 
 def _marks(trained: Trained, known: ClientBatch) -> Array:
     """Mark every client of the training [K]: priors have seen the rows of those with another mark than their own."""
-    if isinstance(trained.method, Folded):
-        return np.array([trained.method.fold_of[i] for i in known.ids])
+    method = trained.method.inner if isinstance(trained.method, Tempered) else trained.method
+    if isinstance(method, Folded):
+        return np.array([method.fold_of[i] for i in known.ids])
     return np.arange(known.clients)
 
 

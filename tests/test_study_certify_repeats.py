@@ -14,6 +14,7 @@ import torch
 from pacbayes_fl import study_hold_out
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.results_certificates import CertifiedRun
 from pacbayes_fl.study import Trained, open_run, run, train
 from pacbayes_fl.study_certify import certify
@@ -175,6 +176,18 @@ def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_
     )
     again = replace(trained, memory=gone)
     assert repeats_of(again, "new", trained.groups["new"].raw.train).n[0] == 0
+
+
+def test_folds_are_those_of_the_method_under_a_temperature(tmp_path: Path) -> None:
+    counts = []
+    for other in ("existing_1", "existing_2", "existing_3"):
+        path = write_csv(tmp_path / "rows.csv", copied(table(), "existing_0", other))
+        trained = train(on_csv(path, *COUNTED, *SCHEMES["folds"]))
+        for one in (trained, replace(trained, method=Tempered(trained.method, 2.0))):
+            found = repeats_of(one, "existing", one.groups["existing"].raw.train)
+            counts.append(dict(zip(one.groups["existing"].train.names, found.n.tolist(), strict=True)))
+    assert counts[::2] == counts[1::2]
+    assert {count["existing_0"] for count in counts} == {0.0, 10.0}  # in another fold, and in its own
 
 
 def test_averages_count_no_row_that_two_clients_have(tmp_path: Path) -> None:

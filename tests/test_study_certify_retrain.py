@@ -122,6 +122,12 @@ def test_what_is_refused_before_is_what_would_be_refused_after(
     assert bool(numbers) == (words is None) or words == "--tried"
 
 
+def test_a_temperature_hides_nothing_of_what_would_be_refused(tmp_path: Path) -> None:
+    sets = ("method.name=fedavg", "method.steps=2", "report.certify.scheme=split", "model.temperature=0.5")
+    with pytest.raises(AssumptionError, match=r"fedavg has no posterior over hypotheses.*nothing was trained"):
+        check(tiny_images(write_root(tmp_path), *sets), Request())
+
+
 def test_rows_of_a_file_are_declared_by_a_key(tmp_path: Path) -> None:
     (reason,) = refused(tmp_path, Request(), file=True)
     assert "report.certify.independent = true" in reason

@@ -96,6 +96,8 @@ def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> Federa
 
 def _prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
     """Check a user's program before anything is trained; see `program.prepared`."""
+    while hasattr(method, "inner"):  # a temperature or folds around it
+        method = method.inner
     model = getattr(method, "model", None)
     return program.prepared(model, batch) if isinstance(model, WeightModel) else batch
 

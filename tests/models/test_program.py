@@ -27,6 +27,7 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.methods.pfedbayes import PFedBayes
+from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.bayesian_network import BayesianMLP
@@ -240,6 +241,12 @@ def test_a_slip_is_named_before_anything_is_trained(slip: type[Any]) -> None:
         engine.join(method, method.init_server(torch.Generator()), BATCH, 1)
     assert not ran and not pyro.get_param_store().keys()
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_slip_is_seen_under_a_temperature() -> None:
+    method, plan = Tempered(PFedBayes(NoMask()), 2.0), FederationPlan(rounds=1)
+    with pytest.raises(StudyError, match=SLIPS[NoMask]):
+        engine.run_rounds(method, BATCH, plan)
 
 
 def test_a_slip_that_only_padding_shows_is_seen_where_no_client_is_padded() -> None:
