@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pacbayes_fl import study_choice, study_hold_out
+from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods.base import Method
@@ -92,6 +93,9 @@ def check(study: Study, request: Request) -> None:
         ),
         "clients were not declared independent draws of one distribution of clients (report.certify.drawn_clients ="
         " true, where they are)": request.bound == "new-clients" and not part.drawn_clients,
+        "beta must be the same for all new clients, whose numbers of rows differ (--beta with a number)": (
+            request.bound == "new-clients" and not isinstance(request.beta, float | int) and _ragged(dataset)
+        ),
         "the data have no new clients": request.bound == "new-clients" and "new" not in dataset.groups,
         "Theorem 3.2 is for a prior that was drawn with privacy, and a split has none": request.bound == "theorem-3.2",
         "the bound 'gibbs' is for exact Gibbs posteriors: method.name = 'pac-pfl-bnn' with method.posterior ="
@@ -108,3 +112,8 @@ def check(study: Study, request: Request) -> None:
             f"a run with report.certify.scheme = {part.scheme!r} would have no certificate: {'; '.join(reasons)}",
             hint="nothing was trained",
         )
+
+
+def _ragged(dataset: Dataset) -> bool:
+    """Whether new clients have different numbers of rows."""
+    return "new" in dataset.groups and len(set(dataset.groups["new"].train.size.tolist())) > 1

@@ -122,6 +122,17 @@ def test_what_is_refused_before_is_what_would_be_refused_after(
     assert bool(numbers) == (words is None) or words == "--tried"
 
 
+def test_a_beta_by_rows_needs_new_clients_of_one_size(tmp_path: Path) -> None:
+    sets = ("report.certify.independent=true", "report.certify.drawn_clients=true", "federation.rounds=1")
+    (reason,) = refused(tmp_path, Request("new-clients"), *sets, file=True)
+    assert "--beta with a number" in reason
+    assert refused(tmp_path, Request("new-clients", beta=4.0), *sets, file=True) == []
+    trained = study.train(on_csv(tmp_path / "rows.csv", *sets, "report.certify.scheme=split"))
+    with pytest.raises(AssumptionError, match="beta must be the same"):
+        certify(trained, Request("new-clients"))
+    assert certify(trained, Request("new-clients", beta=4.0)).clients
+
+
 def test_a_temperature_hides_nothing_of_what_would_be_refused(tmp_path: Path) -> None:
     sets = ("method.name=fedavg", "method.steps=2", "report.certify.scheme=split", "model.temperature=0.5")
     with pytest.raises(AssumptionError, match=r"fedavg has no posterior over hypotheses.*nothing was trained"):
