@@ -66,6 +66,19 @@ def test_each_further_bound_beta_loss_and_delta_pays_for_all(folder: Path) -> No
     checked(tables_of(folder))
 
 
+def test_a_record_that_does_not_give_its_value_is_refused_where_lines_agree_with_it(folder: Path) -> None:
+    asked(folder)
+    (path,) = (folder / "certificates").glob("*.json")
+    (table,) = tables_of(folder)
+    checked([table])
+    lines = [replace(line, bound=0.5 * line.bound) if line.group == "new" else line for line in table.clients]
+    record = {**table.certificates["new"], "value": [line.bound for line in lines if line.group == "new"]}
+    edited = replace(table, clients=tuple(lines), certificates={**table.certificates, "new": record})
+    assert edited.save(folder) == path
+    with pytest.raises(DataError, match="certificates seeger of new clients"):
+        checked(tables_of(folder))
+
+
 def test_a_resume_makes_tables_stale_and_the_next_ones_pay(folder: Path) -> None:
     first = asked(folder)
     run(tiny(SPLIT, "federation.rounds=3"), folder, resume=True)
