@@ -11,11 +11,12 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.pfedbayes import PFedBayes
-from pacbayes_fl.methods.variational import PriorTracking, Variational, check_beta
+from pacbayes_fl.methods.variational import PriorTracking, Variational, check_beta, towards
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.server.moments import Moments
 
 MODEL = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
 
@@ -52,3 +53,14 @@ def test_only_newcomers_are_fitted() -> None:
     free = torch.arange(MODEL.dim) >= 9
     bound = method.with_newcomers(q, torch.ones(3, dtype=torch.bool), w, batch, noise, free)
     assert torch.equal(bound.loc[:, :9], w.loc[:, :9]) and (bound.loc[:, 9:] != w.loc[:, 9:]).all()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_weights_without_uncertainty_go_towards_a_mean_alone(beta: float) -> None:
+    old = MeanField(torch.zeros(2, dtype=torch.float64), torch.full((2,), -1.0, dtype=torch.float64))
+    found = Moments(torch.tensor([1.0, 2.0]).double(), torch.tensor([4.0, 9.0]).double())
+    new = towards(old, found, beta, torch.tensor([True, False]))
+    torch.testing.assert_close(new.loc, beta * found.mean)
+    variance = (1 - beta) * float(old.scale[0]) ** 2 + beta * 4.0 + beta * (1 - beta) * 1.0  # about the new mean
+    assert float(new.scale[0]) == pytest.approx(variance**0.5, rel=1e-12)
+    assert float(new.rho[1]) == -1.0
