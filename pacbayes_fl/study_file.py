@@ -110,7 +110,8 @@ class CertifyPart:
             does; 1 for none.
         twins: share of a column's spread within clients by which two rows may differ in every column and still count as
             one under certificates: what rounding to single precision or to a few digits, or jitter, makes of a copy; 0
-            for rows that are equal in every number.
+            for rows that are equal in every number. Copies that a column tells apart, such as a running number, are not
+            found: leave such a column out.
         tables: number of tables of certificates that will be asked of the rows, in all runs on them: each gets an even
             share of delta, and further ones are refused. None where that is open: then the k-th has a share of
             1 / (k (k + 1)), which sums to 1.
