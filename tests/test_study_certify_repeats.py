@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pacbayes_fl import study_hold_out
+from pacbayes_fl.bounds import SaturatingSquare
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.tempered import Tempered
@@ -269,10 +270,11 @@ def test_an_exact_gibbs_posterior_pays_for_repeats_too(tmp_path: Path) -> None:
     for times in (1, 3):
         whole = [row for row in table() for _ in range(times if row["group"] == "new" else 1)]
         trained = train(on_csv(write_csv(tmp_path / "rows.csv", whole), *COUNTED, *sets))
-        lines = certify(trained, Request("gibbs", beta=5.0)).clients
+        lines = certify(trained, Request("gibbs", beta=5.0, loss=SaturatingSquare(10.0))).clients
         assert [line.rows for line in lines] == [10, 10]
         values.append([line.bound for line in lines])
-    assert all(after >= before - 1e-6 for before, after in zip(*values, strict=True))
+    # the Gibbs posterior of thrice the rows is the same, but further copies of the worst ones may be the client's own
+    assert all(after > before + 1e-3 for before, after in zip(*values, strict=True))
 
 
 def test_a_beta_is_fixed_by_all_rows_and_not_by_those_that_count(tmp_path: Path) -> None:
