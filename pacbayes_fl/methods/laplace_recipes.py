@@ -99,9 +99,14 @@ _SHARES: Mapping[str, Callable[[float], SubnetworkChoice]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class FedSIFacOptions(FedSIOptions):
-    """Table [method] of FedSI-Fac: every weight of the representation, independent."""
+    """Table [method] of FedSI-Fac: every weight of the representation, independent, with the variance of the rounds.
+
+    One variance for both: chosen apart, the rounds' is tried under a personal variance that suits no factorised
+    posterior, and comes out too large.
+    """
 
     personal_subnetwork: Rule | Literal["same", "held-out"] = "same"
+    personal_alpha: float | Literal["round", "held-out"] = "round"
     fraction: float = 1.0
     covariance: Literal["full", "diagonal"] = "diagonal"
 
@@ -196,7 +201,6 @@ LAPLACE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             1.0,
             choice__fraction=1.0,
             covariance="diagonal",
-            personal_alpha=PERSONAL_ALPHAS[0],
         ),
     }
 )
