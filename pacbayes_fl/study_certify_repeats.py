@@ -17,7 +17,7 @@ from torch import Tensor
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.folded import Folded
-from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.methods.tempered import untempered
 
 if TYPE_CHECKING:
     from pacbayes_fl.study import Trained
@@ -127,7 +127,7 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = Fal
     (own, owner), (seen, theirs) = twins.stacked(rows), twins.stacked(known)
     label = twins.clusters(np.concatenate((own, seen)), width)
     label, source = label[: len(own)], label[len(own) :]
-    marks = _marks(trained, known)
+    marks = marks_of(trained, known)
     mine = np.full(rows.clients, _ANY) if name == "new" or part.scheme == "split" else marks
     saw = _foreign(label, mine[owner], source, marks[theirs])
     for mark, there in _departed(trained, own, marks):
@@ -142,9 +142,17 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = Fal
     return Repeats(cluster, bool(several.any()))
 
 
-def _marks(trained: Trained, known: ClientBatch) -> Array:
-    """Mark every client of the training [K]: priors have seen the rows of those with another mark than their own."""
-    method = trained.method.inner if isinstance(trained.method, Tempered) else trained.method
+def marks_of(trained: Trained, known: ClientBatch) -> Array:
+    """Mark every client of the training: priors have seen the rows of those with another mark than their own.
+
+    Args:
+        trained: after its last round.
+        known: its clients.
+
+    Returns:
+        The folds of a training in folds, else a mark of its own for every client [K].
+    """
+    method = untempered(trained.method)
     if isinstance(method, Folded):
         return np.array([method.fold_of[i] for i in known.ids])
     return np.arange(known.clients)

@@ -11,7 +11,7 @@ from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.pac_pfl import PacPFL
-from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.methods.tempered import untempered
 from pacbayes_fl.study_certify_request import AVERAGES, Request
 from pacbayes_fl.study_certify_rows import UNDECLARED, independent
 from pacbayes_fl.study_data import load
@@ -77,7 +77,7 @@ def check(study: Study, request: Request) -> None:
     """
     dataset = load(study)
     method, _ = prepare(study, study_hold_out.divide(study, dataset).dataset)
-    method = method.inner if isinstance(method, Tempered) else method
+    method = untempered(method)
     part, loss = study.report.certify, request.loss
     real = dataset.classes is None
     functions = type(method) is PacPFL

@@ -12,10 +12,8 @@ from pacbayes_fl.bounds import Provenance
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.federation.engine import FederationState
-from pacbayes_fl.methods.folded import Folded
-from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.study import Trained
-from pacbayes_fl.study_certify_repeats import Repeats, repeats_of
+from pacbayes_fl.study_certify_repeats import Repeats, marks_of, repeats_of
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import Study, image_source
 from pacbayes_fl.study_report import state_of
@@ -128,11 +126,9 @@ def none_of(batch: ClientBatch) -> ClientBatch:
 
 def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling:
     """Scale clients by the average of those that their priors were trained on: their own rows must not choose units."""
-    known, ids = trained.groups["existing"].used, group.train.ids
+    known = trained.groups["existing"].used
     if name == "existing":
-        method = trained.method.inner if isinstance(trained.method, Tempered) else trained.method
-        fold_of = method.fold_of if isinstance(method, Folded) else {i: k for k, i in enumerate(ids)}
-        fold = torch.tensor([fold_of[i] for i in ids], device=group.train.x.device)
+        fold = torch.from_numpy(marks_of(trained, group.train)).to(group.train.x.device)
         apart = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
         share = apart / apart.sum(1, keepdim=True)
         return Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known))

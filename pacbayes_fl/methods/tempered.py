@@ -131,3 +131,15 @@ class Tempered(Method[Any, Any, Any, Any]):
     def footprint(self, rows: int) -> int:
         """As the method itself."""
         return self.inner.footprint(rows)
+
+
+def untempered(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
+    """Give the method itself, whatever temperature its predictions have.
+
+    Args:
+        method: any method.
+
+    Returns:
+        What a `Tempered` runs; every other method as it is.
+    """
+    return method.inner if isinstance(method, Tempered) else method
