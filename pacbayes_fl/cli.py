@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from pacbayes_fl.cli_output import (
     print_table,
     progress,
 )
-from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
 from pacbayes_fl.results import RoundRecord, load, write_atomic
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
@@ -47,12 +48,15 @@ def parser() -> argparse.ArgumentParser:
         prog="pacbayes-fl",
         description="Bayesian personalised federated learning, with Gaussian processes and Bayesian networks.",
     )
+    debug = "print where in the code a failure came from, above the line that names it"
+    main.add_argument("--debug", action="store_true", help=debug)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, action: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text.replace("%%", "%"))  # only `help` is a format
         sub.set_defaults(action=action, stopped="")
         sub.add_argument("--quiet", action="store_true", help="print results only")
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=debug)  # before it or after
         return sub
 
     def study_options(sub: argparse.ArgumentParser) -> None:
@@ -184,23 +188,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings(
             "ignore", module=r"(?!pacbayes_fl|__main__).*"
         )  # ours point to their caller: the script
-        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
         try:
             with _terminable():
                 options.action(options)
             sys.stdout.flush()
-        except PacBayesFLError as error:
-            print(f"pacbayes-fl: {error}", file=sys.stderr)
-            return 1
         except KeyboardInterrupt:
             print("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        except OSError as error:
-            print(f"pacbayes-fl: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+        except Exception as error:  # the last handler: whatever it is, one line
+            if options.debug:
+                traceback.print_exception(error)
+            print(f"pacbayes-fl: {_told(error)}", file=sys.stderr)
             return 1
     return 0
+
+
+def _told(error: Exception) -> str:
+    """Say in one line what went wrong: ours as they are, the machine's by name, and anything else is our defect."""
+    if isinstance(error, PacBayesFLError):
+        return str(error)
+    if isinstance(error, OSError):
+        return one_line(f"{error.filename or 'file'}: {error.strerror or error}")
+    kind, text = type(error).__name__, f": {error}" if str(error) else ""
+    starved = "can't allocate|not enough memory|out of memory"  # torch says so in a RuntimeError
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and re.search(starved, str(error))):
+        return one_line(f"memory is exhausted: {kind}{text} (ask for less of what grows, such as rows or widths)")
+    advice = "a defect of pacbayes-fl: run it again with --debug for the trace, and report that"
+    return f"{one_line(kind + text)} ({advice})"
 
 
 @contextmanager
@@ -244,10 +261,7 @@ def _run(options: argparse.Namespace) -> None:
         if not options.quiet:
             _say_preset(study.method.preset, study.differences())
 
-    with (
-        _leaving_nothing(out),
-        progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round,
-    ):
+    with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
 
         def told(record: RoundRecord) -> None:
             say_preset()  # not before a round has ended: a study that is refused gets one line, the error
@@ -257,19 +271,6 @@ def _run(options: argparse.Namespace) -> None:
     say_preset()  # no round was left to train
     print_table(result)
     print(f"run folder: {out}")
-
-
-@contextmanager
-def _leaving_nothing(folder: Path) -> Iterator[None]:
-    """Remove a folder that a refused run has made and left with nothing but its lock."""
-    fresh = not folder.exists()
-    try:
-        yield
-    except PacBayesFLError:
-        if fresh and folder.is_dir() and [path.name for path in folder.iterdir()] == ["run.lock"]:
-            (folder / "run.lock").unlink()
-            folder.rmdir()
-        raise
 
 
 def _default_folder(path: Path, resume: bool) -> Path:

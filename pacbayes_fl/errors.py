@@ -5,7 +5,44 @@ Every class is also the builtin error of its kind, so that code that knows nothi
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any, Final
+
+_LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
+
+
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Write a text so that it takes one line of a terminal and cannot steer it.
+
+    Args:
+        text: any, such as what another library says or a name from a file.
+        longest: characters that are kept; the middle of a longer text is left out.
+
+    Returns:
+        The text with line breaks as spaces and other characters that cannot be printed as escapes.
+    """
+    text = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: Any, longest: int = 80) -> str:
+    """Write what came in place of what was expected, as `repr` does, in a few characters.
+
+    Args:
+        value: any, such as a number of 5,000 digits or a list in a list, 900 deep.
+        longest: characters.
+
+    Returns:
+        The start of its `repr`.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python writes, or deeper than it follows
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 class PacBayesFLError(Exception):
@@ -33,7 +70,7 @@ class PacBayesFLError(Exception):
         place = "" if client is None else f"client {client!r}: "
         when = "" if round is None else f"round {round}: "
         advice = "" if hint is None else f" ({hint})"
-        super().__init__(f"{when}{place}{message}{advice}")
+        super().__init__(one_line(f"{when}{place}{message}{advice}"))
 
 
 class ShapeError(PacBayesFLError, ValueError):

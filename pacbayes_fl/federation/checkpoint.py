@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import IO, Any, Final, NamedTuple
@@ -269,7 +270,8 @@ class RunLock:
     """Hold a run folder for one run: `with RunLock(folder): ...`.
 
     The lock is the kernel's, on `run.lock`: it is gone the moment its process is, so a killed run leaves none behind.
-    On entering, leftovers of a killed run are removed.
+    On entering, leftovers of a killed run are removed. A run that fails before it has written anything leaves what it
+    found: the lock that it made goes, and every folder that it made for it.
 
     Args:
         folder: the run folder, made if it does not exist.
@@ -279,11 +281,14 @@ class RunLock:
         """Store the folder; nothing is locked yet."""
         self.folder = Path(folder)
         self._file: IO[str] | None = None
+        self._made: tuple[Path, ...] = ()  # the lock and folders that were not there before, innermost first
 
     def __enter__(self) -> RunLock:
         """Take the lock, or raise CheckpointError saying who holds it."""
+        path = self.folder / "run.lock"
+        self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = (self.folder / "run.lock").open("a+", encoding="utf-8")
+        file = path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -294,8 +299,10 @@ class RunLock:
                 raise CheckpointError(f"cannot lock {self.folder}: {error.strerror}", cause=error.strerror) from error
             hint = "wait for it to end, or choose another output folder"
             raise CheckpointError(f"folder {self.folder} in use by {owner}", cause="in use", hint=hint) from error
-        # the text is for the message above only; the file stays, since removing it would let two runs lock two files
-        file.truncate(0)
+        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+            file.close()  # its maker has failed and taken it away in this moment: two runs would lock two files
+            return self.__enter__()
+        file.truncate(0)  # the text is for the message above only
         file.write(f"pid {os.getpid()}, host {socket.gethostname()}\n")
         file.flush()
         self._file = file
@@ -305,8 +312,13 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the lock."""
+        """Release the lock; after a failure that left nothing but it, take it away."""
         if self._file is not None:
+            if kind is not None and self._made and [each.name for each in self.folder.iterdir()] == ["run.lock"]:
+                self._made[0].unlink()
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    for each in self._made[1:]:
+                        each.rmdir()
             self._file.truncate(0)
             self._file.close()
             self._file = None
