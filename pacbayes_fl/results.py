@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
 
 GROUPS: Final = ("existing", "new")
@@ -179,7 +180,7 @@ class Result:
             raise StudyError(f"labels must be JSON: {error}") from error
         # a clone each, because safetensors refuses tensors that share memory
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
         (folder / "metrics.json").unlink(missing_ok=True)
         write_atomic(folder / "rounds.jsonl", "".join(map(_line, self.rounds)).encode())
@@ -314,7 +315,7 @@ def append_round(folder: Path | str, record: RoundRecord) -> None:
     """
     path = Path(folder) / "rounds.jsonl"
     try:
-        with path.open("ab") as file:
+        with files.opened(path, "ab") as file:
             end = file.tell()
             try:
                 file.write(_line(record).encode())
@@ -396,8 +397,8 @@ def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until its bytes are on disk."""
-    with path.open("wb") as file:
+    """Write a file that its owner alone may read, and wait until its bytes are on disk."""
+    with files.opened(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

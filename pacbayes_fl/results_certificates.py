@@ -12,6 +12,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.results import GROUPS, write_atomic
 
@@ -129,7 +130,7 @@ class CertifiedRun:
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(path.parent)
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
         write_atomic(path, text.encode())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.results_certificates import FOLDER
 
@@ -152,7 +153,7 @@ def _ends(path: Path) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[str]]:
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with files.opened(path, "a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
     except OSError as error:

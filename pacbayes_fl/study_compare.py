@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pacbayes_fl import plots, results, settings, study_choice
+from pacbayes_fl import files, plots, results, settings, study_choice
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
@@ -88,6 +88,8 @@ def compare(
         raise StudyError("the studies to compare have different data")
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
+    if out is not None:
+        files.make_folder(Path(out))
     found = []
     for name, study in zip(names, studies, strict=True):
         for seed in range(study.seed, study.seed + seeds):

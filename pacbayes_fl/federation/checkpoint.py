@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pacbayes_fl.errors import CheckpointError
+from pacbayes_fl.errors import CheckpointError, outside
+from pacbayes_fl.files import close_folder, make_folder, opened
 from pacbayes_fl.results import sync_folder, write_atomic, write_synced
 
 FORMAT_VERSION: Final = 1
@@ -40,6 +42,7 @@ MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
 Migration = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
 # from a version to the next: tensors and meta in, tensors and meta out
 _MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({})
+_LOCK: Final = "run.lock"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -107,10 +110,10 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
     half, replaced = final.with_suffix(".tmp"), final.with_suffix(".old")
     try:
         if not root.is_dir():
-            root.mkdir(parents=True)
+            make_folder(root)
             sync_folder(root.parent)
         _discard(half)
-        half.mkdir()
+        make_folder(half)
         for name, data in files.items():
             write_synced(half / name, data)
         sync_folder(half)
@@ -285,10 +288,10 @@ class RunLock:
 
     def __enter__(self) -> RunLock:
         """Take the lock, or raise CheckpointError saying who holds it."""
-        path = self.folder / "run.lock"
+        path = self.folder / _LOCK
         self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        make_folder(self.folder)
+        file = opened(path, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -306,6 +309,8 @@ class RunLock:
         file.write(f"pid {os.getpid()}, host {socket.gethostname()}\n")
         file.flush()
         self._file = file
+        if told := close_folder(self.folder, frozenset({_LOCK}), "study.toml"):
+            warnings.warn(told, stacklevel=outside())
         clean(self.folder)
         return self
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pacbayes_fl import files
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.calibration import calibration_curve
@@ -164,9 +165,11 @@ def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Se
                 raise StudyError(f"formats must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # the first drawing places everything, the same for every format
-            folder.mkdir(parents=True, exist_ok=True)
+            files.make_folder(folder)
             for ending in formats:
                 path = folder / f"{name}.{ending}"
-                figure.savefig(path, dpi=160, metadata={_DATE[ending]: None} if ending in _DATE else None)
+                known_date = {_DATE[ending]: None} if ending in _DATE else None
+                with files.opened(path, "wb") as file:
+                    figure.savefig(file, format=ending, dpi=160, metadata=known_date)
                 written.append(path)
     return written

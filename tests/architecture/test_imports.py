@@ -15,7 +15,7 @@ from tests.architecture.source import complain, dotted, imported, local_names, v
 # A room is what follows `pacbayes_fl.`; rooms of one rank do not import each other.
 RANKS = {
     **dict.fromkeys(("errors",), 0),
-    **dict.fromkeys(("shapes", "tensors", "settings"), 0.5),
+    **dict.fromkeys(("files", "shapes", "tensors", "settings"), 0.5),
     **dict.fromkeys(("noise", "optim", "results"), 1),
     **dict.fromkeys(("data",), 2),
     **dict.fromkeys(("models",), 3),
@@ -36,10 +36,10 @@ def _below(rank: float) -> set[str]:
 MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()} | {
     "metrics": _below(5),
     "bounds": _below(5),
-    "plots": {"errors", "results"},
+    "plots": {"errors", "files", "results"},
     "report": {"errors", "results", "plots"},
     "study": _below(8) | SIDE | {"data_gen"},
-    "cli": {"errors", "results", "study", "plots"},
+    "cli": {"errors", "files", "results", "study", "plots"},
     "__main__": {"cli"},
     "__init__": {*RANKS, *SIDE},  # the package's public names; no module of the package imports them from there
     "data_gen": set(),

@@ -1,0 +1,93 @@
+"""Files that their owner alone may read, in folders that nobody else may enter.
+
+Run folders hold clients' rows, their personal models and what was measured on both, so that what is made there gets
+fixed modes, 0600 and 0700, and not those of a umask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any, Final
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+_OTHERS: Final = 0o077
+
+
+def opened(path: Path, mode: str, **named: Any) -> IO[Any]:
+    """Open a file for writing: from its first byte on nobody else may read it, also where it was there before.
+
+    Args:
+        path: the file.
+        mode: as of `open`, one that writes.
+        named: further arguments of `open`, such as the encoding.
+
+    Returns:
+        The open file.
+
+    Raises:
+        OSError: when it cannot be opened.
+    """
+
+    def private(name: str, flags: int) -> int:
+        handle = os.open(name, flags, FILE_MODE)
+        with contextlib.suppress(OSError):  # somebody else's file, or a file system without modes
+            if stat.S_IMODE(os.fstat(handle).st_mode) != FILE_MODE:
+                os.fchmod(handle, FILE_MODE)
+        return handle
+
+    return open(path, mode, opener=private, **named)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that nobody else may enter; one that is there stays as it is.
+
+    Args:
+        path: the folder; those above it that are missing are made with the usual modes.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        with contextlib.suppress(OSError):
+            path.chmod(FOLDER_MODE)  # a umask may have taken rights from its owner
+
+
+def close_folder(path: Path, own: frozenset[str], sign: str) -> str:
+    """Close a folder to all but its owner, with all that it holds, where it is known to hold nothing else.
+
+    Args:
+        path: the folder.
+        own: names that an otherwise empty folder of ours may hold.
+        sign: name of a file by which a folder is known as ours.
+
+    Returns:
+        What to tell people: that a folder was open, or still is; nothing where it was not.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        names = {each.name for each in path.iterdir()}
+    except OSError:
+        return ""
+    if not mode & _OTHERS:
+        return ""
+    if sign not in names and not names <= own:
+        what = f"{path} is open to others (mode {mode:04o}) and holds other files"
+        return f"{what}: it stays so, while files of the run are readable by their owner alone (chmod 700 closes it)"
+    try:
+        path.chmod(FOLDER_MODE)
+        for each in path.rglob("*"):
+            if not each.is_symlink():
+                each.chmod(FOLDER_MODE if each.is_dir() else FILE_MODE)
+    except OSError as error:
+        return f"{path} is open to others (mode {mode:04o}), and cannot be closed: {error.strerror}"
+    return f"{path} was open to others (mode {mode:04o}): it is its owner's alone now (mode {FOLDER_MODE:04o})"
