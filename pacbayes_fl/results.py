@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -32,6 +32,20 @@ from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyErro
 GROUPS: Final = ("existing", "new")
 _FIXED: Final = ("id", "group", "name", "m")
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
+
+
+class Steps(NamedTuple):
+    """How far the clients of a round went from what they were sent, each in all numbers that move the server together.
+
+    Args:
+        median: of the norms of their steps, in the units of what they send.
+        largest: of these norms.
+        whose: name of the client with the largest.
+    """
+
+    median: float
+    largest: float
+    whose: str
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ class RoundRecord:
             they are evaluated, and nothing else that tells of clients.
         histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
             predictive entropy over ln C lies in each of equal bins on [0, 1].
+        steps: norms of the clients' steps; None in private rounds, and where no client moves the server.
     """
 
     round: int
@@ -56,6 +71,7 @@ class RoundRecord:
     dropped: tuple[str, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True)
@@ -298,6 +314,8 @@ def _line(record: RoundRecord) -> str:
     line = {"round": record.round, "clients": record.clients, "dropped": list(record.dropped), "values": values}
     if record.histograms:  # most rounds have none
         line["histograms"] = {name: [*map(number, shares)] for name, shares in record.histograms.items()}
+    if record.steps is not None:
+        line["steps"] = record.steps._asdict()
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -347,7 +365,10 @@ def _record(number: int, line: bytes) -> RoundRecord:
         read = json.loads(line)
         values = {key: real(value) for key, value in read["values"].items()}
         histograms = {key: tuple(map(real, shares)) for key, shares in read.get("histograms", {}).items()}
-        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms)
+        steps = read.get("steps")
+        if steps is not None:
+            steps = Steps(float(steps["median"]), float(steps["largest"]), str(steps["whose"]))
+        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms, steps)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"line {number}: {error}") from error
 

@@ -22,6 +22,7 @@ from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, Stu
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
@@ -221,6 +222,7 @@ def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Map
 def _save(folder: Path, study: Study, clients: ClientBatch, state: FederationState, room: Room | None) -> None:
     flat = tensors.leaves({"server": state.server, "clients": state.clients})
     meta = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
+    meta["watch"] = state.watch.to_save()
     checkpoint.save(folder, state.round, flat, {**meta, **study_privacy.to_save(room)})
 
 
@@ -241,7 +243,8 @@ def _restore(
     source, target = match.source.to(clients.x.device), match.target.to(clients.x.device)
     starting = method.init_clients(method.broadcast(server["server"]), clients)  # of today's server
     kept = tensors.scatter(starting, target, tensors.select(theirs, source))
-    return FederationState(server["server"], kept, saved.round)
+    watch = Watch.from_saved(saved.meta.get("watch", {}))
+    return FederationState(server["server"], kept, saved.round, watch)
 
 
 def report(trained: Trained) -> Result:

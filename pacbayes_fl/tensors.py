@@ -227,6 +227,28 @@ def finite(tree: Any) -> Tensor:
     return torch.stack(flags).all(0)
 
 
+def norm(tree: Any) -> Tensor | None:
+    """Measure how long each client's leaves are together.
+
+    |leaf_k| = sqrt(sum over all leaves of their squares)
+
+    Args:
+        tree: floating leaves [K, *].
+
+    Returns:
+        Euclidean norms [K], float64, the largest number where the squares of finite leaves are too large for it; None
+        for a tree without leaves.
+    """
+    parts = [
+        torch.linalg.vector_norm(leaf.unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64)
+        for leaf in leaves(tree).values()
+    ]
+    if not parts:
+        return None
+    found = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return found.clamp_max(torch.finfo(found.dtype).max)
+
+
 def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
     """Choose client by client between two trees.
 

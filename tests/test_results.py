@@ -20,6 +20,7 @@ from pacbayes_fl.results import (
     ClientRow,
     Result,
     RoundRecord,
+    Steps,
     append_round,
     environment,
     load,
@@ -92,6 +93,14 @@ def test_equality_sees_every_part() -> None:
     assert one != replace(one, predictions=dict(one.predictions) | {"new.mean": mean + 1e-6})
     assert one != replace(one, predictions=dict(one.predictions) | {"new.mean": mean.double()})
     assert one != "a result"
+
+
+def test_norms_of_steps_survive(tmp_path: Path) -> None:
+    records = (RoundRecord(1, 2, steps=Steps(0.1, 1.7e308, "house [7]")), RoundRecord(2, 2))
+    replace(result(), rounds=records).save(tmp_path)
+    assert load(tmp_path).rounds == records
+    first, second = map(json.loads, (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines())
+    assert first["steps"] == {"median": 0.1, "largest": 1.7e308, "whose": "house [7]"} and "steps" not in second
 
 
 @settings(max_examples=50, deadline=None)

@@ -22,6 +22,7 @@ from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import CheckpointError, ClientError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import Result, RoundRecord
 from pacbayes_fl.study_data import load, provenance
 from pacbayes_fl.study_file import Study
@@ -146,6 +147,7 @@ def test_the_checkpoint_says_whose_state_it_is(finished: Path) -> None:
     assert saved.meta["study"] == tiny().table()
     assert saved.meta["names"] == ["poly_00", "poly_01", "poly_02", "poly_03"]
     assert saved.meta["ids"] == [client_id(name) for name in saved.meta["names"]]
+    assert Watch.from_saved(saved.meta["watch"]).steps == results.load(finished).rounds[-1].steps is not None
 
 
 # what a run depends on ------------------------------------------------------------------------------------------

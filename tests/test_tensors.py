@@ -182,6 +182,16 @@ def test_finite_says_client_by_client() -> None:
         tensors.finite({})
 
 
+def test_a_norm_is_that_of_all_leaves_together() -> None:
+    tree = {"a": torch.tensor([[3.0, 0.0], [1e30, 0.0]]), "b": torch.tensor([[[4.0]], [[0.0]]]), "c": torch.zeros(2)}
+    found = tensors.norm(tree)
+    assert found is not None and found.dtype == torch.float64
+    assert found.tolist() == pytest.approx([5.0, 1e30])  # whose square is none in float32
+    assert tensors.norm({}) is None
+    far = tensors.norm({"a": torch.tensor([[1e200, 1e200]], dtype=torch.float64)})
+    assert far is not None and far.tolist() == [torch.finfo(torch.float64).max]
+
+
 def test_where_takes_nothing_from_the_side_not_chosen() -> None:
     good, bad = state(3), tensors.tree_map(lambda leaf: torch.full_like(leaf, -1), state(3))
     for leaf in (*bad.q.loc.values(), bad.q.scale):

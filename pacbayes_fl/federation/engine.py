@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
 from pacbayes_fl.federation.private import Gathering, Room
+from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
@@ -70,11 +72,19 @@ class FederationPlan:
 
 
 class FederationState(NamedTuple):
-    """Everything that a later round depends on."""
+    """Everything that a later round depends on.
+
+    Args:
+        server: of the method.
+        clients: of the method, leaves [K, *].
+        round: rounds finished.
+        watch: what the engine itself remembers of them.
+    """
 
     server: Any
     clients: Any
     round: int
+    watch: Watch = Watch()
 
 
 def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> FederationState:
@@ -166,55 +176,131 @@ def rounds(
     """
     if plan.min_clients > batch.clients:
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
-    batch = _prepared(method, batch)
-    state = start(method, batch, plan) if state is None else state
-    sizes = [int(m) for m in batch.size.tolist()]
-    some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
-    everyone = None if some else _calls(method, batch, sizes, list(range(batch.clients)), plan)
-    failures, said = dict.fromkeys(batch.names, 0), set[str]()
+    federation = _Federation(method, _prepared(method, batch), plan, room)
+    state = start(method, federation.batch, plan) if state is None else state
+    said = set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        drawn = cohort.draw(plan.seed, t, batch.ids, plan.cohort) if room is None else room.draw(batch.ids, t)
-        chosen = drawn.tolist()
-        heard = {batch.names[k] for k in chosen}
+        played = federation.play(state)
+        if room is None:
+            _judge(plan, t, played.told)
+        if not played.told.finite:
+            raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
+        state = played.state
+        if room is not None:
+            yield room.record(t, played.told.values), state
+            continue
+        values = {**played.told.values, "seconds": time.perf_counter() - begun}
+        _say(method, t, values, state.watch, played.told.dropped, said)
+        yield RoundRecord(t, len(played.told.present), played.told.dropped, values, steps=state.watch.steps), state
+
+
+class _Told(NamedTuple):
+    """What the host learns of a round.
+
+    Args:
+        heard: names of the clients whose updates were to enter the server.
+        members: names of all clients that made a step.
+        dropped: of these who failed.
+        norms: of the steps of those who are heard and count, by name.
+        finite: whether the server's state is.
+        values: numbers that the method reports.
+    """
+
+    heard: tuple[str, ...]
+    members: tuple[str, ...]
+    dropped: tuple[str, ...]
+    norms: Mapping[str, float]
+    finite: bool
+    values: Mapping[str, float]
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the clients whose updates have entered the server."""
+        return tuple(name for name in self.heard if name not in set(self.dropped))
+
+
+class _Played(NamedTuple):
+    """A round that holds as soon as somebody takes its state for the federation's; until then nothing has changed."""
+
+    state: FederationState
+    told: _Told
+
+
+class _Federation:
+    """What all rounds of a run have in common, and one round of it."""
+
+    def __init__(self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, room: Room | None) -> None:
+        self.method, self.batch, self.plan, self.room = method, batch, plan, room
+        self._sizes = [int(m) for m in batch.size.tolist()]
+        some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
+        self._everyone = None if some else self._calls(list(range(batch.clients)))
+
+    def play(self, state: FederationState) -> _Played:
+        """Play the round after a state, which stays as it is."""
+        method, plan, t = self.method, self.plan, state.round + 1
+        drawn = self._drawn(t)
+        heard = tuple(self.batch.names[k] for k in drawn)
+        asked = set(heard)
         message = method.broadcast(state.server)
-        clients = tensors.tree_map(torch.clone, state.clients)  # once a round: what was yielded before stays as it is
-        joining: _Joining | Gathering = _Joining(method) if room is None else room.gather(method, message, t)
-        flags = []
-        members: list[str] = []
-        for index, rows in everyone if everyone is not None else _calls(method, batch, sizes, chosen, plan):
+        clients = tensors.tree_map(torch.clone, state.clients)
+        joining: _Joining | Gathering
+        joining = _Joining(method) if self.room is None else self.room.gather(method, message, t)
+        notes = _Notes(method, message)
+        for index, rows in self._calls(drawn) if self._everyone is None else self._everyone:
             before = tensors.select(clients, index)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
-            _hear(joining, update, good, [name in heard for name in rows.names])
+            _hear(joining, update, good, [name in asked for name in rows.names])
             _write(clients, index, tensors.where(good, after, before))
-            if room is None:
-                flags.append(good)
-                members += rows.names
+            if self.room is None:
+                notes.add(rows.names, update, good)
         joined = joining.joined()
-        server = method.server(state.server, joined, batch.clients)
-        values = method.report(server, joined)
-        host = _read(flags, server, values)  # the one look at the device in a round
-        found, (finite, *scalars) = host[: len(members)], host[len(members) :]
-        dropped = tuple(name for name, good in zip(members, found, strict=True) if not good)
-        present = len(heard.difference(dropped))
-        if room is None:
-            _judge(plan, t, dropped, present, len(heard))
-            _remember(failures, t, dropped, members)
-        if not finite:
-            raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
-        state = FederationState(server, clients, t)
-        numbers = dict(zip(values, scalars, strict=True))
-        if room is not None:
-            yield room.record(t, numbers), state
-            continue
-        numbers["seconds"] = time.perf_counter() - begun
-        remark = method.remark(numbers)
-        if remark is not None and remark not in said:
-            said.add(remark)
-            warnings.warn(f"{remark} (round {t})", stacklevel=outside())
-        yield RoundRecord(t, present, dropped, numbers), state
+        server = method.server(state.server, joined, self.batch.clients)
+        told = notes.read(heard, server, method.report(server, joined))
+        watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
+        return _Played(FederationState(server, clients, t, watch), told)
+
+    def _drawn(self, t: int) -> list[int]:
+        if self.room is not None:
+            drawn: list[int] = self.room.draw(self.batch.ids, t).tolist()
+            return drawn
+        return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
+
+    def _calls(self, positions: list[int]) -> list[tuple[Tensor, ClientBatch]]:
+        return _calls(self.method, self.batch, self._sizes, positions, self.plan)
+
+
+class _Notes:
+    """What the host is to learn of a round, left on the device until all of it is read at once."""
+
+    def __init__(self, method: AnyMethod, message: Any) -> None:
+        self._method, self._message = method, message
+        self._members, self._flags, self._norms = list[str](), list[Tensor](), list[Tensor]()
+
+    def add(self, names: Sequence[str], update: Any, good: Tensor) -> None:
+        """Note of the clients of a call whether they are good [k], and how long their steps are."""
+        norm = tensors.norm(self._method.client_steps(self._message, update))
+        counts = good & (update.weight > 0)
+        self._members += names
+        self._flags.append(good)
+        self._norms.append(torch.where(counts, torch.nan if norm is None else norm, torch.nan))
+
+    def read(self, heard: tuple[str, ...], server: Any, values: Mapping[str, Tensor]) -> _Told:
+        """Look at the device, for the only time in a round."""
+        sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
+        device = sound[0].device if sound else self._flags[0].device
+        whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=device)
+        scalars = [value.view(1) for value in (whole, *values.values())]
+        host: list[float] = torch.cat([part.double() for part in (*self._flags, *self._norms, *scalars)]).tolist()
+        many = len(self._members)
+        good, norms, (finite, *numbers) = host[:many], host[many : 2 * many], host[2 * many :]
+        dropped = tuple(name for name, whole in zip(self._members, good, strict=True) if not whole)
+        lengths = {name: norm for name, norm in zip(self._members, norms, strict=True) if not math.isnan(norm)}
+        norms_heard = {name: lengths[name] for name in heard if name in lengths}
+        reported = dict(zip(values, numbers, strict=True))
+        return _Told(heard, tuple(self._members), dropped, norms_heard, bool(finite), reported)
 
 
 def _calls(
@@ -242,35 +328,34 @@ def _write(clients: Any, index: Tensor, part: Any) -> None:
     tensors.tree_map(lambda leaf, new: leaf.index_copy_(0, index, new), clients, part)
 
 
-def _read(flags: list[Tensor], server: Any, values: Any) -> list[float]:
-    sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
-    whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=flags[0].device)
-    scalars = [value.double().view(1) for value in values.values()]
-    host: list[float] = torch.cat([*(flag.double() for flag in flags), whole.double().view(1), *scalars]).tolist()
-    return host
-
-
-def _judge(plan: FederationPlan, t: int, dropped: tuple[str, ...], present: int, drawn: int) -> None:
+def _judge(plan: FederationPlan, t: int, told: _Told) -> None:
     """Raise when the round must not count."""
+    dropped, present = told.dropped, len(told.present)
     if dropped and plan.on_bad_client == "stop":
         raise NumericalError(
             "its update is not finite", client=dropped[0], round=t, hint="on_bad_client = 'drop' goes on"
         )
     if present < plan.min_clients:
         raise ClientError(
-            f"{present} of {drawn} clients gave a finite update, {plan.min_clients} are needed",
+            f"{present} of {len(told.heard)} clients gave a finite update, {plan.min_clients} are needed",
             round=t,
             client=dropped[0] if dropped else None,
             hint="nothing was changed; the last round's state holds",
         )
 
 
-def _remember(failures: dict[str, int], t: int, dropped: tuple[str, ...], members: list[str]) -> None:
-    """Count how often in a row each client has failed, and warn of the third time."""
-    for name in members:
-        failures[name] = failures[name] + 1 if name in dropped else 0
-        if failures[name] == _TIRES_AFTER:
-            warnings.warn(f"client {name!r} was dropped {_TIRES_AFTER} times in a row (round {t})", stacklevel=3)
+def _say(
+    method: AnyMethod, t: int, values: Mapping[str, float], watch: Watch, dropped: tuple[str, ...], said: set[str]
+) -> None:
+    """Warn of what the method remarks, once, and of clients that have failed for the third time in a row."""
+    for name in dropped:
+        if watch.failures[name] == _TIRES_AFTER:
+            what = f"client {name!r} was dropped {_TIRES_AFTER} times in a row (round {t})"
+            warnings.warn(what, stacklevel=outside())
+    remark = method.remark(values)
+    if remark is not None and remark not in said:
+        said.add(remark)
+        warnings.warn(f"{remark} (round {t})", stacklevel=outside())
 
 
 def run_rounds(

@@ -100,13 +100,22 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
             hint="certify a method whose models are uncertain",
         )
 
-    def payload(self, message: Message, update: Update) -> Any:
+    def client_steps(self, message: Message, update: Update) -> Any:
         """What of the clients' updates moves the server: floating leaves [K, *] of whose mean it makes its step.
 
-        A private round lets nothing else leave. Where clients send weights it is their distance from the message, so
-        that a clip bounds the step.
+        Where clients send weights it is their distance from the message, so that a bound on their norms bounds the
+        server's step. A tree without leaves where no single client moves the server by a step of its own.
         """
+        return Nothing()
+
+    def check_private(self) -> None:
+        """Raise PrivacyError where the clients' steps may not be released, whatever noise is added."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
+
+    def payload(self, message: Message, update: Update) -> Any:
+        """The clients' steps, if they may be released: a private round lets nothing else leave."""
+        self.check_private()
+        return self.client_steps(message, update)
 
     def received(self, message: Message, mean: Any, clients: float) -> Update:
         """Make an update of one row for `server` from the released mean [1, *] over `clients`; NaN in what stayed."""

@@ -17,11 +17,11 @@ from pacbayes_fl.methods import pfedbayes
 from pacbayes_fl.methods.pfedbayes import (
     Update,
     fit_of,
-    payload_of,
     per_client,
     received_of,
     start_clients,
     stepped,
+    steps_of,
     track_prior,
 )
 from pacbayes_fl.methods.variational import Variational, moments_of, towards
@@ -139,9 +139,9 @@ class BPFed(Variational[Server, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
         return Server(joined)
 
-    def payload(self, message: Server, update: Update) -> Any:
+    def client_steps(self, message: Server, update: Update) -> Any:
         """How far the shared part went in a round, mean and rho [K, R], or its moments."""
-        return payload_of(update.w, self._sent(message), self.weighting)
+        return steps_of(update.w, self._sent(message))
 
     def received(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]."""

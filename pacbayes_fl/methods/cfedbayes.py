@@ -17,10 +17,10 @@ from pacbayes_fl.methods.pfedbayes import (
     Fit,
     fit_of,
     never_trained,
-    payload_of,
     per_client,
     received_of,
     start_clients,
+    steps_of,
     track_prior,
 )
 from pacbayes_fl.methods.variational import Variational, check_beta, moments_of, towards
@@ -159,14 +159,18 @@ class CFedBayes(Variational[Server, Client, Update]):
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
 
-    def payload(self, message: Server, update: Update) -> Any:
+    def client_steps(self, message: Server, update: Update) -> Any:
         """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
+        moved = steps_of(update.w, tensors.select(message.w, update.cluster))
+        mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
+        return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
+
+    def check_private(self) -> None:
+        """Refuse to group what single clients send too."""
         if self.start == "uploads":
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
-        moved = payload_of(update.w, tensors.select(message.w, update.cluster), self.weighting)
-        mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
-        return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
+        super().check_private()
 
     def received(self, message: Server, mean: Any, clients: float) -> Update:
         """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.

@@ -148,9 +148,12 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
             return Server(sgd(server.particles, downhill, self.rate), server.adam)
         return Server(*adam(server.particles, downhill, server.adam, self.rate))
 
-    def payload(self, message: Message, update: Update) -> dict[str, Tensor]:
+    def client_steps(self, message: Message, update: Update) -> dict[str, Tensor]:
         """The score of all particles together [K, P, D]: one vector, so that one clip bounds it."""
         return {"score": update.score}
+
+    def check_private(self) -> None:
+        """Scores may be released, whatever the options."""
 
     def drawn_rows(self, batch: ClientBatch, noise: Noise) -> ClientBatch:
         """Draw a minibatch of every client's rows (Algorithm 2, line 2).

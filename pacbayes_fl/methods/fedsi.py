@@ -225,19 +225,25 @@ class FedSI(Method[Server, Message, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.moments)
         return Server(joined)
 
-    def payload(self, message: Message, update: Update) -> Moments:
+    def client_steps(self, message: Message, update: Update) -> Moments:
         """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
+        return release.steps(update.moments, self._known(message))
+
+    def check_private(self) -> None:
+        """Refuse curvatures, and clients that weigh by their rows."""
         if self.upload == "curvature":
             what = "upload = 'curvature' has no largest value, so that noise could make it anything"
             raise PrivacyError(what, hint="method.upload = 'variance'")
-        return release.steps(update.moments, self._known(message), self.weighting)
+        release.alike(self.weighting)
 
     def received(self, message: Message, mean: Moments, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
         found = release.arrived(mean, self._known(message))
         unknown = release.withheld(found.mean)
-        found = found._replace(variance=found.variance.clamp_min(0.0).minimum(message.prior.variance[: self.shared]))
-        return Update(found, release.ones(found.mean), unknown, unknown, unknown)
+        variance = found.variance.clamp_min(0.0)
+        if self.upload == "variance":
+            variance = variance.minimum(message.prior.variance[: self.shared])
+        return Update(found._replace(variance=variance), release.ones(found.mean), unknown, unknown, unknown)
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""

@@ -150,6 +150,12 @@ class Folded(Method[Server, Message, Nothing, Update]):
         parts = zip(self._apart(server), self._updates(update), own, strict=True)
         return _stacked([self.inner.server(one, sent, n_clients - size) for one, sent, size in parts])
 
+    def client_steps(self, message: Message, update: Update) -> Any:
+        """What moves every fold [K, F, *]; 0 in the client's own."""
+        parts = zip(self._apart(message), self._updates(update), strict=True)
+        found = [self.inner.client_steps(one, sent) for one, sent in parts]
+        return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior:
         """Give each client its posterior under the priors of its fold."""
         return self.inner.personalise(self._own(message, batch), state, batch, noise)
@@ -197,8 +203,8 @@ class Folded(Method[Server, Message, Nothing, Update]):
         """Give every client the message of its own fold: leaves [K, *]."""
         return tensors.select(message, self._folds(batch).to(batch.x.device))
 
-    def _apart(self, server: Server) -> list[Server]:
-        return [tensors.tree_map(lambda leaf, f=f: leaf[f], server) for f in range(self.folds)]
+    def _apart(self, stacked: tensors.Tree) -> list[tensors.Tree]:
+        return [tensors.tree_map(lambda leaf, f=f: leaf[f], stacked) for f in range(self.folds)]
 
     def _updates(self, update: Update) -> list[Any]:
         return [tensors.tree_map(lambda leaf, f=f: leaf[:, f], update.by_fold) for f in range(self.folds)]

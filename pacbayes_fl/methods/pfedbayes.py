@@ -182,28 +182,23 @@ def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
-def payload_of(sent: MeanField | Moments, known: MeanField, weighting: average.Weighting) -> MeanField | Moments:
+def steps_of(sent: MeanField | Moments, known: MeanField) -> MeanField | Moments:
     """Say how far a distribution, or the moments of q, went from one that everybody knows.
 
     Args:
         sent: leaves [K, D].
         known: leaves [D] or [K, D].
-        weighting: of clients in the server's average.
 
     Returns:
         Leaves [K, D], of whose mean `received_of` makes the server's step.
-
-    Raises:
-        PrivacyError: when clients weigh by their rows.
     """
     if isinstance(sent, MeanField):
-        return release.steps(sent, known, weighting)
-    release.alike(weighting)
+        return release.steps(sent, known)
     return moments.deviations(sent, moments_of(known))
 
 
 def received_of(mean: MeanField | Moments, known: MeanField) -> MeanField | Moments:
-    """Put the mean of clients' `payload_of` on top of the distribution that everybody knows.
+    """Put the mean of clients' `steps_of` on top of the distribution that everybody knows.
 
     Args:
         mean: leaves [J, D].
@@ -272,9 +267,9 @@ class PFedBayes(Variational[Server, Client, Update]):
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
 
-    def payload(self, message: Server, update: Update) -> Any:
+    def client_steps(self, message: Server, update: Update) -> Any:
         """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""
-        return payload_of(update.w, message.w, self.weighting)
+        return steps_of(update.w, message.w)
 
     def received(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""

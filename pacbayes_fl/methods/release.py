@@ -11,21 +11,16 @@ from pacbayes_fl.server.average import Weighting
 from pacbayes_fl.tensors import Tree
 
 
-def steps(sent: Tree, message: Tree, weighting: Weighting) -> Tree:
+def steps(sent: Tree, message: Tree) -> Tree:
     """Say how far clients went from what they were sent: a clip of it bounds the server's step.
 
     Args:
         sent: leaves [K, *].
         message: leaves [*].
-        weighting: of clients in the server's average.
 
     Returns:
         Leaves [K, *].
-
-    Raises:
-        PrivacyError: when clients weigh by their rows: nobody is to know how many they have.
     """
-    alike(weighting)
     return tensors.tree_map(lambda mine, theirs: mine - theirs, sent, message)
 
 

@@ -18,10 +18,10 @@ from pacbayes_fl.methods.pfedbayes import (
     Fit,
     fit_of,
     never_trained,
-    payload_of,
     per_client,
     received_of,
     start_clients,
+    steps_of,
     track_prior,
 )
 from pacbayes_fl.methods.variational import Variational, check_beta, moments_of, towards
@@ -163,12 +163,12 @@ class SFedBayes(Variational[Server, Client, Update]):
             new = average.extrapolate(old.slab, slab, self.beta)
         return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
 
-    def payload(self, message: Server, update: Update) -> Sent:
+    def client_steps(self, message: Server, update: Update) -> Sent:
         """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen.
 
         Of the slabs by their part in the average, lambda times as far, so that what is added up is the sum.
         """
-        slab = payload_of(update.w.slab, message.w.slab, self.weighting)
+        slab = steps_of(update.w.slab, message.w.slab)
         if self.slab_average == "inclusion":
             slab = tensors.tree_map(lambda step: step * update.w.inclusion, slab)
         return Sent(slab, update.w.inclusion - message.w.inclusion)

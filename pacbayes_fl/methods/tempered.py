@@ -100,6 +100,14 @@ class Tempered(Method[Any, Any, Any, Any]):
         found = self.inner.global_model(message, state, batch, noise)
         return None if found is None else tempered(found, self.temperature)
 
+    def client_steps(self, message: Any, update: Any) -> Any:
+        """As the method itself."""
+        return self.inner.client_steps(message, update)
+
+    def check_private(self) -> None:
+        """As the method itself."""
+        self.inner.check_private()
+
     def payload(self, message: Any, update: Any) -> Any:
         """As the method itself."""
         return self.inner.payload(message, update)

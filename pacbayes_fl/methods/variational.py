@@ -13,6 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import release
 from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.bayesian_network import BayesianNetwork
@@ -111,6 +112,10 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def broadcast(self, server: Server) -> Server:
         """Send everything."""
         return server
+
+    def check_private(self) -> None:
+        """Refuse clients that weigh by their rows."""
+        release.alike(self.weighting)
 
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""

@@ -151,6 +151,7 @@ def test_a_record_says_what_the_round_did() -> None:
     server = engine.start(method, batch, plan).server
     for t, (record, state) in enumerate(engine.rounds(method, batch, plan), 1):
         assert (record.round, record.clients, record.dropped, state.round) == (t, 4, (), t)
+        assert record.steps is not None and record.steps.whose in batch.names
         assert list(record.values) == ["log_evidence", "score_norm", "spread", "jittered", "seconds"]
         noise = Noise(0, t, batch.ids)
         update, _ = method.client(method.broadcast(server), state.clients, batch, noise)
@@ -310,6 +311,13 @@ def test_rounds_without_a_client_do_not_break_its_row() -> None:
     assert len(drawn) > 3 and drawn[2] > 3, "the seed must let it be drawn now and then"
     with pytest.warns(UserWarning, match=rf"'client_02' was dropped 3 times in a row \(round {drawn[2]}\)"):
         play(pac_pfl(), poison(batch, "client_02"), plan)
+
+
+def test_the_row_goes_on_where_a_run_was_left() -> None:
+    batch, plan = poison(federation(1), "client_02"), FederationPlan(rounds=4)
+    _, (_, second) = play(pac_pfl(), batch, replace(plan, rounds=2))
+    with pytest.warns(UserWarning, match=r"client 'client_02' was dropped 3 times in a row \(round 3\)"):
+        list(engine.rounds(pac_pfl(), batch, plan, second))
 
 
 def test_a_good_round_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,12 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
     def server(self, server: ToyServer, update: ToyUpdate, n_clients: int) -> ToyServer:
         return ToyServer(tensors.weighted_mean(update.value, update.weight), server.rounds + 1)
 
+    def client_steps(self, message: ToyMessage, update: ToyUpdate) -> ToyMessage:
+        return ToyMessage(update.value - message.centre)
+
+    def received(self, message: ToyMessage, mean: ToyMessage, clients: float) -> ToyUpdate:
+        return ToyUpdate(message.centre + mean.centre, torch.ones(len(mean.centre), dtype=torch.float64))
+
     def personalise(self, message: ToyMessage, state: ToyClient, batch: ClientBatch, noise: Noise) -> LinearPoint:
         bias = state.mean.mean(1) + 0.1 * noise.normal(state.mean[:, 0])
         return LinearPoint(state.mean, bias, torch.ones_like(bias))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +20,9 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, wire
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.baselines.local import LocalOnly
+from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.plots import learning_curve
 from pacbayes_fl.plots.learning import OBJECTIVES
 from pacbayes_fl.results import Result
@@ -284,6 +289,42 @@ def test_how_the_engine_cuts_clients_into_calls_changes_nothing(case: Case, d: i
     assert_close(state.clients, s.clients, 1e-12)
     personal = engine.personalise(s.method, state, s.batch, replace(s.plan, **cut))
     assert sorted(torch.cat([index for index, _ in personal]).tolist()) == list(range(s.batch.clients))
+
+
+@every_federated
+def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Case, d: int) -> None:
+    """Against every client alone; in all leaves together, whatever the engine's calls."""
+    s = scene(case, d)
+    norms = {}
+    for k, name in enumerate(s.batch.names):
+        update, _ = play(s, ([k], ClientBatch.trim))
+        leaves = tensors.leaves(s.method.client_steps(s.message, update)).values()
+        norms[name] = math.hypot(*(float(number) for leaf in leaves for number in leaf.double().flatten()))
+        silent = not leaves
+    for chunk in (1, 2**20):
+        plan = replace(s.plan, rounds=3, chunk=chunk)
+        state = engine.FederationState(s.server, s.clients, 2)
+        ((record, after),) = engine.rounds(s.method, s.batch, plan, state)
+        if silent:
+            assert record.steps is None and isinstance(s.method, Alone | LocalOnly)
+            continue
+        assert record.steps is not None and record.steps == after.watch.steps
+        assert record.steps.median == pytest.approx(statistics.median(norms.values()), rel=1e-9)
+        assert record.steps.largest == pytest.approx(max(norms.values()), rel=1e-9)
+        assert norms[record.steps.whose] == pytest.approx(max(norms.values()), rel=1e-9)
+
+
+@every_federated
+def test_the_mean_of_the_steps_is_what_moves_the_server(case: Case, d: int) -> None:
+    s = scene(case, d)
+    update, _ = play(s, (list(range(s.batch.clients)), unchanged))
+    steps = s.method.client_steps(s.message, update)
+    if not tensors.leaves(steps) or isinstance(s.method, CFedBayes):  # whose clusters have a mean each
+        return
+    mean = tensors.expand(tensors.weighted_mean(steps, update.weight), 1)
+    found = s.method.server(s.server, s.method.received(s.message, mean, s.batch.clients), s.batch.clients)
+    expected = s.method.server(s.server, update, s.batch.clients)
+    assert_close(identified(s.method, found), identified(s.method, expected))
 
 
 @every_method

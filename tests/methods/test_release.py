@@ -24,7 +24,7 @@ MESSAGE = Pair(torch.tensor([1.0, 1.0]), torch.tensor([2.0]))
 
 
 def test_steps_are_what_clients_changed_and_their_mean_leads_to_the_clients_mean() -> None:
-    steps = release.steps(SENT, MESSAGE, "uniform")
+    steps = release.steps(SENT, MESSAGE)
     assert steps.a.tolist() == [[0.0, 1.0], [4.0, -2.0], [-0.5, -1.0]] and steps.b.tolist() == [[1.0], [2.0], [6.0]]
     mean = tensors.tree_map(lambda leaf: leaf.mean(0, keepdim=True), steps)
     found = release.arrived(mean, MESSAGE)
@@ -34,13 +34,14 @@ def test_steps_are_what_clients_changed_and_their_mean_leads_to_the_clients_mean
 
 
 def test_a_client_that_stays_sends_zeros() -> None:
-    still = release.steps(tensors.expand(MESSAGE, 2), MESSAGE, "uniform")
+    still = release.steps(tensors.expand(MESSAGE, 2), MESSAGE)
     assert not still.a.any() and not still.b.any()
 
 
 def test_weights_by_rows_are_refused() -> None:
     with pytest.raises(PrivacyError, match=r"weighting = 'rows' needs .* \(method.weighting = 'uniform'\)"):
-        release.steps(SENT, MESSAGE, "rows")
+        release.alike("rows")
+    release.alike("uniform")
 
 
 def test_what_is_withheld_is_not_a_number() -> None:

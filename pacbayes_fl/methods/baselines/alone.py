@@ -40,6 +40,6 @@ class Alone(Method[Start, Start, Nothing, Took]):
         """Learn nothing from the clients."""
         return server
 
-    def payload(self, message: Start, update: Took) -> Start:
-        """Nothing: no number leaves its client."""
+    def check_private(self) -> None:
+        """Nothing to release: no number leaves its client."""
         raise release.nothing_sent(type(self).__name__)

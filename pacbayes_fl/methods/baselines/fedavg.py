@@ -115,9 +115,13 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         """Average."""
         return Server(tensors.weighted_mean(update.theta, update.weight))
 
-    def payload(self, message: Server, update: Update) -> Server:
+    def client_steps(self, message: Server, update: Update) -> Server:
         """How far the weights went in a round [K, D]."""
-        return release.steps(Server(update.theta), message, self.weighting)
+        return release.steps(Server(update.theta), message)
+
+    def check_private(self) -> None:
+        """Refuse clients that weigh by their rows."""
+        release.alike(self.weighting)
 
     def received(self, message: Server, mean: Server, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""

@@ -91,8 +91,8 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         """Learn nothing."""
         return server
 
-    def payload(self, message: Server, update: Update) -> Server:
-        """Nothing: no weight leaves its client."""
+    def check_private(self) -> None:
+        """Nothing to release: no weight leaves its client."""
         raise release.nothing_sent(type(self).__name__)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:

@@ -73,7 +73,7 @@ class Pooled(Method[Model, Model, Nothing, Rows]):
         """Send all rows."""
         return send(batch), state
 
-    def payload(self, message: Model, update: Rows) -> Rows:
+    def check_private(self) -> None:
         """Nothing private: the rows themselves leave."""
         what = f"{type(self).__name__} has no private release: its clients send their rows"
         raise PrivacyError(what, hint="train it without [privacy]")

@@ -1,0 +1,62 @@
+"""What the engine remembers from round to round beside the states of the method: numbers and names on the host."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pacbayes_fl.results import Steps
+
+
+class Watch(NamedTuple):
+    """Memory of the rounds before; a checkpoint holds it, so that a resumed run goes on as if it had not been away.
+
+    Args:
+        failures: how often in a row clients have failed, by name; who did not fail when last asked is not in it.
+        steps: norms of the clients' steps in the last round; None where there are none.
+    """
+
+    failures: Mapping[str, int] = MappingProxyType({})
+    steps: Steps | None = None
+
+    def after(self, members: Collection[str], dropped: Collection[str], norms: Mapping[str, float]) -> Watch:
+        """Remember a round.
+
+        Args:
+            members: names of the clients that were asked.
+            dropped: of these who failed.
+            norms: of the steps of the clients that moved the server, by name.
+
+        Returns:
+            What is remembered after it.
+        """
+        absent = {name: count for name, count in self.failures.items() if name not in set(members)}
+        failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
+        return Watch(absent | failed, summary(norms))
+
+    def to_save(self) -> dict[str, Any]:
+        """Give everything as JSON."""
+        return {"failures": dict(self.failures), "steps": None if self.steps is None else self.steps._asdict()}
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
+        """Read what `to_save` gave; of what an older version did not know nothing is remembered."""
+        steps = saved.get("steps")
+        return cls(dict(saved.get("failures", {})), None if steps is None else Steps(**steps))
+
+
+def summary(norms: Mapping[str, float]) -> Steps | None:
+    """Say of a round's steps what its record keeps.
+
+    Args:
+        norms: by the clients' names.
+
+    Returns:
+        Median, largest and whose it is, the first by name where several are equal; None without any.
+    """
+    if not norms:
+        return None
+    whose = max(sorted(norms), key=norms.__getitem__)
+    return Steps(statistics.median(norms.values()), norms[whose], whose)

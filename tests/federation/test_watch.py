@@ -1,0 +1,29 @@
+"""What is remembered of a round."""
+
+from __future__ import annotations
+
+import json
+
+from pacbayes_fl.federation.watch import Watch, summary
+from pacbayes_fl.results import Steps
+
+
+def test_a_summary_says_how_long_and_whose() -> None:
+    assert summary({}) is None
+    assert summary({"a": 2.0}) == Steps(2.0, 2.0, "a")
+    assert summary({"a": 1.0, "b": 8.0, "c": 2.0, "d": 3.0}) == Steps(2.5, 8.0, "b")
+    assert summary({"b": 8.0, "a": 8.0}) == summary({"a": 8.0, "b": 8.0}) == Steps(8.0, 8.0, "a")
+
+
+def test_failures_are_counted_in_a_row_and_only_of_those_who_were_asked() -> None:
+    first = Watch().after(("a", "b", "c"), ("a", "b"), {"c": 1.0})
+    assert first == Watch({"a": 1, "b": 1}, Steps(1.0, 1.0, "c"))
+    assert first.after(("a", "c"), ("a",), {}) == Watch({"a": 2, "b": 1}, None)
+    assert first.after(("a", "b"), (), {"b": 2.0}).failures == {}
+    assert Watch().failures == {}, "a memory is never changed"
+
+
+def test_what_is_remembered_survives_as_json() -> None:
+    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"))):
+        assert Watch.from_saved(json.loads(json.dumps(watch.to_save()))) == watch
+    assert Watch.from_saved({}) == Watch()
