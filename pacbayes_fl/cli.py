@@ -32,9 +32,10 @@ from pacbayes_fl.cli_output import (
     progress,
 )
 from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
-from pacbayes_fl.results import RoundRecord, load, write_atomic
+from pacbayes_fl.results import RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
+from pacbayes_fl.results_folder import write_atomic
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_certify_request import Request

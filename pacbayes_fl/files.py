@@ -1,24 +1,31 @@
-"""Files that their owner alone may read, in folders that nobody else may enter.
+"""Files that their owner alone may read, in folders that nobody else may enter, and never at the end of a link.
 
 Run folders hold clients' rows, their personal models and what was measured on both, so that what is made there gets
-fixed modes, 0600 and 0700, and not those of a umask.
+fixed modes, 0600 and 0700, and not those of a umask. Whoever can write into such a folder could put a link there, and
+have a run overwrite or empty what it leads to; the folder itself may be reached by any path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
 from typing import IO, Any, Final
 
+from pacbayes_fl.errors import CheckpointError
+
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077
+_LINK: Final = "remove it: what is in a run folder is never reached through a link"
 
 
 def opened(path: Path, mode: str, **named: Any) -> IO[Any]:
-    """Open a file for writing: from its first byte on nobody else may read it, also where it was there before.
+    """Open a file for writing, but not what a link in its place leads to.
+
+    From its first byte on nobody else may read it, also where it was there before.
 
     Args:
         path: the file.
@@ -29,17 +36,41 @@ def opened(path: Path, mode: str, **named: Any) -> IO[Any]:
         The open file.
 
     Raises:
+        CheckpointError: when a link is in its place.
         OSError: when it cannot be opened.
     """
 
     def private(name: str, flags: int) -> int:
-        handle = os.open(name, flags, FILE_MODE)
+        try:
+            handle = os.open(name, flags | os.O_NOFOLLOW, FILE_MODE)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):  # the second is what some BSDs say
+                raise CheckpointError(f"{path} is a symbolic link", cause="a link", hint=_LINK) from error
+            raise
         with contextlib.suppress(OSError):  # somebody else's file, or a file system without modes
             if stat.S_IMODE(os.fstat(handle).st_mode) != FILE_MODE:
                 os.fchmod(handle, FILE_MODE)
         return handle
 
     return open(path, mode, opener=private, **named)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link, a pipe or a device in place of a file or folder.
+
+    Args:
+        path: of a file or folder; nothing is wrong where there is none.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    try:
+        kind = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        what = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+        raise CheckpointError(f"{path} is {what}", cause="a link", hint=_LINK)
 
 
 def make_folder(path: Path) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
+from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic
 
 GROUPS: Final = ("existing", "new")
 _FIXED: Final = ("id", "group", "name", "m")
@@ -263,8 +264,10 @@ def load(folder: Path | str) -> Result:
     Raises:
         StudyError: when a file is missing, so that this is no finished run folder.
         DataError: naming the file that cannot be read.
+        CheckpointError: when a link stands in place of a file.
     """
     folder = Path(folder)
+    refuse_links(folder)
     names = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise StudyError(
@@ -415,44 +418,6 @@ def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
     if path.exists():
         write_atomic(path, "".join(map(_line, kept)).encode())
     return tuple(kept)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone may read, and wait until its bytes are on disk."""
-    with files.opened(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: after a crash or on a full disk it holds the old bytes or the new ones.
-
-    Args:
-        path: the file.
-        data: its new bytes.
-
-    Raises:
-        CheckpointError: when it cannot be written; the old file stays and nothing else is left.
-    """
-    half = path.with_name(path.name + ".tmp")
-    try:
-        write_synced(half, data)
-        os.replace(half, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            half.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
-from pacbayes_fl.results import GROUPS, write_atomic
+from pacbayes_fl.results import GROUPS
+from pacbayes_fl.results_folder import write_atomic
 
 FOLDER: Final = "certificates"
 _NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")

@@ -26,6 +26,7 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
+from pacbayes_fl.results_folder import refuse_links, write_atomic
 from pacbayes_fl.study_data import ScaledGroup, check_environment, check_saved, load, provenance, reopen, to_saved
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import device_of, prepare
@@ -211,12 +212,12 @@ def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Map
     (folder / "metrics.json").unlink(missing_ok=True)  # of fewer rounds: it would say that the run is finished
     if notes:
         study_choice.remember(folder, notes)  # first: who resumes this study must find the choice
-    results.write_atomic(folder / "study.toml", study.to_toml().encode())
+    write_atomic(folder / "study.toml", study.to_toml().encode())
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
-    results.write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
+    write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **to_saved(dataset))  # type: ignore[arg-type]
-    results.write_atomic(folder / "data.npz", buffer.getvalue())
+    write_atomic(folder / "data.npz", buffer.getvalue())
 
 
 def _save(folder: Path, study: Study, clients: ClientBatch, state: FederationState, room: Room | None) -> None:
@@ -312,12 +313,13 @@ def open_run(folder: Path | str) -> Trained:
         The federation as it was saved.
 
     Raises:
-        CheckpointError: when there is no intact round.
+        CheckpointError: when there is no intact round, or a link stands in place of a file.
         StudyError: when the folder is not a run's.
         DataError: when the images of its study are not where they were, or not what they were, or the rows that it
             keeps are not those that it was run with.
     """
     folder = Path(folder)
+    refuse_links(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
         raise StudyError(f"{folder} is not a run folder: study.toml or data.npz is missing")
     saved = checkpoint.load(folder)

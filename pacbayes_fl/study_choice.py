@@ -20,7 +20,8 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
-from pacbayes_fl.results import RoundRecord, write_atomic
+from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import TEMPERATURE, Study

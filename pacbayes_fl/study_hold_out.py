@@ -21,7 +21,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results import write_atomic
+from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study_data import positions_by_client, read_arrays
 from pacbayes_fl.study_file import Study
 

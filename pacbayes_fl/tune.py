@@ -20,7 +20,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import Choice, LogUniform, Search
-from pacbayes_fl.results import write_atomic
+from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import TEMPERATURE, Study, assigned, read_table

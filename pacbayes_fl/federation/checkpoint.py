@@ -33,8 +33,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl.errors import CheckpointError, outside
-from pacbayes_fl.files import close_folder, make_folder, opened
-from pacbayes_fl.results import sync_folder, write_atomic, write_synced
+from pacbayes_fl.files import close_folder, make_folder, opened, refuse_link
+from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
 
 FORMAT_VERSION: Final = 1
 MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
@@ -108,6 +108,7 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
     root = Path(folder) / "checkpoints"
     final = root / f"round_{round:06d}"
     half, replaced = final.with_suffix(".tmp"), final.with_suffix(".old")
+    refuse_link(root)
     try:
         if not root.is_dir():
             make_folder(root)
@@ -290,6 +291,7 @@ class RunLock:
         """Take the lock, or raise CheckpointError saying who holds it."""
         path = self.folder / _LOCK
         self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
+        refuse_links(self.folder)
         make_folder(self.folder)
         file = opened(path, "a+", encoding="utf-8")
         try:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
-from pacbayes_fl.results import write_atomic
+from pacbayes_fl.results_folder import write_atomic
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl import results
+from pacbayes_fl import results_folder
 from pacbayes_fl.errors import CheckpointError, PrivacyError
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
@@ -97,7 +97,7 @@ def test_what_cannot_be_written_is_not_paid(tmp_path: Path, monkeypatch: pytest.
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(results, "write_synced", full)
+    monkeypatch.setattr(results_folder, "write_synced", full)
     with pytest.raises(CheckpointError, match="No space left"):
         ledger.spend(LAPLACE)
     assert len(ledger) == len(Ledger(tmp_path, PURE)) == 1

@@ -1,0 +1,113 @@
+"""The files of a run folder: what they hold; each is written as a whole, and none is reached through a link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pacbayes_fl.errors import CheckpointError
+from pacbayes_fl.files import opened, refuse_link
+
+
+class Content(NamedTuple):
+    """What a file of a run folder is for.
+
+    Args:
+        holds: in words.
+        again: a run that is resumed writes it again, from what the other files hold.
+    """
+
+    holds: str
+    again: bool = False
+
+
+FILES: Mapping[str, Content] = MappingProxyType(
+    {
+        "study.toml": Content("every value of the study", again=True),
+        "environment.json": Content("versions, seed and the fingerprint of the data", again=True),
+        "data.npz": Content("the clients' rows, or which images they have"),
+        "held_out.npz": Content("which rows the training never saw"),
+        "trained.json": Content("which clients ever trained and on which rows, on which certificates rest"),
+        "choice.json": Content("what was chosen by held-out rows"),
+        "privacy.json": Content("what releases have spent"),
+        "rounds.jsonl": Content("the record of every round"),
+        "certified.jsonl": Content("which certificates of these rows were asked for"),
+        "clients.csv": Content("every client's metrics", again=True),
+        "predictions.safetensors": Content("the predictions of test rows", again=True),
+        "labels.json": Content("what the numbers of the run are", again=True),
+        "metrics.json": Content("the run's metrics", again=True),
+    }
+)
+"""The files of a run folder and what they hold; its state is in `checkpoints`, tables of bounds in `certificates`."""
+
+_FOLDERS: Final = ("checkpoints", "certificates", "figures")
+_OWN: Final = frozenset((*FILES, *_FOLDERS, "run.lock", "manifest.json"))
+
+
+def refuse_links(folder: Path | str) -> None:
+    """Refuse a folder where links, pipes or devices stand in place of what a run reads or writes.
+
+    Args:
+        folder: of a run; nothing is wrong with one that does not exist, nor with a link that leads to the folder.
+
+    Raises:
+        CheckpointError: naming the first that is neither a file nor a folder.
+    """
+    folder = Path(folder)
+    for name in sorted(_OWN):
+        refuse_link(folder / name)
+        if name in _FOLDERS:
+            for place, folders, files in os.walk(folder / name):  # which follows no link
+                for inner in sorted((*folders, *files)):
+                    refuse_link(Path(place, inner))
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file in place of what has its name, and wait until its bytes are on disk.
+
+    Args:
+        path: the file; a link of that name is removed, and what it leads to stays as it is.
+        data: its bytes.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    with opened(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: after a crash or on a full disk it holds the old bytes or the new ones.
+
+    Args:
+        path: the file.
+        data: its new bytes.
+
+    Raises:
+        CheckpointError: when it cannot be written; the old file stays and nothing else is left.
+    """
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write_synced(half, data)
+        os.replace(half, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
