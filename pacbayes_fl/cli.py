@@ -31,6 +31,7 @@ from pacbayes_fl.cli_output import (
     print_table,
     progress,
 )
+from pacbayes_fl.cli_parser import parser
 from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
 from pacbayes_fl.results import RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
@@ -43,137 +44,6 @@ if TYPE_CHECKING:
     from pacbayes_fl.tune import Trial
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
-    main = argparse.ArgumentParser(
-        prog="pacbayes-fl",
-        description="Bayesian personalised federated learning, with Gaussian processes and Bayesian networks.",
-    )
-    debug = "print where in the code a failure came from, above the line that names it"
-    main.add_argument("--debug", action="store_true", help=debug)
-    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, action: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text.replace("%%", "%"))  # only `help` is a format
-        sub.set_defaults(action=action, stopped="")
-        sub.add_argument("--quiet", action="store_true", help="print results only")
-        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=debug)  # before it or after
-        return sub
-
-    def study_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("study", metavar="STUDY", help="a TOML file or the name of a bundled study")
-        sub.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="such as method.tau=0.5"
-        )
-        sub.add_argument("--seed", type=int, metavar="N", help="of every random draw")
-        sub.add_argument("--rounds", type=int, metavar="N", help="rounds of the federation")
-        sub.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where to compute")
-
-    sub = command("run", _run, "train, print the table and write the run folder")
-    study_options(sub)
-    sub.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME-METHOD-seedN)")
-    sub.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
-
-    sub = command("compare", _compare, "several methods on one study: a table with 95 %% intervals")
-    study_options(sub)
-    sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
-    sub.add_argument("--vary", metavar="KEY=V1,V2", help="each method once per value, such as method.particles=1,2,4")
-    sub.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each method")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="folder of the comparison")
-
-    sub = command("tune", _tune, "choose hyper-parameters by k-fold inside clients on training rows")
-    study_options(sub)
-    sub.add_argument("--methods", default="", metavar="A,B,C", help="names of methods (default: the study's)")
-    sub.add_argument("--budget", type=int, default=20, metavar="N", help="configurations per method")
-    sub.add_argument("--folds", type=int, default=5, metavar="K", help="blocks of each client's rows")
-    sub.add_argument(
-        "--score", choices=("rsmse", "nlpd", "error", "nll"), help="what is to be small (default: rsmse, or error)"
-    )
-    sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
-
-    sub = command("list", _list, "what there is")
-    sub.add_argument("what", choices=("methods", "data", "studies", "bounds"))
-
-    sub = command("show", _show, "the finished run's table")
-    sub.add_argument("run", type=Path, metavar="RUN")
-    sub.add_argument("--json", action="store_true", help="print metrics.json")
-
-    sub = command("plot", _plot, "figures from the run folder alone")
-    sub.add_argument(
-        "run", type=Path, metavar="RUN", nargs="+", help="several runs: box plots and the particle ablation too"
-    )
-    sub.add_argument("--clients", default="", metavar="A,B", help="clients of the predictive bands")
-
-    sub = command("certify", _certify, "bounds on the true risk of every client of a finished run")
-    sub.add_argument("run", type=Path, metavar="RUN")
-    sub.add_argument("--bound", default="seeger", metavar="NAME", help="see `list bounds` (default: seeger)")
-    sub.add_argument("--delta", type=float, default=0.05, metavar="D", help="each bound may fail with (default: 0.05)")
-    sub.add_argument("--loss", metavar="NAME[=VALUE]", help="0-1, clipped-nll=P, clipped-square=LIMIT, ...")
-    sub.add_argument("--beta", metavar="B", help="of bounds that need one, fixed before: a number, rows, or root")
-    sub.add_argument("--draws", type=int, default=1000, metavar="M", help="hypotheses that estimate a risk")
-    sub.add_argument("--smooth", type=float, metavar="STD", help="of a server's bound: smooth the particles")
-    sub.add_argument(
-        "--jointly", action="store_true", help="the lines of all clients hold at once, with probability 1 - D"
-    )
-    sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which these rows have chosen")
-    sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
-    sub.add_argument("--json", action="store_true")
-
-    sub = command("bound", _bound, "a certificate from numbers alone")
-    sub.add_argument("name", metavar="NAME", help="see `list bounds`")
-    for name, text in (
-        ("risk", "empirical risk, in the unit of the loss"),
-        ("kl", "KL divergence of the posterior from the prior, in nats"),
-        ("beta", "fixed before, in 1 / unit of the loss"),
-        ("log-z", "ln Z of an exact Gibbs posterior, in nats"),
-        ("epsilon", "of a prior drawn with differential privacy from these rows"),
-        ("prior-delta", "of such a prior, where the privacy is of whole clients (default: 0)"),
-        ("draws-delta", "what of delta the estimate of the risk may fail with (default: a fifth)"),
-    ):
-        sub.add_argument(f"--{name}", type=float, metavar="X", help=text)
-    sub.add_argument("--n", type=float, required=True, metavar="N", help="rows")
-    sub.add_argument("--delta", type=float, required=True, metavar="D", help="the bound may fail with")
-    sub.add_argument("--low", type=float, default=0.0, metavar="A", help="smallest value of the loss (default: 0)")
-    sub.add_argument("--high", type=float, default=1.0, metavar="B", help="its largest value (default: 1)")
-    sub.add_argument("--draws", type=int, metavar="M", help="hypotheses behind an estimated risk")
-    sub.add_argument("--tried", type=int, default=1, metavar="N", help="settings among which the rows have chosen")
-    sub.add_argument("--loss", metavar="KIND", help="0-1 (for a majority vote) or convex (for averaged predictions)")
-    sub.add_argument(
-        "--prior",
-        default="unknown",
-        metavar="SOURCE",
-        help="data-free, split, 'disjoint clients', 'other clients', 'client-level DP' or 'row-level DP'",
-    )
-    sub.add_argument("--predictor", default="Gibbs", metavar="P", help="Gibbs, 'majority vote', 'averaged prediction'")
-    sub.add_argument("--independent", action="store_true", help="declare that the rows are independent draws")
-    sub.add_argument("--json", action="store_true")
-
-    sub = command("join", _join, "a client that never trained personalises and predicts")
-    sub.add_argument("run", type=Path, metavar="RUN")
-    sub.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="CSV or Parquet, rows without target are predicted; images: .npz with x, y (-1: predict) and client",
-    )
-    sub.add_argument("--json", action="store_true")
-
-    sub = command(
-        "predict",
-        _predict,
-        "predictions for a client of the run: mean and intervals in the data's own units, or labels",
-    )
-    sub.add_argument("run", type=Path, metavar="RUN")
-    sub.add_argument("--client", required=True, metavar="NAME")
-    sub.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features; images: .npz"
-    )
-    sub.add_argument("--later", type=Path, metavar="FILE", help="rows with targets that came after the training")
-    sub.add_argument("--json", action="store_true")
-    return main
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -184,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     options = parser().parse_args(arguments)
+    action: Callable[[argparse.Namespace], None] = globals()[f"_{options.command}"]  # one of those below
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if options.quiet else "default")
         warnings.filterwarnings(
@@ -192,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
         try:
             with _terminable():
-                options.action(options)
+                action(options)
             sys.stdout.flush()
         except KeyboardInterrupt:
             print("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
@@ -401,7 +272,7 @@ def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study_file import listing
+    from pacbayes_fl.study_listing import listing
 
     for name, text in listing(options.what):
         print(f"{name:20} {text}")

@@ -11,6 +11,8 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -91,6 +93,30 @@ def make_folder(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.chmod(FOLDER_MODE)  # a umask may have taken rights from its owner
+
+
+@contextlib.contextmanager
+def fresh_folder(path: Path) -> Iterator[None]:
+    """Make a folder as `make_folder` does; a failure that has put nothing there takes away what was made.
+
+    Args:
+        path: the folder.
+
+    Yields:
+        Nothing; the folder is there.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+    made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    make_folder(path)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # something is there
+            for each in made:
+                each.rmdir()
+        raise
 
 
 def close_folder(path: Path, own: frozenset[str], sign: str) -> str:

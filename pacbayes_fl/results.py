@@ -16,19 +16,19 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import safetensors.torch
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic
+
+if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
+    import torch
+    from torch import Tensor
 
 GROUPS: Final = ("existing", "new")
 _FIXED: Final = ("id", "group", "name", "m")
@@ -190,6 +190,8 @@ class Result:
             StudyError: when the labels are not JSON.
             CheckpointError: when a file cannot be written.
         """
+        import safetensors.torch
+
         folder = Path(folder)
         try:
             labels = _json(self.labels)
@@ -274,6 +276,8 @@ def load(folder: Path | str) -> Result:
             f"{folder} is not a finished run folder: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing",
             hint="has the run finished? resume with --resume",
         )
+    import safetensors.torch
+
     with _readable(folder / "metrics.json") as path:
         head = json.loads(path.read_text("utf-8"))
         study, method, seed, task = (head[key] for key in ("study", "method", "seed", "task"))
@@ -429,6 +433,10 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     Returns:
         Versions (None for a package that is not installed), device, threads and platform, ready for JSON.
     """
+    from importlib import metadata
+
+    import torch
+
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

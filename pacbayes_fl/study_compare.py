@@ -9,6 +9,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -89,22 +90,21 @@ def compare(
         raise StudyError("the studies to compare have different data")
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
-    if out is not None:
-        files.make_folder(Path(out))
     found = []
-    for name, study in zip(names, studies, strict=True):
-        for seed in range(study.seed, study.seed + seeds):
-            one = replace(study, seed=seed)
-            on_round = on_run(one) if on_run is not None else None
-            folder = None if out is None else Path(out) / f"{name.replace('/', '_')}-seed{seed}"
-            if folder is not None and (folder / "metrics.json").is_file():
-                saved = Study.from_toml(folder / "study.toml").table()
-                chosen, _ = study_choice.recall(one, folder)
-                checkpoint.check_study(saved, chosen.table(), ("device", "threads", "checkpoint_every"))
-                result = results.load(folder)
-            else:
-                result = run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round)
-            found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
+    with nullcontext() if out is None else files.fresh_folder(Path(out)):
+        for name, study in zip(names, studies, strict=True):
+            for seed in range(study.seed, study.seed + seeds):
+                one = replace(study, seed=seed)
+                on_round = on_run(one) if on_run is not None else None
+                folder = None if out is None else Path(out) / f"{name.replace('/', '_')}-seed{seed}"
+                if folder is not None and (folder / "metrics.json").is_file():
+                    saved = Study.from_toml(folder / "study.toml").table()
+                    chosen, _ = study_choice.recall(one, folder)
+                    checkpoint.check_study(saved, chosen.table(), ("device", "threads", "checkpoint_every"))
+                    result = results.load(folder)
+                else:
+                    result = run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+                found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
     if out is not None:
         write(out, found)
     return found

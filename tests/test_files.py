@@ -109,3 +109,23 @@ def test_a_folder_that_cannot_be_closed_is_said_to_be_open(tmp_path: Path, monke
 
     monkeypatch.setattr(Path, "chmod", refused)
     assert "cannot be closed: Operation not permitted" in close(tmp_path)
+
+
+def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    def fail(folder: Path, name: str | None) -> None:
+        with pytest.raises(ZeroDivisionError), files.fresh_folder(folder):
+            assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700
+            if name is not None:
+                (folder / name).write_text("x")
+            raise ZeroDivisionError
+
+    fail(tmp_path / "deep" / "new", None)
+    assert [*tmp_path.iterdir()] == []
+    fail(tmp_path / "deep" / "new", "kept")
+    assert (tmp_path / "deep" / "new" / "kept").is_file()
+    (tmp_path / "mine").mkdir(mode=0o700)
+    fail(tmp_path / "mine", None)
+    assert (tmp_path / "mine").is_dir()
+    with files.fresh_folder(tmp_path / "good"):
+        pass
+    assert (tmp_path / "good").is_dir()

@@ -13,14 +13,13 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.study_file import (
-    BUNDLED,
     FederationPart,
     Study,
     assigned,
     image_source,
-    listing,
     read_table,
 )
+from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import ModelPart, NetworkPart
 from tests.tiny import TABLE, tiny, write_study
 
@@ -228,17 +227,6 @@ def test_a_study_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
     with pytest.raises(StudyError, match=r"bad\.toml is not TOML: "):
         Study.from_toml(tmp_path / "bad.toml")
-
-
-def test_listings_name_what_there_is() -> None:
-    assert dict(listing("methods")) == {name: recipe.title for name, recipe in METHODS.items()}
-    assert [name for name, _ in listing("studies")] == sorted(file.stem for file in BUNDLED.glob("*.toml"))
-    assert {"polynomial", "pv-ew", "pv-s", "mnist", "cifar10", "femnist", "FILE.csv"} <= {
-        name for name, _ in listing("data")
-    }
-    for what in ("methods", "data", "studies", "bounds"):
-        assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
-    assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment
 
 
 def test_relative_paths_count_from_the_studys_folder_and_those_of_sets_from_here(

@@ -1,19 +1,22 @@
-"""The table of methods: where a name meets an algorithm, its options, its presets and its search space."""
+"""The table of methods: where a name meets an algorithm, its options, its presets and its search space.
+
+It is built when it is first asked for: titles alone need none of what methods compute with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from pacbayes_fl.methods.evidence_recipes import EVIDENCE_RECIPES
-from pacbayes_fl.methods.function_recipes import FUNCTION_RECIPES
-from pacbayes_fl.methods.laplace_recipes import LAPLACE_RECIPES
-from pacbayes_fl.methods.recipe import AnyMethod, Choice, HeldOut, LogUniform, Product, Recipe, Search
-from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES
+if TYPE_CHECKING:
+    from pacbayes_fl.methods.recipe import AnyMethod, Choice, HeldOut, LogUniform, Product, Recipe, Search
+    from pacbayes_fl.methods.table import METHODS
 
 __all__ = ["METHODS", "AnyMethod", "Choice", "HeldOut", "LogUniform", "Product", "Recipe", "Search"]
 
-METHODS: Mapping[str, Recipe] = MappingProxyType(
-    {**FUNCTION_RECIPES, **WEIGHT_RECIPES, **LAPLACE_RECIPES, **EVIDENCE_RECIPES}
-)
-"""Methods by name."""
+
+def __getattr__(name: str) -> Any:
+    """Load a name from the table or from what its entries are made of."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pacbayes_fl.methods' has no attribute {name!r}")
+    return getattr(import_module(f"pacbayes_fl.methods.{'table' if name == 'METHODS' else 'recipe'}"), name)

@@ -12,6 +12,7 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.federated_svgd import MinibatchScale
 from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, presets
+from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.posteriors.particles import weight_hyper_prior
 from pacbayes_fl.server.svgd import Bandwidth
@@ -83,7 +84,7 @@ _ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 1000, "cohort": 10})  #
 EVIDENCE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "pac-pfl-bnn": Recipe(
-            "PAC-PFL on networks: a hyper-posterior over priors of the weights by federated SVGD",
+            TITLES["pac-pfl-bnn"],
             federated=True,
             rounds=True,
             options=PacPFLBNNOptions,

@@ -16,6 +16,7 @@ from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
 from pacbayes_fl.methods.federated_svgd import MinibatchScale
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
+from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior
 from pacbayes_fl.server.svgd import Bandwidth
@@ -126,7 +127,7 @@ def _persistence(options: PersistenceOptions, model: FunctionModel, features: Se
 FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "pac-pfl": Recipe(
-            "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
+            TITLES["pac-pfl"],
             federated=True,
             rounds=True,
             options=PacPFLOptions,
@@ -140,7 +141,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             ),
         ),
         "pfedgp": Recipe(
-            "pFedGP for regression: one particle, flat hyper-prior",
+            TITLES["pfedgp"],
             federated=True,
             rounds=True,
             options=PFedGPOptions,
@@ -149,7 +150,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(method__init_std=_STDS, federation__rounds=_STEPS),
         ),
         "vanilla-gp": Recipe(
-            "Vanilla GP: each client alone",
+            TITLES["vanilla-gp"],
             federated=True,
             rounds=False,
             options=VanillaGPOptions,
@@ -158,7 +159,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(method__init_std=_STDS, method__steps=_STEPS),
         ),
         "pooled-gp": Recipe(
-            "Pooled GP: one GP on all data, with inducing points when they are many",
+            TITLES["pooled-gp"],
             federated=False,
             rounds=False,
             options=PooledGPOptions,
@@ -167,7 +168,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(method__init_std=_STDS, method__steps=_STEPS),
         ),
         "ridge": Recipe(
-            "Ridge regression of each client alone (scikit-learn)",
+            TITLES["ridge"],
             federated=True,
             rounds=False,
             options=NoOptions,
@@ -175,7 +176,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             product=Product("linear", "leave-one-out ridge", "nothing", "nothing", "nothing"),
         ),
         "pooled-ridge": Recipe(
-            "One ridge regression on all data (scikit-learn)",
+            TITLES["pooled-ridge"],
             federated=False,
             rounds=False,
             options=NoOptions,
@@ -183,7 +184,7 @@ FUNCTION_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             product=Product("linear", "nothing", "leave-one-out ridge", "all rows", "nothing"),
         ),
         "persistence": Recipe(
-            "Persistence: the last known value of a series",
+            TITLES["persistence"],
             federated=True,
             rounds=False,
             options=PersistenceOptions,

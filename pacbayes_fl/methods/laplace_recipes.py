@@ -19,6 +19,7 @@ from pacbayes_fl.inference.subnetwork import (
 )
 from pacbayes_fl.methods.fedsi import FedSI
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
+from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.posteriors.linearised import LinearisedPredictive
 from pacbayes_fl.server.average import Weighting
@@ -187,7 +188,7 @@ def _recipe(title: str, options: type, posterior: str, share: float, **variant: 
 LAPLACE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "fedsi": _recipe(
-            "FedSI: full-covariance Laplace on a subnetwork, the other weights point estimates",
+            TITLES["fedsi"],
             FedSIOptions,
             "subnetwork Laplace",
             0.05,
@@ -195,7 +196,7 @@ LAPLACE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             personal_alpha=PERSONAL_ALPHAS[0],
         ),
         "fedsi-fac": _recipe(
-            "FedSI-Fac: diagonal Laplace on the whole representation",
+            TITLES["fedsi-fac"],
             FedSIFacOptions,
             "diagonal Laplace",
             1.0,

@@ -17,6 +17,7 @@ from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.methods.sfedbayes import SFedBayes, SlabAverage
+from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.methods.variational import Aggregation, PriorTracking
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.optim import Optimiser
@@ -212,7 +213,7 @@ _VARIATIONAL: Search = MappingProxyType(
 WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "pfedbayes": Recipe(
-            "pFedBayes: the prior of every client is the learned global distribution",
+            TITLES["pfedbayes"],
             federated=True,
             rounds=True,
             options=PFedBayesOptions,
@@ -232,7 +233,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(**_VARIATIONAL),
         ),
         "sfedbayes": Recipe(
-            "sFedBayes: pFedBayes with weights that are exactly zero or Gaussian",
+            TITLES["sfedbayes"],
             federated=True,
             rounds=True,
             options=SFedBayesOptions,
@@ -248,7 +249,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(**_VARIATIONAL, inclusion=Choice((0.5, 0.9, 0.99))),
         ),
         "cfedbayes": Recipe(
-            "cFedBayes: several global distributions, of which every client takes the likeliest",
+            TITLES["cfedbayes"],
             federated=True,
             rounds=True,
             options=CFedBayesOptions,
@@ -262,7 +263,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             held_out=(HeldOut("clusters", lambda options: tuple(range(1, options.max_clusters + 1))),),
         ),
         "bpfed": Recipe(
-            "BPFed: shared and personal uncertain layers, priors that go on from round to round",
+            TITLES["bpfed"],
             federated=True,
             rounds=True,
             options=BPFedOptions,
@@ -288,7 +289,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(**_VARIATIONAL),
         ),
         "fedavg": Recipe(
-            "FedAvg: one network for all, averaged",
+            TITLES["fedavg"],
             federated=True,
             rounds=True,
             options=FedAvgOptions,
@@ -302,7 +303,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(),
         ),
         "fedavg-ft": Recipe(
-            "FedAvg-FT: FedAvg, fine-tuned on each client's rows",
+            TITLES["fedavg-ft"],
             federated=True,
             rounds=True,
             options=FineTunedOptions,
@@ -317,7 +318,7 @@ WEIGHT_RECIPES: Mapping[str, Recipe] = MappingProxyType(
             search=_searching(finetune=Choice((1, 5, 20))),
         ),
         "local": Recipe(
-            "Local-only: each client trains its own network",
+            TITLES["local"],
             federated=True,
             rounds=True,
             options=LocalOptions,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
@@ -131,7 +132,7 @@ class GPyTorchPrior(FunctionModel):
         return None
 
     def _call(self, part: str, theta: Tensor, x: Tensor, other: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))
+        shape = np.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))  # torch's own imports sympy
         x, other = (t.unsqueeze(1).expand(*shape, *t.shape[1:]) for t in (x, other))
         if self.batched:
             return self._functional(part, theta, x, other)

@@ -39,7 +39,7 @@ MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()} | {
     "plots": {"errors", "files", "results"},
     "report": {"errors", "results", "plots"},
     "study": _below(8) | SIDE | {"data_gen"},
-    "cli": {"errors", "files", "results", "study", "plots"},
+    "cli": {"errors", "files", "results", "study", "plots", "__version__"},
     "__main__": {"cli"},
     "__init__": {*RANKS, *SIDE},  # the package's public names; no module of the package imports them from there
     "data_gen": set(),

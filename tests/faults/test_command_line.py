@@ -13,6 +13,7 @@ import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError, PacBayesFLError
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import RunLock
 from tests.tiny import TABLE, write_study
 
@@ -135,17 +136,16 @@ def test_a_run_that_has_written_something_keeps_it(tmp_path: Path, monkeypatch: 
 def test_a_lock_that_its_maker_takes_away_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opened the file of a failed run just before it went must not lock a file that nobody else can see."""
     folder = tmp_path / "run"
-    first, real = RunLock(folder), Path.open
+    first, real = RunLock(folder), checkpoint.opened
     first.__enter__()
 
-    def late(path: Path, *arguments: object, **more: object) -> object:
-        file = real(path, *arguments, **more)  # type: ignore[call-overload]
-        if path.name == "run.lock":
-            monkeypatch.setattr(Path, "open", real)
-            first.__exit__(DataError, None, None)  # takes run.lock and its folder away
+    def late(path: Path, mode: str, **named: object) -> object:
+        file = real(path, mode, **named)
+        monkeypatch.setattr(checkpoint, "opened", real)
+        first.__exit__(DataError, None, None)  # takes run.lock and its folder away
         return file
 
-    monkeypatch.setattr(Path, "open", late)
+    monkeypatch.setattr(checkpoint, "opened", late)
     with RunLock(folder):
         with pytest.raises(PacBayesFLError, match="in use"), RunLock(folder):
             pass

@@ -7,7 +7,6 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
@@ -48,6 +47,8 @@ def fit(x: Tensor, y: Tensor) -> Linear:
     if len(y) < 3:
         mean = y.mean() if len(y) else y.new_zeros(())
         return Linear(y.new_zeros(x.shape[1]), mean, y.new_ones(()))
+    from sklearn.linear_model import RidgeCV  # a second of importing, for who fits one
+
     ridge = RidgeCV(alphas=_ALPHAS, store_cv_results=True).fit(x.cpu().numpy(), y.cpu().numpy())
     errors = ridge.cv_results_[:, _ALPHAS.index(float(ridge.alpha_))]
     weight = torch.from_numpy(np.asarray(ridge.coef_)).to(x)
