@@ -65,6 +65,7 @@ class RoundRecord:
         histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
             predictive entropy over ln C lies in each of equal bins on [0, 1].
         steps: norms of the clients' steps; None in private rounds, and where no client moves the server.
+        reasons: why somebody was left out, or something that came did not count, by the name of who sent it.
     """
 
     round: int
@@ -73,6 +74,7 @@ class RoundRecord:
     values: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     steps: Steps | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -323,6 +325,8 @@ def _line(record: RoundRecord) -> str:
         line["histograms"] = {name: [*map(number, shares)] for name, shares in record.histograms.items()}
     if record.steps is not None:
         line["steps"] = record.steps._asdict()
+    if record.reasons:
+        line["reasons"] = dict(record.reasons)
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -375,7 +379,8 @@ def _record(number: int, line: bytes) -> RoundRecord:
         steps = read.get("steps")
         if steps is not None:
             steps = Steps(float(steps["median"]), float(steps["largest"]), str(steps["whose"]))
-        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms, steps)
+        reasons = {key: str(text) for key, text in read.get("reasons", {}).items()}
+        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms, steps, reasons)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"line {number}: {error}") from error
 

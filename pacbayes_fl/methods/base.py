@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.noise import Noise
@@ -18,6 +21,9 @@ Server = TypeVar("Server")
 Message = TypeVar("Message")
 Client = TypeVar("Client")
 Update = TypeVar("Update")
+
+
+_RANGES = MappingProxyType({"variance": (0.0, math.inf), "inclusion": (0.0, 1.0)})
 
 
 class Nothing(NamedTuple):
@@ -132,6 +138,29 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def about(self) -> dict[str, Any]:
         """What labels should say of how it learns weights and predicts, such as over how many draws of them."""
         return {}
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """What clients with rows [K] weigh in `server`: the leaf `weight` [K] of their updates."""
+        return torch.ones_like(rows)
+
+    def possible(self, update: Update) -> Tensor:
+        """Which updates hold nothing but values that `client` can give: bool [K], for those of remote clients.
+
+        Variances are not negative, inclusions are probabilities.
+        """
+        flat = tensors.leaves(update)
+        found = torch.ones_like(flat["weight"], dtype=torch.bool)
+        for name, leaf in flat.items():
+            lowest, highest = _RANGES.get(name.split(".")[-1], (-math.inf, math.inf))
+            found = found & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else found
+        return found
+
+    def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
+        """Let remote clients count as the server knows them, by rows [K] and ids, whatever their updates say."""
+        own: Any = update
+        counts = {"clients": torch.ones_like(own.clients)} if "clients" in own._fields else {}
+        counted: Update = own._replace(weight=self.weight(rows), **counts)
+        return counted
 
     def reduce(self, update: Update) -> Update:
         """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""

@@ -124,7 +124,7 @@ class BPFed(Variational[Server, Client, Update]):
         sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
         if self.sends_moments:
             sent = moments_of(sent)
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
         update = Update(sent, weight, torch.ones_like(weight), fit)
         return update, Client(self._personal(new.q), new.adam_q, new.adam_w)

@@ -141,11 +141,16 @@ class CFedBayes(Variational[Server, Client, Update]):
             self.model, self.local, self.tracking, before, start, batch, noise, self.draw
         )
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         moved = (cluster != state.cluster).to(weight)
         sent = moments_of(new.q) if self.sends_moments else w
         update = Update(sent, cluster, weight, torch.ones_like(weight), fit, moved)
         return update, Client(*new, cluster)
+
+    def possible(self, update: Update) -> Tensor:
+        """Whether there is such a cluster too: bool [K]."""
+        there = (update.cluster >= 0) & (update.cluster < self.clusters)
+        return super().possible(update) & there
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""

@@ -213,11 +213,15 @@ class FedSI(Method[Server, Message, Client, Update]):
             found = curvature.marginal_variance(self.model, theta, batch, some, prior)
             variance = variance.scatter(1, some, found)
         sent = Moments(theta[:, : self.shared], variance[:, : self.shared])
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         flat = (ggn.gather(1, index) == 0).sum(1, dtype=torch.float64)
         site = contribution(known, sent) if self.prior == "divide" else state.site
         after = Client(theta[:, self.shared :].clone(), flat, site)
         return Update(sent, weight, torch.ones_like(weight), loss.double(), flat), after
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """As `weighting` says, of rows [K]: [K]."""
+        return average.client_weight(rows, self.weighting)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average means and variances (Algorithm 1, last line of the server)."""

@@ -172,6 +172,27 @@ class Folded(Method[Server, Message, Nothing, Update]):
         """Say what the method that is folded says, and the number of folds."""
         return self.inner.about() | {"folds": self.folds}
 
+    def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
+        """Let nothing of a remote client reach its own fold, and let it count once, or not at all, in the others.
+
+        Args:
+            update: leaves [K, F, *].
+            rows: of the clients [K].
+            ids: of the clients.
+
+        Returns:
+            Leaves [K, F, *].
+        """
+        own = torch.tensor([self.fold_of.get(client, 0) for client in ids]).unsqueeze(1) == torch.arange(self.folds)
+        sent = update.by_fold.weight
+        counts = torch.where(~own & (sent > 0), self.inner.weight(rows).unsqueeze(1), 0.0)
+
+        def apart(leaf: Tensor) -> Tensor:
+            return torch.where(counts.view(*counts.shape, *[1] * (leaf.dim() - 2)) > 0, leaf, 0.0).to(leaf)
+
+        by_fold = tensors.tree_map(apart, update.by_fold)
+        return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
+
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk, fold by fold."""
         return tensors.total(update)

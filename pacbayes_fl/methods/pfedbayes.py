@@ -254,7 +254,7 @@ class PFedBayes(Variational[Server, Client, Update]):
         """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
         w = tensors.expand(message.w, batch.clients)
         new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
         sent = moments_of(new.q) if self.sends_moments else w
         return Update(sent, weight, torch.ones_like(weight), fit), new

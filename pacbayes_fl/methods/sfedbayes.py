@@ -142,7 +142,7 @@ class SFedBayes(Variational[Server, Client, Update]):
             self.model, self.local, self.tracking, state, start, batch, noise, self.draw
         )
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         told = new.q if self.sends_moments else w
         keep = told.inclusion >= self.threshold
         slab, known = self._form(told.slab), self._form(start.slab)

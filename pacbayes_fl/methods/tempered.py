@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -123,6 +123,18 @@ class Tempered(Method[Any, Any, Any, Any]):
     def about(self) -> dict[str, Any]:
         """Say what the method itself says, and the temperature."""
         return self.inner.about() | {"temperature": self.temperature}
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """As the method itself, of rows [K]: [K]."""
+        return self.inner.weight(rows)
+
+    def possible(self, update: Any) -> Tensor:
+        """As the method itself: bool [K]."""
+        return self.inner.possible(update)
+
+    def registered(self, update: Any, rows: Tensor, ids: Sequence[int]) -> Any:
+        """As the method itself, by rows [K]."""
+        return self.inner.registered(update, rows, ids)
 
     def reduce(self, update: Any) -> Any:
         """As the method itself."""

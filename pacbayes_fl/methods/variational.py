@@ -121,6 +121,10 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)
 
+    def weight(self, rows: Tensor) -> Tensor:
+        """As `weighting` says, of rows [K]: [K]."""
+        return average.client_weight(rows, self.weighting)
+
     def draw(self, q: Any, noise: Noise) -> Draw:
         """Take the random numbers of one draw from the clients' streams."""
         return svi.draw_of(q, noise, self.local.noise_std)

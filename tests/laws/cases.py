@@ -102,7 +102,10 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
         rows = batch.rows(noise.rows(batch.mask, 3))
         mean = (rows.x * rows.mask.unsqueeze(-1)).sum(1) / rows.size.clamp_min(1.0).unsqueeze(-1)
         mean = 0.5 * state.mean + 0.3 * mean + 0.2 * message.centre + 0.1 * noise.normal(mean)
-        return ToyUpdate(mean, batch.size), ToyClient(mean, 0.9 * state.memory + mean, state.seen + 1)
+        return ToyUpdate(mean, self.weight(batch.size)), ToyClient(mean, 0.9 * state.memory + mean, state.seen + 1)
+
+    def weight(self, rows: Tensor) -> Tensor:
+        return rows
 
     def server(self, server: ToyServer, update: ToyUpdate, n_clients: int) -> ToyServer:
         return ToyServer(tensors.weighted_mean(update.value, update.weight), server.rounds + 1)

@@ -140,24 +140,6 @@ def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_oth
         assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
 
 
-@every_federated
-def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
-    s = scene(case, d)
-    plan = replace(s.plan, rounds=3)
-    ((_, state),) = engine.rounds(s.method, s.batch, plan, engine.FederationState(s.server, s.clients, 2))
-    message, replies = wire.flatten(s.message), {}
-    expected = tensors.select(play(s, (list(range(s.batch.clients)), unchanged))[0], torch.tensor([0]))
-    for k, name in enumerate(s.batch.names):
-        kept = wire.flatten(tensors.select(s.clients, torch.tensor([k])))
-        config: wire.RoundConfig = {"seed": plan.seed, "round": 3, "noise": plan.noise}
-        replies[name], new = wire.handle_train(
-            s.method, message, config, kept, s.batch.select(torch.tensor([k])).trim()
-        )
-        assert_close(new, tensors.leaves(tensors.select(state.clients, torch.tensor([k]))))
-    server = s.method.server(s.server, wire.collect(expected, replies), s.batch.clients)
-    assert_close(identified(s.method, server), identified(s.method, state.server))
-
-
 @every_method
 def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None:
     s = scene(case, d)

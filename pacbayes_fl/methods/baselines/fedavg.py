@@ -108,8 +108,12 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         """Train from the global weights, with a fresh optimiser."""
         start = tensors.expand(message.theta, batch.clients)
         theta, _, loss = map_estimate.fit(self.model, self.local, start, batch, noise)
-        weight = average.client_weight(batch.size, self.weighting)
+        weight = self.weight(batch.size)
         return Update(theta, weight, torch.ones_like(weight), loss.double()), state
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """As `weighting` says, of rows [K]: [K]."""
+        return average.client_weight(rows, self.weighting)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average."""

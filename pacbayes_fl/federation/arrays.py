@@ -1,0 +1,202 @@
+"""Tensors as a network carries them: bytes with a declared dtype and shape, judged before they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.errors import ShapeError
+
+DTYPES = MappingProxyType(
+    {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
+)
+"""What may travel; always little-endian."""
+
+STYPE = "numpy.ndarray"
+"""Name of the form of `Array.data`: a file of NumPy's format 1.0, in C order."""
+
+_HEADER = 512
+_SHOWN = 80
+
+
+class Serialised(Protocol):
+    """A tensor in bytes. Flower's `Array`, the value type of its `ArrayRecord`, is one."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of a dtype in `DTYPES`."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dimensions."""
+
+    @property
+    def stype(self) -> str:
+        """How `data` is to be read; see `STYPE`."""
+
+    @property
+    def data(self) -> bytes:
+        """What is read."""
+
+
+class Array(NamedTuple):
+    """A `Serialised` of our own: the fields of Flower's `Array` in its order, so that `flwr.app.Array(*array)` is one.
+
+    Args:
+        dtype: name of a dtype in `DTYPES`.
+        shape: sizes of the dimensions.
+        stype: `STYPE`.
+        data: header and numbers.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+def shown(value: object) -> str:
+    """Quote what somebody else has sent: one short line without control characters.
+
+    Args:
+        value: anything.
+
+    Returns:
+        Its `ascii`, cut after 80 characters.
+    """
+    text = ascii(value[: 2 * _SHOWN]) if isinstance(value, str | bytes) else ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def pack(tree: Any) -> dict[str, Array]:
+    """Lay a tree out in bytes.
+
+    Args:
+        tree: message or update, leaves [*].
+
+    Returns:
+        Arrays by flat name.
+
+    Raises:
+        ShapeError: naming a leaf whose dtype does not travel.
+    """
+    packed = {}
+    for name, leaf in tensors.leaves(tree).items():
+        kind = str(leaf.dtype).removeprefix("torch.")
+        if kind not in DTYPES:
+            raise ShapeError(f"leaf {name!r} is {leaf.dtype}; what may travel is {', '.join(DTYPES)}")
+        array = leaf.detach().cpu().contiguous().numpy()
+        file = io.BytesIO()
+        np.lib.format.write_array(file, array.astype(array.dtype.newbyteorder("<"), copy=False), (1, 0))
+        packed[name] = Array(kind, tuple(leaf.shape), STYPE, file.getvalue())
+    return packed
+
+
+def size(arrays: Mapping[str, Any]) -> int:
+    """Count bytes without reading a number.
+
+    Args:
+        arrays: `Serialised` or tensors [*] by name.
+
+    Returns:
+        Bytes of names and data; of a tensor what its numbers would take.
+
+    Raises:
+        ShapeError: naming something that is neither.
+    """
+    total = 0
+    for name, value in arrays.items():
+        if isinstance(value, Tensor):
+            total += value.numel() * value.element_size()
+        elif isinstance(data := getattr(value, "data", None), bytes):
+            total += len(data)
+        else:
+            raise ShapeError(f"leaf {shown(name)} is no array in bytes and no tensor, but {type(value).__name__}")
+        total += len(name)
+    return total
+
+
+def unpack(like: tensors.Tree, arrays: Mapping[str, Any]) -> tensors.Tree:
+    """Read what came into a tree of known structure.
+
+    Args:
+        like: the wanted names, shapes and dtypes, leaves [*].
+        arrays: `Serialised`, or dense tensors [*] on the CPU, by flat name.
+
+    Returns:
+        A tree of `like`'s structure on the CPU, in memory of its own.
+
+    Raises:
+        ShapeError: naming a leaf that is missing, foreign, of another shape or dtype, not dense, not on the CPU, or
+            whose bytes are not what they are declared to be.
+    """
+    wanted = tensors.leaves(like)
+    if wanted.keys() != arrays.keys():
+        missing, strange = sorted(wanted.keys() - arrays.keys()), sorted(map(shown, arrays.keys() - wanted.keys()))
+        raise ShapeError(f"leaves missing: {missing[:5]}, not known: {', '.join(strange[:5]) or 'none'}")
+    read = {name: _read(name, arrays[name], leaf) for name, leaf in wanted.items()}
+    return tensors.unleaves(like, read)
+
+
+def digest(tree: Any) -> str:
+    """Hash names, shapes, dtypes and bits of a tree.
+
+    Args:
+        tree: leaves [*].
+
+    Returns:
+        SHA-256 in hexadecimal digits; the same on every machine for the same numbers.
+    """
+    code = hashlib.sha256()
+    for name, leaf in sorted(tensors.leaves(tree).items()):
+        array = leaf.detach().cpu().contiguous().numpy()
+        code.update(f"{len(name)} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())
+        code.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return code.hexdigest()
+
+
+def _read(name: str, value: Any, like: Tensor) -> Tensor:
+    wanted = f"leaf {name!r} must be {list(like.shape)} {like.dtype}"
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            kind = "quantised" if value.is_quantized else f"{value.layout} on {value.device}"
+            raise ShapeError(f"{wanted}, dense on the CPU, got {kind.replace('torch.', '')}")
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise ShapeError(f"{wanted}, got {shown(list(value.shape))[:_SHOWN]} {value.dtype}")
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    try:
+        kind, shape, form, data = value.dtype, tuple(value.shape), value.stype, value.data
+    except (AttributeError, TypeError) as error:
+        raise ShapeError(f"{wanted}, got {type(value).__name__}") from error
+    if form != STYPE:
+        raise ShapeError(f"{wanted} as {STYPE}, got {shown(form)}")
+    if not isinstance(kind, str) or DTYPES.get(kind) != like.dtype or shape != tuple(like.shape):
+        raise ShapeError(f"{wanted}, got {shown(list(shape))} {shown(kind)}")
+    return _numbers(wanted, data, like)
+
+
+def _numbers(wanted: str, data: bytes, like: Tensor) -> Tensor:
+    """Read a file of NumPy's format 1.0 after comparing its header and length with what is wanted."""
+    dtype = np.dtype(str(like.dtype).removeprefix("torch.")).newbyteorder("<")
+    file = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not format 1.0")
+        shape, columns_first, kind = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER)
+    except Exception as error:  # the header is a Python literal, and what fails in reading one is many things
+        raise ShapeError(f"{wanted}, and its bytes are no file of NumPy's format 1.0") from error
+    if kind != dtype or shape != tuple(like.shape) or (columns_first and len(shape) > 1):
+        order = " in columns" if columns_first else ""
+        raise ShapeError(f"{wanted} of {dtype.str} in rows, and its bytes say {shown(list(shape))} {kind.str}{order}")
+    if (got := len(data) - file.tell()) != dtype.itemsize * like.numel():
+        raise ShapeError(f"{wanted}, {dtype.itemsize * like.numel()} bytes of numbers, got {got}")
+    numbers = np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
+    return torch.from_numpy(numbers.astype(dtype.newbyteorder("="), copy=True))

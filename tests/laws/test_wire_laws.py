@@ -1,0 +1,121 @@
+"""Laws of every method over a network: rounds are those of one device, and clients count as they were registered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.federation import arrays, engine, wire
+from pacbayes_fl.federation.wire import Kept, Reply
+from tests.laws.cases import FEDERATED, LABELLED, Case, Scene, assert_close, bits, identified, scene
+
+CASES = tuple(
+    pytest.param(case, d, id=f"{case}-{d}")
+    for case in FEDERATED + LABELLED
+    if case.build(case.dimensions[0]).federated
+    for d in case.dimensions
+)
+every_federated = pytest.mark.parametrize(("case", "d"), CASES)
+IMPOSSIBLE = {"variance": -1e-3, "inclusion": 1.5, "cluster": 10**9}
+
+
+class Exchange(NamedTuple):
+    """The third round of a federation, opened, and what its clients answer."""
+
+    scene: Scene
+    now: wire.Round
+    honest: Mapping[str, Reply]
+    liar: str
+
+
+@cache
+def exchange(case: Case, d: int) -> Exchange:
+    """Play it once; the expected update is made of other rows than anybody's."""
+    s = scene(case, d)
+    strangers = replace(s.batch, x=torch.ones_like(s.batch.x), y=torch.zeros_like(s.batch.y))
+    expected = wire.expected_update(s.method, s.server, strangers)
+    now = wire.open_round(s.method, s.server, s.plan, "run", 3, wire.members(s.batch), expected)
+    found = {}
+    for k, name in enumerate(s.batch.names):
+        index = torch.tensor([k])
+        kept = Kept("run", 2, wire.flatten(tensors.select(s.clients, index)))
+        found[name], _ = wire.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
+    return Exchange(s, now, found, s.batch.names[1])
+
+
+@pytest.mark.parametrize("case", FEDERATED, ids=str)
+def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
+    """Where the engine calls clients one by one; smallest first, as it does, so that sums have one order."""
+    s = scene(case, case.dimensions[0])
+    method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:3])
+    plan = replace(s.plan, chunk=1)
+    start = engine.start(method, batch, plan)
+    server, likes = start.server, [tensors.select(start.clients, torch.tensor([k])) for k in range(3)]
+    members, expected = wire.members(batch), wire.expected_update(method, server, batch)
+    kept: list[Kept | None] = [None] * 3
+    for record, state in engine.rounds(method, batch, plan):
+        now = wire.open_round(method, server, plan, "run", record.round, members, expected)
+        replies = []
+        for k, name in enumerate(batch.names):
+            rows = batch.select(torch.tensor([k])).trim()
+            reply, kept[k] = wire.handle_train(method, now.request(name), kept[k], rows)
+            replies.append((name, reply))
+        server, told = wire.close_round(now, wire.collect(now, replies))
+        assert bits(server) == bits(state.server)
+        mine = [tensors.unleaves(like, one.state) for like, one in zip(likes, kept, strict=True) if one is not None]
+        assert bits(tensors.cat(mine)) == bits(state.clients)
+        assert (told.clients, told.dropped, told.reasons) == (record.clients, (), {})
+        assert dict(told.values).items() <= dict(record.values).items()
+
+
+@every_federated
+def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
+    s, now, honest, _ = exchange(case, d)
+    plan = replace(s.plan, rounds=3)
+    ((_, state),) = engine.rounds(s.method, s.batch, plan, engine.FederationState(s.server, s.clients, 2))
+    server, _ = wire.close_round(now, wire.collect(now, honest.items()))
+    assert_close(identified(s.method, server), identified(s.method, state.server))
+
+
+@every_federated
+def test_what_an_honest_client_sends_is_possible_and_what_the_server_knows_of_it(case: Case, d: int) -> None:
+    """The leaf `weight` is `Method.weight` of the rows, `clients` is 1, and variances, shares and clusters are some."""
+    s, now, _, _ = exchange(case, d)
+    update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
+    assert s.method.possible(update).tolist() == [True] * s.batch.clients
+    assert bits(s.method.registered(update, s.batch.size, s.batch.ids)) == bits(update)
+    assert arrays.size(arrays.pack(tensors.select(update, torch.tensor([0])))) <= now.budget
+
+
+@every_federated
+def test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case: Case, d: int) -> None:
+    _, now, honest, liar = exchange(case, d)
+    truth = wire.collect(now, honest.items())
+    for lie in (1e12, -1.0, 0.0, 1e-30):
+        sent = tensors.leaves(arrays.unpack(now.expected, honest[liar].arrays))
+        for name in {"weight", "clients"} & sent.keys():
+            sent[name].fill_(lie)
+        found = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
+        assert not found.reasons and bits(found.update) == bits(truth.update)
+
+
+@every_federated
+def test_a_reply_that_is_refused_touches_nobody_else(case: Case, d: int) -> None:
+    """Every leaf of an update in turn, at its last number: NaN, infinity, too large to be squared, no such value."""
+    _, now, honest, liar = exchange(case, d)
+    rest = wire.collect(now, [item for item in honest.items() if item[0] != liar])
+    for leaf, array in honest[liar].arrays.items():
+        known = IMPOSSIBLE.get(leaf.split(".")[-1])
+        faults = {} if array.dtype == "int64" else dict.fromkeys((torch.nan, torch.inf, 1e200), "is not finite")
+        for value, why in (faults | ({} if known is None else {known: "cannot give"})).items():
+            sent = tensors.leaves(arrays.unpack(now.expected, honest[liar].arrays))
+            sent[leaf].view(-1)[-1] = value
+            found = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
+            assert list(found.reasons) == [liar] and why in found.reasons[liar]
+            assert found.present == rest.present and bits(found.update) == bits(rest.update)
