@@ -23,6 +23,7 @@ from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Array, Serialised, shown
 from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
 from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.results import RoundRecord
 
@@ -481,5 +482,7 @@ def close_round(opened: Round, found: Collected) -> tuple[Any, RoundRecord]:
     values = {name: float(value) for name, value in method.report(server, joined).items()}
     if room is not None:
         return server, room.record(t, values)
+    norms = tensors.norm(method.client_steps(method.broadcast(opened.server), found.update))
+    lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
     dropped = tuple(name for name in opened.asked if name not in found.present)
-    return server, RoundRecord(t, len(found.present), dropped, values, reasons=found.reasons)
+    return server, RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)

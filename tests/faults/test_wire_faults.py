@@ -90,7 +90,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "1e300": (sending(**{"w.loc": leaf("w.loc") + 1e300}), "leaf 'w.loc' is not finite, or too large to be squared"),
     "float32": (sending(**{"w.loc": leaf("w.loc").float()}), r"leaf 'w.loc' must be .* torch.float64, got .*float32"),
     "whole numbers": (sending(weight=leaf("weight").long()), "leaf 'weight' must be .* got .* torch.int64"),
-    "complex numbers": (sending(weight=leaf("weight").cfloat()), "leaf 'weight' must be .* got .* torch.complex64"),
+    "complex numbers": (
+        sending(weight=leaf("weight").to(torch.complex64)),
+        "leaf 'weight' must be .* got .* torch.complex64",
+    ),
     "a size that would broadcast": (sending(**{"w.loc": leaf("w.loc")[:, :1]}), r"'w.loc' must be .*, got \[1, 1\]"),
     "no client dimension": (sending(weight=leaf("weight")[0]), r"'weight' must be \[1\] .*, got \[\]"),
     "two clients": (sending(weight=leaf("weight").repeat(2)), r"'weight' must be \[1\] .*, got \[2\]"),
@@ -164,9 +167,9 @@ def test_who_is_absent_and_why_stands_in_the_line_of_the_round(tmp_path: Any) ->
 
 def test_sizes_are_judged_before_a_number_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the bytes of an update: no array is opened, and no hash is taken."""
-    asked: list[str] = []
+    asked: list[Any] = []
     unpack: Callable[..., Any] = arrays.unpack
-    monkeypatch.setattr(arrays, "unpack", lambda *args: asked.append("read") or unpack(*args))
+    monkeypatch.setattr(arrays, "unpack", lambda *args: asked.append(unpack(*args)) or asked[-1])  # type: ignore[func-returns-value]
     huge = HONEST[LIAR].arrays["w.loc"]._replace(data=bytes(10 * NINE.budget))  # type: ignore[union-attr]
     found = wire.collect(NINE, {LIAR: sending(**{"w.loc": huge}), NAMES[0]: HONEST[NAMES[0]]}.items())
     assert found.present == (NAMES[0],) and len(asked) == 1

@@ -71,6 +71,10 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
         mine = [tensors.unleaves(like, one.state) for like, one in zip(likes, kept, strict=True) if one is not None]
         assert bits(tensors.cat(mine)) == bits(state.clients)
         assert (told.clients, told.dropped, told.reasons) == (record.clients, (), {})
+        assert (told.steps is None) == (record.steps is None)
+        if told.steps is not None and record.steps is not None:  # whose rows are summed alone or together
+            assert told.steps[:2] == pytest.approx(record.steps[:2], rel=1e-12)
+            assert told.steps.whose == record.steps.whose
         assert dict(told.values).items() <= dict(record.values).items()
 
 

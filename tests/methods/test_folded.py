@@ -26,6 +26,7 @@ from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior, weight_hyper_prior
 from tests.laws import test_method_laws as laws
+from tests.laws import test_wire_laws as wire_laws
 from tests.laws.cases import Case, assert_close, bits, deep, federation, network
 
 BATCH = federation(1)  # 5 clients
@@ -213,7 +214,10 @@ def test_the_laws_of_calls_hold(case: Case, d: int, arrangement: Any) -> None:
 @law
 @pytest.mark.filterwarnings("ignore:.*one draw of")
 def test_the_laws_of_methods_hold(case: Case, d: int) -> None:
-    laws.test_remote_clients_and_one_device_agree(case, d)
+    wire_laws.test_remote_clients_and_one_device_agree(case, d)
+    wire_laws.test_what_an_honest_client_sends_is_possible_and_what_the_server_knows_of_it(case, d)
+    wire_laws.test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case, d)
+    wire_laws.test_a_reply_that_is_refused_touches_nobody_else(case, d)
     laws.test_the_same_seed_gives_the_same_run_bit_by_bit(case, d)
     laws.test_inputs_are_left_as_they_are(case, d)
     laws.test_states_survive_being_laid_out_flat(case, d)
@@ -221,6 +225,17 @@ def test_the_laws_of_methods_hold(case: Case, d: int) -> None:
     laws.test_clients_that_never_trained_can_predict(case, d)
     for cut in ({"chunk": 1}, {"waste": 10.0}):
         laws.test_how_the_engine_cuts_clients_into_calls_changes_nothing(case, d, cut)
+
+
+def test_nothing_of_a_remote_client_reaches_its_own_fold() -> None:
+    method = folded(functions())
+    server = method.init_server(torch.Generator().manual_seed(0))
+    message = method.broadcast(server)
+    update, _ = method.client(message, method.init_clients(message, BATCH), BATCH, Noise(0, 1, BATCH.ids))
+    lie = tensors.tree_map(torch.clone, update)
+    for k, client in enumerate(BATCH.ids):
+        tensors.tree_map(lambda leaf, at=(k, FOLD_OF[client]): leaf[at].fill_(7.0), lie.by_fold)
+    assert bits(method.registered(lie, BATCH.size, BATCH.ids)) == bits(update) != bits(lie)
 
 
 # folds and options ----------------------------------------------------------------------------------------------
