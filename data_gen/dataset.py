@@ -224,7 +224,7 @@ def finish(dataset: Dataset, manifest: Mapping[str, Any]) -> Dataset:
         The same arrays with the whole manifest.
     """
     train = ~dataset.test
-    counts = [int(np.count_nonzero(train & (dataset.client == c))) for c in range(len(dataset.client_name))]
+    counts = np.bincount(dataset.client[train], minlength=len(dataset.client_name)).tolist()
     whole = {
         **manifest,
         "format": MANIFEST_FORMAT,

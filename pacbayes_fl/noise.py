@@ -232,10 +232,12 @@ class Noise:
 
         Args:
             mask: [K, N] bool, True on real rows.
-            n: rows wanted; clients with fewer get all of theirs, then padding.
+            n: rows wanted; clients with fewer get all of theirs, then padding from its beginning.
 
         Returns:
-            Row positions [K, min(n, N)], int64.
+            Row positions [K, min(n, N)], int64: those of the smallest of one uniform a row, in the order of these.
         """
-        keys = torch.where(mask, self._uniforms(mask.shape[1]), 2.0)
-        return torch.argsort(keys, dim=1, stable=True)[:, :n]
+        width = mask.shape[1]
+        padding = torch.arange(2, width + 2, dtype=torch.float64, device=mask.device)  # no two keys alike
+        keys = torch.where(mask, self._uniforms(width), padding)
+        return keys.topk(min(n, width), dim=1, largest=False).indices

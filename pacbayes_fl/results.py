@@ -7,6 +7,7 @@ folder that has it is a finished run. Every file is replaced as a whole or not a
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # imported where it is used: what a command line asks first n
 
 GROUPS: Final = ("existing", "new")
 _FIXED: Final = ("id", "group", "name", "m")
+_BLOCK: Final = 2**20  # numbers of bootstrap replicates that are held at once
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
 
 
@@ -164,20 +167,29 @@ class Result:
             `{"study", "method", "seed", "task", "groups": {"existing": {"n_clients", "rsmse": {"mean", "std", "median",
             "interval"}, ...}, "new": ...}}`, ready for JSON; a group without clients is absent.
         """
+        return copy.deepcopy(self._summary) if seed == 0 else self._summarised(seed)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        """What is written and then shown: with many clients its bootstrap takes seconds."""
+        return self._summarised(0)
+
+    def _summarised(self, seed: int) -> dict[str, Any]:
         groups: dict[str, Any] = {}
         for group in GROUPS:
             if not (n_clients := sum(row.group == group for row in self.clients)):
                 continue
             groups[group] = {"n_clients": n_clients}
-            for metric in self.metrics:
-                values = np.asarray(self.column(group, metric), dtype=np.float64)
-                values = values[~np.isnan(values)]
-                if not values.size:
-                    continue
+            columns = {metric: np.asarray(self.column(group, metric), dtype=np.float64) for metric in self.metrics}
+            known = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
+            known = {metric: values for metric, values in known.items() if values.size}
+            with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
+                intervals = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
+            for (metric, values), interval in zip(known.items(), intervals, strict=True):
                 entry = groups[group]
                 for part in metric.split("."):
                     entry = entry.setdefault(part, {})
-                entry.update(_statistics(values, seed))
+                entry.update(_statistics(values, interval))
                 if values.size < n_clients:
                     entry["n_clients"] = int(values.size)
         return {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "groups": groups}
@@ -235,12 +247,12 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _statistics(values: np.ndarray, seed: int) -> dict[str, Any]:
+def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return float(value) if math.isfinite(value) else None
 
-    with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
-        mean, low, high = nested_bootstrap([values.tolist()], seed)
+    mean, low, high = interval
+    with np.errstate(invalid="ignore"):
         std = float(values.std(ddof=1)) if values.size > 1 else 0.0
         median = float(np.median(values))
     return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
@@ -249,9 +261,10 @@ def _statistics(values: np.ndarray, seed: int) -> dict[str, Any]:
 def _clients_csv(result: Result) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*_FIXED, *result.metrics])
+    metrics = result.metrics
+    table.writerow([*_FIXED, *metrics])
     for row in result.clients:  # repr of a float reads back as the same float; an empty cell is a metric not taken
-        cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in result.metrics]
+        cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
         table.writerow([row.id, row.group, row.name, row.m, *cells])
     return text.getvalue()
 
@@ -486,29 +499,74 @@ def nested_bootstrap(
         ShapeError: when there is no seed, or a seed without clients.
         StudyError: when the level is outside (0, 1) or there is no draw.
     """
-    rows = [np.asarray(row, dtype=np.float64) for row in values]
-    if not rows or any(row.ndim != 1 or not row.size for row in rows):
-        raise ShapeError(f"values must hold at least one client for every seed, got lengths {[len(r) for r in values]}")
+    return nested_bootstraps([values], seed, draws, level)[0]
+
+
+def nested_bootstraps(
+    many: Sequence[Sequence[Sequence[float]]], seed: int = 0, draws: int = 2000, level: float = 0.95
+) -> list[tuple[float, float, float]]:
+    """Do as `nested_bootstrap` for several metrics of the same seeds and clients, whom all of them draw alike.
+
+    Which clients a replicate draws depends on the seed and on how many there are, not on their values: it is drawn once
+    for all metrics of as many clients, a block of replicates at a time.
+
+    Args:
+        many: `many[metric][seed][client]`.
+        seed: of the bootstrap itself.
+        draws: number of replicates.
+        level: of the interval.
+
+    Returns:
+        For each metric what `nested_bootstrap` gives, bit by bit.
+
+    Raises:
+        ShapeError, StudyError: as `nested_bootstrap`.
+    """
     if not 0.0 < level < 1.0 or draws < 1:
         raise StudyError(f"level must be in (0, 1) and draws at least 1, got {level} and {draws}")
-    mean = float(np.mean([row.mean() for row in rows]))
-    if not all(np.isfinite(row).all() for row in rows):
-        return mean, math.nan, math.nan
-    random = np.random.default_rng(seed)
-    n_seeds, sizes = len(rows), np.array([row.size for row in rows])
-    if len(set(sizes.tolist())) == 1:
+    found: list[tuple[float, float, float]] = []
+    alike: dict[tuple[int, ...], list[int]] = {}
+    rows = [[np.asarray(row, dtype=np.float64) for row in values] for values in many]
+    for k, values in enumerate(rows):
+        if not values or any(row.ndim != 1 or not row.size for row in values):
+            what = f"values must hold at least one client for every seed, got lengths {[len(r) for r in many[k]]}"
+            raise ShapeError(what)
+        found.append((float(np.mean([row.mean() for row in values])), math.nan, math.nan))
+        if all(np.isfinite(row).all() for row in values):
+            alike.setdefault(tuple(row.size for row in values), []).append(k)
+    for sizes, metrics in alike.items():
+        replicates = _replicates([rows[k] for k in metrics], sizes, np.random.default_rng(seed), draws)
+        for k, means in zip(metrics, replicates, strict=True):
+            low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+            found[k] = (found[k][0], float(low), float(high))
+    return found
+
+
+def _replicates(
+    many: list[list[np.ndarray]], sizes: tuple[int, ...], random: np.random.Generator, draws: int
+) -> np.ndarray:
+    """Means of bootstrap replicates of several metrics [M, draws], by the same draws of seeds and clients."""
+    n_seeds, means = len(sizes), np.empty((len(many), draws))
+    if len(set(sizes)) == 1:
         # how often each seed and each client was drawn: all that a replicate's mean depends on
+        n = sizes[0]
         seeds = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=draws)
-        clients = random.multinomial(sizes[0], np.full(sizes[0], 1 / sizes[0]), size=draws)
-        means = ((seeds @ np.stack(rows)) * clients).sum(1) / (n_seeds * sizes[0])
-    else:
-        padded = np.zeros((n_seeds, sizes.max()))
-        for row, target in zip(rows, padded, strict=True):
+        by_seed = [np.stack(values) if n_seeds == 1 else seeds @ np.stack(values) for values in many]
+        step = max(1, _BLOCK // n)
+        for at in range(0, draws, step):
+            clients = random.multinomial(n, np.full(n, 1 / n), size=min(step, draws - at)).astype(np.float64)
+            for mean, values in zip(means, by_seed, strict=True):
+                drawn = values if n_seeds == 1 else values[at : at + step]
+                mean[at : at + step] = (drawn * clients).sum(1) / (n_seeds * n)
+        return means
+    lengths = np.array(sizes)
+    chosen = random.integers(n_seeds, size=(draws, n_seeds, 1))
+    n_clients = lengths[chosen]
+    position = random.integers(n_clients, size=(draws, n_seeds, max(sizes)))
+    counted = np.arange(max(sizes)) < n_clients
+    for mean, values in zip(means, many, strict=True):
+        padded = np.zeros((n_seeds, max(sizes)))
+        for row, target in zip(values, padded, strict=True):
             target[: row.size] = row
-        chosen = random.integers(n_seeds, size=(draws, n_seeds, 1))
-        n_clients = sizes[chosen]
-        position = random.integers(n_clients, size=(draws, n_seeds, padded.shape[1]))
-        counted = np.arange(padded.shape[1]) < n_clients
-        means = ((padded[chosen, position] * counted).sum(2, keepdims=True) / n_clients).mean((1, 2))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return mean, float(low), float(high)
+        mean[:] = ((padded[chosen, position] * counted).sum(2, keepdims=True) / n_clients).mean((1, 2))
+    return means

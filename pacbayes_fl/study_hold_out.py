@@ -266,7 +266,8 @@ class Memory:
         if not images:
             stacked, owner = twins.stacked(seen)
             named = twins.cells(stacked, np.array(width), salt)
-            cells = {name: named[owner == k].reshape(-1) for k, name in enumerate(seen.names)}
+            cuts = np.searchsorted(owner, np.arange(1, len(seen.names)))  # rows lie client after client
+            cells = {name: part.reshape(-1) for name, part in zip(seen.names, np.split(named, cuts), strict=True)}
         none = np.zeros(0, dtype=np.uint64)
         clients = {name: Remembered(rows, cells.get(name, none)) for name, rows in now.items()}
         return Memory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)

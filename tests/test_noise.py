@@ -335,3 +335,18 @@ def test_philox_gives_a_gpu_the_same_numbers() -> None:
 
 def test_streams_say_where_their_numbers_are() -> None:
     assert Noise(1, 0, [4]).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("engine", ["philox", "generators"])
+@pytest.mark.parametrize("n", [1, 3, 7, 8, 40, 60, 61])
+def test_minibatches_are_the_rows_of_the_smallest_uniforms_in_their_order_and_padding_in_its_own(
+    engine: Engine, n: int
+) -> None:
+    """As a stable sort of all rows has it: also where clients have fewer rows than are wanted, or none."""
+    sizes = (60, 1, 0, 7, 8, 33, 59)
+    mask = torch.arange(60) < torch.tensor(sizes).unsqueeze(1)
+    for draw in range(20):
+        noise = Noise(draw, 1, range(len(sizes)), engine=engine)
+        uniform = noise.copy().uniform(torch.empty(mask.shape, dtype=torch.float64))
+        keys = torch.where(mask, uniform, 2.0)
+        assert torch.equal(noise.rows(mask, n), torch.argsort(keys, dim=1, stable=True)[:, :n])

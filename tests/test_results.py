@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacbayes_fl import results
 from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
 from pacbayes_fl.results import (
     ClientRow,
@@ -413,3 +414,31 @@ def test_a_result_shows_what_was_run_in_one_line() -> None:
     many = {"existing.mean": torch.zeros(2, 500)}
     shown = repr(Result("tiny", "pac-pfl", 3, "regression", (record(1),), rows, many))
     assert shown == "Result(pac-pfl on tiny, seed 3, 1 rounds, 2 existing and 1 new clients, regression: rsmse)"
+
+
+def one_by_one(values: list[list[float]], seed: int) -> tuple[float, float, float]:
+    """Bootstrap one metric with all of its replicates at once."""
+    rows = [np.array(row) for row in values]
+    random, n_seeds, n = np.random.default_rng(seed), len(rows), rows[0].size
+    seeds = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=2000)
+    clients = random.multinomial(n, np.full(n, 1 / n), size=2000)
+    means = ((seeds @ np.stack(rows)) * clients).sum(1) / (n_seeds * n)
+    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    return float(np.mean([row.mean() for row in rows])), float(low), float(high)
+
+
+@pytest.mark.parametrize("block", [1, 37, 1000, 2**20])
+@pytest.mark.parametrize("n_seeds", [1, 3])
+def test_bootstraps_of_many_metrics_are_those_of_each_alone_bit_by_bit(
+    n_seeds: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(block)
+    many = [random.normal(size=(n_seeds, n)).tolist() for n in (24, 1, 24, 7, 24)]
+    ragged = [[1.0, 2.0, 4.0], [0.5]]
+    alone = [one_by_one(values, 5) for values in many]
+    monkeypatch.setattr(results, "_BLOCK", block)
+    assert results.nested_bootstraps([*many, ragged], 5) == [*alone, results.nested_bootstrap(ragged, 5)]
+    assert [results.nested_bootstrap(values, 5) for values in many] == alone
+    spoilt = results.nested_bootstraps([many[0], [[float("nan"), 1.0]] * n_seeds, many[2]], 5)
+    assert [spoilt[0], spoilt[2]] == [alone[0], alone[2]] and all(map(math.isnan, spoilt[1]))
+    assert results.nested_bootstraps([]) == []

@@ -230,7 +230,8 @@ class ClientBatch:
             DataError: when `later` holds a client that is not here, or other columns.
         """
         same_schema(self, later)
-        unknown = [name for name, i in zip(later.names, later.ids, strict=True) if i not in self.ids]
+        known = set(self.ids)
+        unknown = [name for name, i in zip(later.names, later.ids, strict=True) if i not in known]
         if unknown:
             raise DataError("has later rows but is not in the batch", client=unknown[0])
         at = {i: k for k, i in enumerate(later.ids)}

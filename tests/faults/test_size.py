@@ -1,0 +1,139 @@
+"""Ten thousand clients: what a study costs grows with its clients and rows, never with their product.
+
+Counts of calls, of numbers drawn and of bytes; never times.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pacbayes_fl import results
+from pacbayes_fl.data import tables
+from pacbayes_fl.results import ClientRow, Result
+
+METRICS = tuple(f"m{i}" for i in range(12))
+
+
+def arrays(clients: int, rows: int = 4) -> dict[str, Any]:
+    """Return a data set in long form whose clients lie interleaved."""
+    random, owner = np.random.default_rng(clients), np.tile(np.arange(clients), rows)
+    return {
+        "x": random.normal(size=(clients * rows, 2)),
+        "y": random.normal(size=clients * rows),
+        "client": owner,
+        "test": np.repeat(np.arange(rows) % 2 == 1, clients),
+        "client_name": np.array([f"c{k}" for k in range(clients)]),
+        "client_new": np.arange(clients) % 5 == 4,
+        "feature_name": np.array(["a", "b"]),
+        "feature_unit": np.array(["", ""]),
+        "target_name": "y",
+        "target_unit": "",
+    }
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """Bytes that Python and NumPy hold at most beyond what they held before."""
+    work()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_reading_a_data_set_takes_memory_by_its_rows() -> None:
+    """Eight times the clients: as much a client, where a mask a client would be eight times as much."""
+    few, many = (peak(partial(tables.from_arrays, arrays(clients), {})) for clients in (250, 2000))
+    assert many < 1.3 * 8 * few
+
+
+def test_rows_are_those_of_a_mask_a_client() -> None:
+    given = arrays(30)
+    random = np.random.default_rng(0)
+    given["client"] = random.permutation(np.concatenate((np.repeat(np.arange(30), 3), np.arange(30)[::-1])))
+    given["test"] = np.zeros(120, dtype=bool)
+    for k in range(30):
+        given["test"][np.flatnonzero(given["client"] == k)[1:3]] = True
+    dataset = tables.from_arrays(given, {})
+    for group in dataset.groups.values():
+        for batch, part in ((group.train, ~given["test"]), (group.test, given["test"])):
+            for k, name in enumerate(batch.names):
+                at = (given["client"] == int(name[1:])) & part
+                assert batch.x[k][batch.mask[k]].numpy().tobytes() == given["x"][at].tobytes()
+                assert batch.y[k][batch.mask[k]].numpy().tobytes() == given["y"][at].tobytes()
+
+
+def result(clients: int, gaps: bool = False) -> Result:
+    random = np.random.Generator(np.random.PCG64(clients))
+    rows = []
+    for k in range(2 * clients):
+        values: Mapping[str, float] = {name: float(random.normal()) for name in METRICS}
+        if gaps and k % 7 == 0:
+            values = {**values, METRICS[1]: float("nan"), METRICS[2]: float("inf")}
+        rows.append(ClientRow(k, f"c{k}", "existing" if k < clients else "new", 5, values))
+    return Result("s", "m", 0, "regression", clients=tuple(rows))
+
+
+def test_tables_ask_for_the_names_of_metrics_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are a walk over all clients: asked for by row and cell they were N^2 steps."""
+    asked: list[int] = []
+    names: Callable[[Result], tuple[str, ...]] = Result.metrics.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Result, "metrics", property(lambda self: asked.append(1) or names(self)))  # type: ignore[func-returns-value]
+    found = result(200)
+    asked.clear()
+    text = results._clients_csv(found)
+    assert len(asked) == 1
+    found.summary()
+    assert len(asked) <= 3  # once a group
+    assert text.count("\n") == 401
+
+
+class Counting:
+    """A generator that counts the numbers that it draws."""
+
+    drawn = 0
+
+    def __init__(self, seed: int) -> None:
+        self._own = np.random.Generator(np.random.PCG64(seed))
+
+    def multinomial(self, n: int, p: Any, size: int) -> Any:
+        Counting.drawn += size * len(p)
+        return self._own.multinomial(n, p, size=size)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counting]]:
+    Counting.drawn = 0
+    monkeypatch.setattr(np.random, "default_rng", Counting)
+    yield Counting
+
+
+def test_the_bootstrap_of_a_run_draws_clients_once_for_all_metrics_and_tables(counted: type[Counting]) -> None:
+    found = result(300)
+    shown = [found.summary() for _ in range(3)]  # written, printed, asked for
+    assert counted.drawn == 2 * (2000 * 300 + 2000)  # of each group, and of its one seed
+    assert shown[0] == shown[1] == shown[2]
+    shown[0]["groups"].clear()
+    assert found.summary() == shown[1]
+
+
+def test_metrics_that_some_clients_lack_cost_one_draw_more(counted: type[Counting]) -> None:
+    found = result(300, gaps=True)
+    known = sum(not np.isnan(v) for v in found.column("existing", METRICS[1]))
+    new = sum(not np.isnan(v) for v in found.column("new", METRICS[1]))
+    found.summary()
+    assert counted.drawn == 2000 * (600 + known + new) + 4 * 2000
+
+
+def test_the_bootstrap_holds_blocks_of_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not 2000 counts of every client: 160 MB for ten thousand of them."""
+    monkeypatch.setattr(results, "_BLOCK", 2**14)
+    values = [[np.random.default_rng(k).normal(size=2000).tolist()] for k in range(3)]
+    assert peak(lambda: results.nested_bootstraps(values)) < 2_000_000 < 2000 * 2000 * 8
