@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
+
+_LARGEST = 1e30  # so that squares and products of options are finite
 
 
 class DataGenError(ValueError):
     """A wrong option, an unusable weather file, or data that cannot be written or read."""
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def fits(what: str, size: int, options: str) -> None:
+    """Check that numbers have room in the machine's memory, before they are made.
+
+    Args:
+        what: takes the room.
+        size: bytes.
+        options: to lower, should it be too much.
+
+    Raises:
+        DataGenError: they would take more than half of it.
+    """
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if size > limit:
+        took = f"{size / 1e9:.3g} GB of memory, and the limit is {limit / 1e9:.3g} GB, half of what there is"
+        raise DataGenError(f"{what} would take {took}; lower {options}")
+
+
+def whole(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
     """Check an option that must be a whole number.
 
     Args:
         name: of the option.
         value: to check; True and False are refused.
         least: smallest value allowed.
-        most: largest value allowed, or None.
+        most: largest value allowed.
 
     Returns:
         The value.
@@ -28,13 +48,13 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
         DataGenError: not a whole number, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise DataGenError(f"{name} must be a whole number of at least {least}, is {value!r}")
-    if most is not None and value > most:
-        raise DataGenError(f"{name} must be a whole number of at most {most}, is {value!r}")
+        raise DataGenError(f"{name} must be a whole number of at least {least}, is {value!r:.80}")
+    if value > most:
+        raise DataGenError(f"{name} must be a whole number of at most {most}, is {value!r:.80}")
     return int(value)
 
 
-def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> float:
+def number(name: str, value: Any, least: float = -_LARGEST, most: float = _LARGEST) -> float:
     """Check an option that must be a finite number.
 
     Args:
@@ -49,8 +69,8 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     Raises:
         DataGenError: not a finite number, or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise DataGenError(f"{name} must be a finite number, is {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not abs(value) < math.inf:
+        raise DataGenError(f"{name} must be a finite number, is {value!r:.80}")
     if not least <= value <= most:
-        raise DataGenError(f"{name} must lie in {least:g}..{most:g}, is {value!r}")
+        raise DataGenError(f"{name} must lie in {least:g}..{most:g}, is {value!r:.80}")
     return float(value)

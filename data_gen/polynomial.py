@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_gen.dataset import Dataset, client_names, finish
-from data_gen.errors import DataGenError, number, whole
+from data_gen.errors import DataGenError, fits, number, whole
 from data_gen.manifest import variant_tag, versions
 
 CHEBYSHEV: tuple[tuple[float, ...], ...] = (
@@ -80,6 +80,10 @@ class PolynomialConfig:
             raise DataGenError(f"lengthscales must be positive, are {scales}")
         if self.outputscale == 0:
             raise DataGenError("outputscale must be positive, is 0")
+        rows, clients = self.samples + self.test_samples, self.clients + self.new_clients
+        fits(f"a client of {rows} rows", 24 * rows**2, "samples or test_samples")  # gaps, kernel and factor
+        fits(f"{clients} clients of {rows} rows", 64 * clients * rows, "clients, new_clients, samples or test_samples")
+        fits(f"{self.modes} modes", 1000 * self.modes, "modes")
 
 
 def coefficients(mode: int) -> npt.NDArray[np.float64]:

@@ -6,16 +6,45 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import StudyError, shown
 
 Part = TypeVar("Part")
 NONE = "none"
 """How a table says None, for which TOML has no word."""
+
+_MOST: Final = 2**32 - 1  # of whole numbers: seeds, which are the largest, fill it
+_LARGEST: Final = 1e30  # of other numbers, and its inverse the smallest: float32, of networks, ends at 3.4e38, 1.2e-38
+
+
+def read_toml(text: str, where: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Args:
+        text: what a file or an argument holds.
+        where: what errors call it.
+
+    Returns:
+        The table.
+
+    Raises:
+        tomllib.TOMLDecodeError: when it is not TOML.
+        StudyError: when it is TOML that nobody can mean: tables in tables beyond Python's depth, or a number of
+            thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise StudyError(f"{where} holds lists or tables in one another too deep to read") from None
+    except ValueError:  # Python's limit on the digits of a whole number
+        raise StudyError(f"{where} holds a number of too many digits") from None
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
@@ -49,10 +78,10 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
     """
     hints = get_type_hints(cls)
     if not isinstance(table, Mapping):
-        raise StudyError(f"{where} must be a table, got {table!r}")
+        raise StudyError(f"{where} must be a table, got {shown(table)}")
     for key in table:
         if key not in hints:
-            raise StudyError(f"{where}: unknown key {key!r}", hint=nearest(key, hints))
+            raise StudyError(f"{where}: unknown key {shown(key)}", hint=nearest(key, hints))
     values = {key: _convert(hints[key], value, f"{where} {key}") for key, value in table.items()}
     try:
         return cls(**values)
@@ -68,22 +97,33 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         for choice in choices:
             with contextlib.suppress(StudyError):
                 return _convert(choice, value, where)
-        raise StudyError(f"{where} must be {' or '.join(map(_expected, choices))}, got {value!r}")
+        raise StudyError(f"{where} must be {' or '.join(map(_expected, choices))}, got {shown(value)}")
     if origin is Literal:
         if value in choices:
             return value
-        raise StudyError(f"{where} must be {_expected(kind)}, got {value!r}")
+        raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}")
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return parse(kind, value, where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(choices[0], item, where) for item in value)
     if (origin or kind) is Mapping and isinstance(value, Mapping):
         return dict(value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if kind in (int, float) and isinstance(value, int if kind is int else int | float) and not isinstance(value, bool):
+        return _number(kind, value, where)
+    if isinstance(kind, type) and isinstance(value, kind) and kind is not int:
         return value
-    raise StudyError(f"{where} must be {_expected(kind)}, got {value!r}")
+    raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}")
+
+
+def _number(kind: type, value: int | float, where: str) -> int | float:
+    """Give a number in a range that every option has, whether its method uses it or not."""
+    if kind is int and not 0 <= value <= _MOST:
+        raise StudyError(f"{where} must be a whole number from 0 to 2**32 - 1, got {shown(value)}")
+    if kind is float and not (math.isfinite(value) if isinstance(value, float) else True):
+        raise StudyError(f"{where} must be a finite number, got {value:g}")
+    if kind is float and not (value == 0 or 1 / _LARGEST <= abs(value) <= _LARGEST):
+        raise StudyError(f"{where} must be 0 or of a size from {1 / _LARGEST:g} to {_LARGEST:g}, got {shown(value)}")
+    return value if kind is int else float(value)
 
 
 def _expected(kind: Any) -> str:
@@ -178,18 +218,18 @@ def override(table: dict[str, Any], assignment: str) -> None:
     """
     path, equals, text = assignment.partition("=")
     if not equals:
-        raise StudyError(f"--set takes KEY=VALUE, got {assignment!r}", hint="such as --set method.tau=0.5")
+        raise StudyError(f"--set takes KEY=VALUE, got {shown(assignment)}", hint="such as --set method.tau=0.5")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = read_toml(f"value = {text}", f"--set {path}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
         with contextlib.suppress(ValueError):
-            value = float(value)  # such as ".5", which is no TOML
+            value = float(value) if value.isascii() else value  # such as ".5", which is no TOML
     *parents, last = path.strip().split(".")
     for name in parents:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise StudyError(f"--set {assignment}: {name!r} is not a table")
+            raise StudyError(f"--set {shown(assignment)}: {name!r} is not a table")
         table = inner
     table[last] = value
 

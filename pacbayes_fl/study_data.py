@@ -7,8 +7,6 @@ import json
 import os
 import re
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from torch import Tensor
 
 import data_gen
 from pacbayes_fl import settings
-from pacbayes_fl.data import images, scaling, split, tables
+from pacbayes_fl.data import archives, images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import DataError, StudyError
@@ -242,7 +240,7 @@ def check_saved(path: Path, now: tables.Dataset) -> None:
     if now.rows is None:
         check_same_rows(tables.read(path), now)
         return
-    before, hint = read_arrays(path), "restore the data, or choose another --out"
+    before, hint = archives.read_npz(path), "restore the data, or choose another --out"
     if "image_sha256" not in before:
         raise DataError(f"{path} is not of a run on images", hint=hint)
     for old, new in zip(before["image_sha256"].tolist(), _fingerprints(now), strict=True):
@@ -309,27 +307,6 @@ def check_environment(folder: Path, now: tables.Dataset) -> None:
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
     if known != provenance(now)["split_sha256"]:
         raise DataError(f"the rows in {folder / 'data.npz'} are not those that {path.name} says were run", hint=hint)
-
-
-def read_arrays(path: Path) -> dict[str, Array]:
-    """Read all arrays of an .npz archive.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Arrays by name.
-
-    Raises:
-        DataError: when there is no such file or it cannot be read.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as .npz: {error}") from error
 
 
 def _rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:

@@ -7,17 +7,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import images
-from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
 from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
+
+_LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,9 @@ class PrivacyPart:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise PrivacyError(f"[privacy] {name} must be positive and finite, got {value:g}")
+        if self.epsilon is not None and not _LEAST <= self.epsilon <= 1 / _LEAST:
+            what = f"[privacy] epsilon must be from {_LEAST:g} to {1 / _LEAST:g}, got {self.epsilon:g}"
+            raise PrivacyError(what, hint="noise for less leaves nothing to learn, and with more nothing is hidden")
         if self.delta is not None and not 0 <= self.delta < 1:
             raise PrivacyError(f"[privacy] delta must be in [0, 1), got {self.delta:g}")
         if self.mechanism == "paper_algorithm_3" and self.multiplier is not None:
@@ -283,18 +288,20 @@ class Study:
         valid = ("name", "seed", *tables)
         for key, value in full.items():
             if key not in valid:
-                raise StudyError(f"{where}: unknown key {key!r}", hint=settings.nearest(key, valid))
+                raise StudyError(f"{where}: unknown key {shown(key)}", hint=settings.nearest(key, valid))
             if key in tables and not isinstance(value, Mapping):
-                raise StudyError(f"{where}: {key} must be a table, got {value!r}", hint=f"set {key}.KEY to VALUE")
+                raise StudyError(f"{where}: {key} must be a table, got {shown(value)}", hint=f"set {key}.KEY to VALUE")
         chosen = full.get("method", {})
         name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
         methods = full.get("methods", {})
         for known in (str(name), *methods):
             if known not in METHODS:
-                raise StudyError(f"{where}: unknown method {known!r}", hint=settings.nearest(known, METHODS))
+                raise StudyError(f"{where}: unknown method {shown(known)}", hint=settings.nearest(known, METHODS))
         recipe = METHODS[name]
         if str(preset) not in recipe.presets:
-            raise StudyError(f"{where}: unknown preset {preset!r}", hint=settings.nearest(str(preset), recipe.presets))
+            raise StudyError(
+                f"{where}: unknown preset {shown(preset)}", hint=settings.nearest(str(preset), recipe.presets)
+            )
         for known, own in methods.items():
             _check_own(known, own, f"{where} [methods.{known}")
         base = settings.merge(settings.merge(recipe.presets[preset], table), methods.get(name, {}))
@@ -310,8 +317,11 @@ class Study:
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-            raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
-        return cls(str(full.get("name", where)), seed, data, method=method, **parts)
+            raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
+        title = full.get("name", where)
+        if not isinstance(title, str):
+            raise StudyError(f"{where} name must be text, got {shown(title)}")
+        return cls(title, seed, data, method=method, **parts)
 
     @classmethod
     def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
@@ -407,7 +417,7 @@ def _check_own(method: str, own: Any, where: str) -> None:
     recipe = METHODS[method]
     kinds = {"method": recipe.options, "model": MODELS[recipe.model], **dict(_PARTS)}
     if not isinstance(own, Mapping):
-        raise StudyError(f"{where}] must be a table, got {own!r}")
+        raise StudyError(f"{where}] must be a table, got {shown(own)}")
     for part, values in own.items():
         if part not in kinds:
             raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: {', '.join(kinds)}")
@@ -431,7 +441,7 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
         names = sorted(bundled.stem for bundled in BUNDLED.glob("*.toml"))
         raise StudyError(f"there is no study {str(path)!r}", hint=settings.nearest(str(path), names))
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = settings.read_toml(file.read_text(encoding="utf-8"), file.name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{file.name} is not TOML: {error}") from error
     return {"name": file.stem} | _anchored(table, file.parent), file.name
@@ -441,6 +451,8 @@ def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
 
     def anchored(key: str, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
         if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
             return value
         is_path = key == "root" or (key in ("source", "weather") and Path(value).suffix)  # a folder may have no suffix

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data import split, tables, twins
+from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results_folder import write_atomic
-from pacbayes_fl.study_data import positions_by_client, read_arrays
+from pacbayes_fl.study_data import positions_by_client
 from pacbayes_fl.study_file import Study
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +165,7 @@ def check(folder: Path, division: Division) -> None:
     """
     if division.held is None or division.position is None:
         return
-    saved = read_arrays(folder / FILE)
+    saved = read_npz(folder / FILE)
     before = {str(name): rows for name, rows in zip(saved["client_name"], saved["held"], strict=True)}
     for name, rows in zip(division.held.names, division.position.numpy(), strict=True):
         if name in before and np.flatnonzero(before[name]).tolist() != np.flatnonzero(rows).tolist():

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from pacbayes_fl.data import images, tables
+from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.study_data import read_arrays
 
 _TO_PREDICT = -1
 
@@ -29,7 +29,7 @@ def read(path: Path, shape: tuple[int, ...], default_client: str | None = None) 
     Raises:
         DataError: when the file cannot be read, or an array is missing or does not fit the others.
     """
-    arrays = read_arrays(path)
+    arrays = read_npz(path)
     for name in ("x", *(() if default_client is not None else ("client",))):
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}", hint="it needs x [R, channels, H, W], y and client [R]")

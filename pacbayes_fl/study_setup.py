@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from pacbayes_fl import study_size
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
@@ -55,17 +57,21 @@ def prepare(
         The method, and the clients by group.
 
     Raises:
-        StudyError: when the method or the model is not for such data, or cannot be trained in folds.
+        StudyError: when the method or the model is not for such data, is too large for the memory, or cannot be trained
+            in folds.
     """
     check_task(study.method.name, dataset.classes is not None)
+    shape = dataset.feature_shape or (len(dataset.features),)
+    study_size.check_model(study, math.prod(shape), dataset.classes)
     device, dtype = device_of(study), None
     with torch.device(device):  # a hyper-prior's centre is made once, where the particles will be
         if isinstance(study.model, ModelPart):
             model: Any = study.model.build(len(dataset.features))
         else:
-            model = study.model.build(dataset.feature_shape or (len(dataset.features),), dataset.classes)
+            model = study.model.build(shape, dataset.classes)
             dtype = model.dtype
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
+    study_size.check_method(study, method, dataset)
     if study.report.certify.scheme == "folds":
         method = _folded(study, method, fold_of)
     if isinstance(study.model, NetworkPart) and study.model.temperature not in (1.0, "held-out"):

@@ -44,7 +44,7 @@ class Needs:
 FULL = {
     "name": "b",
     "flag": True,
-    "count": -4,
+    "count": 4,
     "rate": 1e-30,
     "limit": 7,
     "mode": "slow",
@@ -65,7 +65,7 @@ def test_what_is_left_out_keeps_its_default() -> None:
 def test_every_kind_of_value_is_read() -> None:
     got = settings.parse(Outer, FULL, "t")
     assert got == Outer(
-        "b", True, -4, 1e-30, 7, "slow", (), (3, 4), 0.25, Inner(5, 2.0), {"x": 1, "nested": {"y": [1, 2]}}
+        "b", True, 4, 1e-30, 7, "slow", (), (3, 4), 0.25, Inner(5, 2.0), {"x": 1, "nested": {"y": [1, 2]}}
     )
     assert type(settings.parse(Outer, {"rate": 2}, "t").rate) is float
 

@@ -14,6 +14,7 @@ import torch
 
 import data_gen
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study_data import (
     ScaledGroup,
@@ -21,7 +22,6 @@ from pacbayes_fl.study_data import (
     load,
     match_columns,
     provenance,
-    read_arrays,
     reopen,
     scale,
     to_saved,
@@ -240,7 +240,7 @@ def test_what_a_run_keeps_of_its_data_is_checked(tmp_path: Path) -> None:
         check_saved(tmp_path / "rows.npz", dataset)
     assert reopen(tiny(), tmp_path / "rows.npz").features == rows_.features
     with pytest.raises(DataError, match="there is no file"):
-        read_arrays(tmp_path / "none.npz")
+        read_npz(tmp_path / "none.npz")
 
 
 def test_labels_stay_and_features_are_standardised(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
         ({"model": {"mean_widths": [3, 0]}}, "[model] widths and feature_dim must be at least 1, got 32, 32, 3, 0, 2"),
         ({"model": {"feature_dim": 0}}, "[model] widths and feature_dim must be at least 1"),
         ({"model": {"noise_std": 0.0}}, "[model] noise_std must be positive, got 0"),
-        ({"model": {"noise_std": float("nan")}}, "[model] noise_std must be positive, got nan"),
+        ({"model": {"noise_std": float("nan")}}, "s.toml [model] noise_std must be a finite number, got nan"),
     ],
 )
 def test_a_wrong_study_is_refused_with_the_place(table: dict[str, Any], text: str) -> None:
@@ -138,8 +138,8 @@ def test_a_wrong_assignment_is_refused_like_a_wrong_table() -> None:
 
 
 def test_numbers_that_only_the_plan_can_judge() -> None:
-    with pytest.raises(StudyError, match="rounds must be >= 0"):
-        _ = study({"federation": {"rounds": -1}}).plan
+    with pytest.raises(StudyError, match="waste >= 1"):
+        _ = study({"federation": {"waste": 0.5}}).plan
 
 
 def test_the_plan_is_the_federation_part() -> None:

@@ -280,7 +280,7 @@ def test_images_that_cannot_be_used_are_refused(tmp_path: Path, arrays: dict[str
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_text("nothing")
-    with pytest.raises(DataError, match=r"a\.npz cannot be read as \.npz"):
+    with pytest.raises(DataError, match=r"a\.npz is not an \.npz archive"):
         study_images.read(tmp_path / "a.npz", SHAPE)
     with pytest.raises(DataError, match="there is no file"):
         study_images.read(tmp_path / "b.npz", SHAPE)

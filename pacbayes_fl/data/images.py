@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl import settings
+from pacbayes_fl import memory, settings
 from pacbayes_fl.data import partition, tables, torchvision_ops
+from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.partition import LabelGroups, Parts
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import DataError, StudyError, shown
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +37,7 @@ KINDS = ("inverted", "rotated")
 _ROOT = "PACBAYES_FL_DATA"
 _DIGITS = 10  # classes 0..9 of FEMNIST
 _SIDE = 28  # of LEAF's images
+_PER_BYTE = 10  # bytes that numbers take for each byte of JSON
 _PARTS = ("train", "test", "validation")  # numbered 0, 1, 2 in `Dataset.rows`
 
 
@@ -140,11 +140,15 @@ def _read_torchvision(name: str, folder: Path, download: bool) -> Images:
         raise DataError(f"{name} is not there: there is no folder {folder / below}", hint=_advice(name, folder))
     try:
         both = [getattr(datasets, class_name)(str(folder), train=train, download=download) for train in (True, False)]
-    except (RuntimeError, OSError, ValueError, AssertionError) as error:  # whatever it meets in a damaged file
+    except Exception as error:  # whatever it meets in a damaged file
         first = str(error).strip().splitlines()[:1]
         what = first[0] if first else type(error).__name__
         raise DataError(f"{name} in {folder / below} cannot be read: {what}", hint=_advice(name, folder)) from error
-    pixels = torch.cat([torch.as_tensor(one.data) for one in both])
+    parts = [torch.as_tensor(one.data) for one in both]
+    if parts[0].dim() not in (3, 4) or parts[0].shape[1:] != parts[1].shape[1:]:
+        got = " and ".join(str(list(part.shape)) for part in parts)
+        raise DataError(f"{name} in {folder / below}: the parts hold images {got}", hint=_advice(name, folder))
+    pixels = torch.cat(parts)
     x = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
     y = torch.cat([torch.as_tensor(one.targets) for one in both]).long()
     official_test = torch.arange(len(y)) >= len(both[0].targets)
@@ -172,14 +176,19 @@ def _read_femnist(folder: Path) -> Images:
 
 
 def _read_femnist_npz(path: Path) -> Images:
+    arrays = read_npz(path)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            first = ~arrays["dup"]
-            x, y, writer, test = (torch.from_numpy(arrays[name][first]) for name in ("x", "y", "writer", "is_test"))
-            names = arrays["writer_name"].tolist()
-    except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        first = ~arrays["dup"]
+        x, y, writer, test = (torch.from_numpy(arrays[name][first]) for name in ("x", "y", "writer", "is_test"))
+        names = [str(name) for name in arrays["writer_name"]]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    return _images("femnist", x.unsqueeze(1), y, test, 62, writer, names[: int(writer.max()) + 1])
+    if any(t.dim() != 1 or t.is_floating_point() or t.is_complex() for t in (y, writer, test)) or x.dim() < 2:
+        raise DataError(f"{path}: y, writer and is_test must be whole numbers [R], one for each image")
+    if len(writer) and not 0 <= int(writer.min()) <= int(writer.max()) < len(names):
+        raise DataError(f"{path}: writers must be in 0..{len(names) - 1}, as there are names")
+    used = names[: int(writer.max()) + 1] if len(writer) else []
+    return _images("femnist", x.unsqueeze(1), y.long(), test.bool(), 62, writer.long(), used)
 
 
 def _read_leaf(folder: Path) -> Images:
@@ -204,12 +213,19 @@ def _leaf_part(folder: Path) -> dict[str, list[tuple[Array, int]]]:
     rows: dict[str, list[tuple[Array, int]]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            for writer, data in json.loads(path.read_text())["user_data"].items():
+            memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "split it", DataError)
+            for writer, data in json.loads(path.read_text("utf-8"))["user_data"].items():
                 mine = rows.setdefault(writer, [])
-                mine += [(_leaf_pixels(image), int(y)) for image, y in zip(data["x"], data["y"], strict=True)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                mine += [(_leaf_pixels(image), _leaf_label(y)) for image, y in zip(data["x"], data["y"], strict=True)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} is not one of LEAF's files: {error}") from error
     return rows
+
+
+def _leaf_label(y: object) -> int:
+    if not isinstance(y, int | float) or not abs(y) < 2**31 or y != int(y):
+        raise ValueError(f"a label must be a whole number, got {shown(y)}")
+    return int(y)
 
 
 def _leaf_pixels(image: Sequence[float]) -> Array:
@@ -411,7 +427,12 @@ def _resolved(chosen: ImageOptions, domains: tuple[str, ...]) -> dict[str, Any]:
 
 def _clients(images: Mapping[str, Images], domains: tuple[str, ...], chosen: ImageOptions) -> list[_Client]:
     """Share out the rows; clients of one base never share a row, whatever their domains."""
-    total = chosen.clients + chosen.new_clients
+    total, rows = chosen.clients + chosen.new_clients, sum(len(one.y) for one in images.values())
+    if total > rows:
+        hint = "take fewer clients or new_clients"
+        raise DataError(
+            f"{total} clients need a row each at least, and the limit is {rows}, as many as there are", hint=hint
+        )
     domain = [domains[u * len(domains) // chosen.clients] for u in range(chosen.clients)]
     domain += [domains[u * len(domains) // chosen.new_clients] for u in range(chosen.new_clients)]
     made: dict[int, _Client] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
-import zlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pacbayes_fl import memory
+from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, shown
 
 Array = np.ndarray[Any, Any]
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
@@ -27,6 +28,10 @@ _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
     | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
 )
 _OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s"})
+_KINDS = (".csv", ".parquet")
+_PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
+_PER_CELL = 100  # and for each cell of a Parquet table, whose bytes say little of it
+_CLASSES = 1000  # that a table may have with fewer rows
 Task = Literal["regression", "classification"]
 
 
@@ -100,12 +105,13 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):
         raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
+    _check_names(names)
     if (test & apart).any():
         raise DataError(
             "a row is both a test and a validation row", client=names[int(owner[(test & apart).numpy()][0])]
         )
     try:
-        x, y = (torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in ("x", "y"))
+        x, y = (torch.from_numpy(_known(arrays[name])) for name in ("x", "y"))
     except TypeError as error:
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
@@ -132,6 +138,30 @@ def _rows_of(owner: Array, clients: int) -> list[torch.Tensor]:
     return list(torch.from_numpy(order).split(np.bincount(owner, minlength=clients).tolist()))
 
 
+def _known(numbers: Array) -> Array:
+    """Give unsigned numbers, of which torch knows bytes alone, as float64."""
+    unsigned = numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1
+    return np.ascontiguousarray(numbers, dtype=np.float64 if unsigned else None)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that look alike: a blank at the end, or an accent written in two ways, makes no other client."""
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
+        if first != name:
+            raise DataError(f"its name differs from {first!r} by what nobody sees", client=name, hint="write it alike")
+
+
+def _check_classes(where: str, largest: float, rows: int) -> int:
+    """Count the classes 0..largest, of which there cannot be many more than rows."""
+    limit = max(_CLASSES, rows)
+    if largest + 1 > limit:
+        what = f"{where}: label {largest:g} would be one of {largest + 1:g} classes of {rows} rows"
+        raise DataError(f"{what}, and the limit is {limit}", hint="number the classes 0, 1, 2, ...")
+    return int(largest) + 1
+
+
 def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
     """Check that the arrays fit each other, and return the shape of one input and the number of classes."""
     for name in _LONG_FORM:
@@ -140,7 +170,7 @@ def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int 
     for name, least in (("classes", 2), ("feature_shape", 1)):
         given = np.asarray(arrays.get(name, least))
         if given.dtype.kind not in "iu" or (given < least).any():
-            raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {given.tolist()!r}")
+            raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {shown(given.tolist())}")
     shape = tuple(int(size) for size in np.ravel(arrays.get("feature_shape", ())))
     sizes = {"d": math.prod(shape), "f": 1} if shape else {}
     for name, letters in {**_LONG_FORM, **_OPTIONAL}.items():
@@ -153,7 +183,9 @@ def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int 
         if len(got) != len(letters) or not all(fits):
             wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
             raise DataError(f"array {name!r} must be [{wanted}], got {list(got)}")
-    return shape, int(arrays["classes"]) if "classes" in arrays else None
+    return shape, _check_classes(
+        "array 'classes'", int(arrays["classes"]) - 1, sizes["R"]
+    ) if "classes" in arrays else None
 
 
 def _group(
@@ -250,12 +282,13 @@ def to_positions(dataset: Dataset) -> dict[str, Array]:
 def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the columns, and where each row stands."""
     rows, places = [], []
+    memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "keep fewer rows or columns", DataError)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
             reader = csv.DictReader(stream)
             names = _distinct(path, reader.fieldnames or [])
-            if len(names) == 1 and ";" in names[0]:
-                raise DataError(f"{path} has only the column {names[0]!r}", hint="is the separator a comma?")
+            if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
+                raise DataError(f"{path} has only the column {shown(names[0])}", hint="is the separator a comma?")
             for row in reader:
                 places.append(f"line {reader.line_num}")
                 if None in row or None in row.values():
@@ -273,11 +306,16 @@ def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     except ImportError as error:
         raise DataError("reading Parquet needs pyarrow", hint="pip install 'pacbayes_fl[tables]'") from error
     try:
+        size = parquet.ParquetFile(path).metadata
+        cells = size.num_rows * (size.num_columns + 1)
+        memory.require(_PER_CELL * cells, f"{path} of {cells} cells, read,", "keep fewer rows or columns", DataError)
         table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
+        names = _distinct(path, table.column_names)
+        return {name: table[name].to_pylist() for name in names}, [f"row {i}" for i in range(table.num_rows)]
+    except DataError:
+        raise
+    except Exception as error:  # whatever pyarrow meets in a damaged file
         raise DataError(f"{path} is not a Parquet table: {error}") from error
-    names = _distinct(path, table.column_names)
-    return {name: table[name].to_pylist() for name in names}, [f"row {i}" for i in range(table.num_rows)]
 
 
 def _distinct(path: Path, names: Sequence[str]) -> list[str]:
@@ -294,12 +332,19 @@ def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any],
     numbers = []
     for place, owner, value in zip(where, owners, values, strict=True):
         try:
-            numbers.append(float("nan" if blank and value in ("", None) else value))
-        except (TypeError, ValueError):
-            raise DataError(f"{place}: {value!r} is not a number") from None
+            numbers.append(float("nan" if blank and value in ("", None) else _plain(value)))
+        except (TypeError, ValueError, OverflowError):
+            raise DataError(f"{place}: {shown(value)} is not a number") from None
         if not math.isfinite(numbers[-1]) and not (blank and math.isnan(numbers[-1])):
             raise DataError(f"{place}: {numbers[-1]} is not a finite number", client=owner)
     return numbers
+
+
+def _plain(value: Any) -> Any:
+    """Refuse a text that Python takes for a number, and a table does not mean as one: 1_000, or any script's digits."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        raise ValueError
+    return value
 
 
 def _check_labels(where: Sequence[str], owners: Sequence[str], numbers: Sequence[float]) -> None:
@@ -315,7 +360,9 @@ def _owners(where: Sequence[str], values: Sequence[Any]) -> list[str]:
     for place, value in zip(where, values, strict=True):
         if value is None or not str(value).strip():
             raise DataError(f"{place}: the client's name is blank")
-    return [str(value) for value in values]
+    owners = [str(value) for value in values]
+    _check_names(list(dict.fromkeys(owners)))
+    return owners
 
 
 class Table(NamedTuple):
@@ -369,14 +416,16 @@ def read_table(
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    columns, places = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    if path.suffix.lower() not in _KINDS:
+        raise DataError(f"{path} is not {' or '.join(_KINDS)}", hint="a spreadsheet can be saved as CSV")
+    columns, places = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if client not in columns and default_client is not None:
         columns[client] = [default_client] * len(places)
     reserved = {client, target, "split", "group"}
     wanted = tuple(features) if features is not None else tuple(name for name in columns if name not in reserved)
     for name in (client, *([target] if need_target else []), *wanted):
         if name not in columns:
-            raise DataError(f"{path} has no column {name!r}", hint=f"it has {', '.join(columns)}")
+            raise DataError(f"{path} has no column {name!r}", hint=f"it has {shown(', '.join(columns), 500)[1:-1]}")
     if not wanted or not places:
         raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
     where = {name: [f"{path} {place}, column {name!r}" for place in places] for name in (client, *wanted, target)}
@@ -393,7 +442,7 @@ def read_table(
     for name, words in (("split", ("train", "test")), ("group", ("existing", "new"))):
         for value, place in zip(columns.get(name, ()), places, strict=False):
             if value not in words:
-                raise DataError(f"{path} {place}: {name} must be {words[0]!r} or {words[1]!r}, got {value!r}")
+                raise DataError(f"{path} {place}: {name} must be {words[0]!r} or {words[1]!r}, got {shown(value)}")
     clients = {name: (values[rows, :-1], values[rows, -1]) for name, rows in owned.items()}
     split, new = None, []
     if "split" in columns:
@@ -430,8 +479,8 @@ def read(
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    if path.suffix == ".npz":
-        dataset = from_arrays(_read_npz(path), {"source": path.name})
+    if path.suffix.lower() == ".npz":
+        dataset = from_arrays(read_npz(path), {"source": path.name})
         if task == "classification" and dataset.classes is None:
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
@@ -458,7 +507,11 @@ def read(
 
 
 def _count_classes(path: Path, table: Table) -> int:
-    classes = 1 + max(int(y.max()) for _, y in table.clients.values())
+    largest, rows = (
+        max(float(y.max()) for _, y in table.clients.values()),
+        sum(len(y) for _, y in table.clients.values()),
+    )
+    classes = _check_classes(str(path), largest, rows)
     if classes < 2:
         raise DataError(f"{path} has only the label 0", hint="a classification needs two classes at least")
     return classes
@@ -468,13 +521,3 @@ def _last(rows: int, share: float) -> Tensor:
     """Mark the last rows [m], at least one and not all when there are two."""
     held = min(max(round(share * rows), 1), rows - 1)
     return torch.arange(rows) >= rows - held
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not an .npz archive")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error

@@ -284,6 +284,17 @@ def noise_multiplier(kind: Kind, budget: Budget, rounds: int, cohorts: Cohorts, 
     """
     if rounds < 1:
         raise PrivacyError(f"rounds must be at least 1, got {rounds}")
+    try:
+        return _least_noise(kind, budget, rounds, cohorts, coordinates)
+    except (ValueError, ArithmeticError) as error:  # of an account far from what anybody asks for
+        what = (
+            f"no noise can be found for {rounds} rounds within epsilon = {budget.epsilon:g}, delta = {budget.delta:g}"
+        )
+        raise PrivacyError(f"{what}: {error}", hint="ask for numbers that are less extreme") from error
+
+
+def _least_noise(kind: Kind, budget: Budget, rounds: int, cohorts: Cohorts, coordinates: int) -> float:
+    """Search for what `noise_multiplier` gives."""
     if budget.delta == 0 or budget.method == "pure":
         if kind == "gaussian":
             raise PrivacyError("Gaussian noise has no pure epsilon", hint="give a delta, or use laplace or knorm")

@@ -15,7 +15,7 @@ from tests.architecture.source import complain, dotted, imported, local_names, v
 # A room is what follows `pacbayes_fl.`; rooms of one rank do not import each other.
 RANKS = {
     **dict.fromkeys(("errors",), 0),
-    **dict.fromkeys(("files", "shapes", "tensors", "settings"), 0.5),
+    **dict.fromkeys(("files", "memory", "shapes", "tensors", "settings"), 0.5),
     **dict.fromkeys(("noise", "optim", "results"), 1),
     **dict.fromkeys(("data",), 2),
     **dict.fromkeys(("models",), 3),

@@ -1,0 +1,79 @@
+"""Arrays in .npz archives that may come from anywhere: judged by their declared sizes, then read without surprises."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib import format as npy
+
+from pacbayes_fl import memory
+from pacbayes_fl.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+_HEADERS: Final = MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
+_RATIO: Final = 500  # unpacked to packed bytes; zeros alone reach 1032
+_HARMLESS: Final = 1 << 26  # bytes that any archive may unpack to
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """Read all arrays of an .npz archive.
+
+    What the archive says that it unpacks to is compared with the memory that there is, and with its own size, before a
+    byte is unpacked; what an array says of its shape, with the bytes that are there. Numbers come back in the byte
+    order of this machine.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        DataError: when there is no such file, it cannot be read, or it would take too much memory.
+    """
+    try:
+        size = path.stat().st_size
+        if not zipfile.is_zipfile(path):
+            raise DataError(f"{path} is not an .npz archive")
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            unpacked = sum(entry.file_size for entry in entries)
+            memory.require(unpacked, f"{path}, unpacked,", "is it what it should be?", DataError)
+            if unpacked > _RATIO * size:
+                what = f"{path}, {memory.shown(size)} and unpacked"
+                memory.require(unpacked, what, "data do not repeat so much", DataError, limit=_HARMLESS)
+            return {entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries}
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except DataError as error:
+        raise error if str(path) in str(error) else DataError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # whatever zipfile, zlib and numpy meet in a damaged file
+        told = str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as .npz: {told}") from error
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Read one array [*], in the machine's byte order."""
+    name = entry.filename
+    if not name.endswith(".npy"):
+        raise DataError(f"its entry {name!r} is no array", hint="an archive in an archive is not looked into")
+    data = archive.read(entry)
+    stream = io.BytesIO(data)
+    version = npy.read_magic(stream)
+    if version not in _HEADERS:
+        raise DataError(f"array {name!r} has a format of its own, {version}")
+    shape, columns_first, dtype = _HEADERS[version](stream)
+    if dtype.hasobject:
+        raise DataError(f"array {name!r} holds Python objects, which could run code")
+    start = stream.tell()
+    if min(shape, default=1) < 0 or dtype.itemsize * math.prod(shape) != len(data) - start:
+        raise DataError(f"array {name!r} is said to be {list(shape)} {dtype}, and holds {len(data) - start} bytes")
+    flat = np.frombuffer(data, dtype, offset=start) if len(data) > start else np.empty(0, dtype)
+    return flat.reshape(shape, order="F" if columns_first else "C").astype(dtype.newbyteorder("="))
