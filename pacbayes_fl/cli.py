@@ -30,9 +30,11 @@ from pacbayes_fl.cli_output import (
     print_privacy,
     print_table,
     progress,
+    say,
 )
 from pacbayes_fl.cli_parser import parser
 from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
+from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
@@ -60,20 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings(
             "ignore", module=r"(?!pacbayes_fl|__main__).*"
         )  # ours point to their caller: the script
-        warnings.showwarning = lambda message, *_: print(f"warning: {one_line(str(message))}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: say(f"warning: {one_line(str(message))}", file=sys.stderr)
         try:
             with _terminable():
                 action(options)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            print("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
+            say("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         except Exception as error:  # the last handler: whatever it is, one line
             if options.debug:
                 traceback.print_exception(error)
-            print(f"pacbayes-fl: {_told(error)}", file=sys.stderr)
+            say(f"pacbayes-fl: {_told(error)}", file=sys.stderr)
             return 1
     return 0
 
@@ -124,7 +126,7 @@ def _run(options: argparse.Namespace) -> None:
 
     study = Study.from_toml(options.study, _sets(options))
     out = options.out or _default_folder(
-        Path("runs") / f"{study.name}-{study.method.name}-seed{study.seed}", options.resume
+        Path("runs") / f"{to_folder(study.name)}-{study.method.name}-seed{study.seed}", options.resume
     )
     options.stopped = "go on with --resume"
 
@@ -142,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
         result = run(study, out, options.resume, told)
     say_preset()  # no round was left to train
     print_table(result)
-    print(f"run folder: {out}")
+    say(f"run folder: {out}")
 
 
 def _default_folder(path: Path, resume: bool) -> Path:
@@ -156,7 +158,7 @@ def _default_folder(path: Path, resume: bool) -> Path:
 
 def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> None:
     told = ", ".join(f"{key}={mine} (paper {theirs})" for key, (mine, theirs) in differences.items())
-    print(f"preset {preset}; differs from paper in: {told or 'nothing'}", file=sys.stderr)
+    say(f"preset {preset}; differs from paper in: {told or 'nothing'}", file=sys.stderr)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -187,7 +189,7 @@ def _compare(options: argparse.Namespace) -> None:
     print_bins(found)
     print_privacy(found)
     if options.out:
-        print(f"folder: {options.out}")
+        say(f"folder: {options.out}")
 
 
 def _varied(text: str | None) -> tuple[str | None, list[str]]:
@@ -208,7 +210,7 @@ def _tune(options: argparse.Namespace) -> None:
     sets = _sets(options)
     names = _names(options.methods) or [Study.from_toml(options.study, sets).method.name]
     names = _tunable(options, list(dict.fromkeys(names)), sets)
-    out = options.out or Path(f"{Path(options.study).stem}-tuned.toml")
+    out = options.out or Path(f"{to_folder(Path(options.study).stem)}-tuned.toml")
     out.parent.mkdir(parents=True, exist_ok=True)  # now, and not after hours of search
     options.stopped = "no method was finished"
     chosen: dict[str, Trial] = {}
@@ -219,7 +221,7 @@ def _tune(options: argparse.Namespace) -> None:
         if not options.quiet:
             values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
             outcome = trial.failure or _scores(trial)
-            print(f"{name} {number + 1}/{options.budget}: {outcome} {values}", file=sys.stderr)
+            say(f"{name} {number + 1}/{options.budget}: {outcome} {values}", file=sys.stderr)
 
     try:
         for name in names:
@@ -228,10 +230,10 @@ def _tune(options: argparse.Namespace) -> None:
             )
             _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
             written, options.stopped = True, f"the methods that were finished are in {out}"
-            print(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
+            say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
     finally:
         if written:
-            print(f"study: {out}")
+            say(f"study: {out}")
 
 
 def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str]) -> list[str]:
@@ -243,7 +245,7 @@ def _tunable(options: argparse.Namespace, names: Sequence[str], sets: Sequence[s
     if not any(spaces.values()):
         raise StudyError(f"nothing to tune in {useless}", hint="it has no search space, or --set fixes all of it")
     if useless and not options.quiet:
-        print(f"note: nothing to tune in {useless}, left out", file=sys.stderr)
+        say(f"note: nothing to tune in {useless}, left out", file=sys.stderr)
     return [name for name, space in spaces.items() if space]
 
 
@@ -275,7 +277,7 @@ def _list(options: argparse.Namespace) -> None:
     from pacbayes_fl.study_listing import listing
 
     for name, text in listing(options.what):
-        print(f"{name:20} {text}")
+        say(f"{name:20} {text}")
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -294,7 +296,7 @@ def _tables(folder: Path) -> list[CertifiedRun]:
         return []
     from pacbayes_fl.study_certify import checked
 
-    tables = tables_of(folder, lambda text: print(f"warning: {text}", file=sys.stderr))
+    tables = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
     checked(tables)
     return tables
 
@@ -311,10 +313,10 @@ def _plot(options: argparse.Namespace) -> None:
             if path.stem not in current:  # of a table that is stale by now, or gone
                 path.unlink()
         for path in [*written, *plots.save_certificates(tables, folder / "figures")]:
-            print(path)
+            say(str(path))
     if len(found) > 1:
         for path in plots.save_joint(found, options.run[0].parent / "figures"):
-            print(path)
+            say(str(path))
 
 
 def _certify(options: argparse.Namespace) -> None:
@@ -349,7 +351,7 @@ def _certify(options: argparse.Namespace) -> None:
         return
     print_certificates(table)
     for written in [path, *_drawn(table, folder)]:
-        print(f"file: {written}")
+        say(f"file: {written}")
 
 
 def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:
@@ -387,8 +389,9 @@ def _bound(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(study_bound.to_record(certificate), indent=1))
         return
-    print(certificate)
-    print(study_bound.trusted(numbers))
+    for line in str(certificate).splitlines():
+        say(line)
+    say(study_bound.trusted(numbers))
 
 
 def _join(options: argparse.Namespace) -> None:

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from pacbayes_fl.names import printable, to_cell
 from pacbayes_fl.results import Result, RoundRecord
 from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
 
@@ -28,6 +29,17 @@ _METRICS = MappingProxyType(
 )
 _NEWS = ("rsmse", "pm.accuracy", "log_evidence", "log_likelihood", "loss")
 OnRound = Callable[[RoundRecord], None]
+
+
+def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a line in which nothing steers the terminal, whatever names and paths stand in it.
+
+    Args:
+        text: the line.
+        file: stdout when None.
+        flush: show it at once.
+    """
+    print(printable(text), file=file, flush=flush)
 
 
 def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool) -> None:
@@ -46,7 +58,7 @@ def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool) -> No
     writer.writerow(("client", "row", *fields))
     for p in predictions:
         for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
-            writer.writerow((p.client, row, *(f"{value:.6g}" for value in values)))
+            writer.writerow((to_cell(p.client), row, *(f"{value:.6g}" for value in values)))
 
 
 def print_table(result: Result) -> None:
@@ -55,19 +67,19 @@ def print_table(result: Result) -> None:
     Args:
         result: a finished run.
     """
-    print(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
+    say(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
     names = [name for name in _METRICS[result.task] if name in result.metrics]
-    print(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
+    say(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
     for group, entry in result.summary()["groups"].items():
         cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
-        print(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+        say(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
     print_bins([result])
     if "privacy" in result.labels:
-        print(f"privacy: {result.labels['privacy']['statement']}")
+        say(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
         for rule, chosen in rules.items():
             words = f"accuracy {chosen['accuracy']:.4f} at round {chosen['round']}, mean weights"
-            print(f"{model}.{rule}: {words} ({chosen['rule']})")
+            say(f"{model}.{rule}: {words} ({chosen['rule']})")
 
 
 def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -103,10 +115,10 @@ def print_cells(cells: Sequence[Cell]) -> None:
         groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
     names = list(dict.fromkeys(name for row in groups.values() for name in row))
     width = max(14, *(len(method) + 2 for method, _ in groups))
-    print(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    print(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
+    say(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
+    say(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
-        print(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+        say(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
 
 
 def print_bins(found: Sequence[Result]) -> None:
@@ -117,7 +129,7 @@ def print_bins(found: Sequence[Result]) -> None:
     """
     bins = sorted({result.labels["calibration_bins"] for result in found if "calibration_bins" in result.labels})
     if bins:
-        print(f"ece and mce: {' or '.join(map(str, bins))} bins of confidence")
+        say(f"ece and mce: {' or '.join(map(str, bins))} bins of confidence")
 
 
 def print_privacy(found: Sequence[Result]) -> None:
@@ -134,9 +146,9 @@ def print_privacy(found: Sequence[Result]) -> None:
         claimed = (
             "" if most["claimed"] is None else f"; PAC-PFL claims epsilon {most['claimed']:g}, which does not hold"
         )
-        print(f"{name}: {most['mechanism']} spent epsilon {epsilon} at delta {rounded_up(most['delta'])}{claimed}")
+        say(f"{name}: {most['mechanism']} spent epsilon {epsilon} at delta {rounded_up(most['delta'])}{claimed}")
     if len(private) > 1:
-        print("each number is of one run: what several runs on the same rows tell adds up")
+        say("each number is of one run: what several runs on the same rows tell adds up")
 
 
 def print_certificates(table: CertifiedRun) -> None:
@@ -147,47 +159,47 @@ def print_certificates(table: CertifiedRun) -> None:
     """
     whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
     at = f", round {table.model['round']}" if table.model else ""
-    print(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
-    print(f"risk: {table.risk}")
+    say(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
+    say(f"risk: {table.risk}")
     if table.number is not None:
         words = (
             f"request {table.number} for certificates of these rows: delta is shared as among {table.labels['tried']}"
         )
-        print(f"{words} (requests are {table.labels['requests']})")
+        say(f"{words} (requests are {table.labels['requests']})")
     width = max([14, *(len(line.name) + 2 for line in table.clients)])
     for group, reasons in table.reasons.items():
         if reasons:
-            print(f"{group}: valid = false: {'; '.join(reasons)}")
+            say(f"{group}: valid = false: {'; '.join(reasons)}")
         else:
             _print_group(table, group, width)
     for name, why in table.labels.get("left_out", {}).items():
-        print(f"{name} has no certificate: {why}")
+        say(f"{name} has no certificate: {why}")
 
 
 def _print_group(table: CertifiedRun, group: str, width: int) -> None:
     lines = [line for line in table.clients if line.group == group]
     units = table.labels.get("units", {})
-    print(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
-    print(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
+    say(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
+    say(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
     for line in lines:
         risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
         vacuous = "  vacuous" if is_vacuous(line.bound, table.high, line.trivial) else ""
         above = "  test risk above the bound" if line.test_risk > line.bound else ""
         numbers = f"{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}{line.test_rows:>8}"
         repeats = f"  {line.repeats} further rows repeat others and do not count" if line.repeats else ""
-        print(f"{line.name:{width}}{numbers}{vacuous}{above}{repeats}")
+        say(f"{line.name:{width}}{numbers}{vacuous}{above}{repeats}")
     below = sum(not line.test_risk > line.bound for line in lines)
     useful = sum(not is_vacuous(line.bound, table.high, line.trivial) for line in lines)
     middle = rounded_up(statistics.median(line.bound for line in lines))
-    print(
+    say(
         f"median bound {middle}; not vacuous, so below the bound of the trivial predictor at the same n: "
         f"{useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
     )
     if group in table.summary:
         average = rounded_up(table.summary[group]["value"])
-        print(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
+        say(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
     elif any(line.repeats for line in lines):
-        print("average over the clients' rows: none, as some rows repeat others")
+        say("average over the clients' rows: none, as some rows repeat others")
 
 
 @contextmanager
@@ -209,20 +221,25 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 
         def line(record: RoundRecord) -> None:
             if record.round % step == 0 or record.round == total or record.dropped:
-                print(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
+                say(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
 
         yield line
     else:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, TextColumn("{task.fields[news]}"), console=Console(stderr=True)) as shown:
-            task = shown.add_task(text, total=total, news="")
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, TextColumn("{task.fields[news]}", markup=False), console=Console(stderr=True)) as shown:
+            task = shown.add_task(printable(text), total=total, news="")
 
             def bar(record: RoundRecord) -> None:
                 scored = not record.round or record.dropped or {"rsmse", "pm.accuracy"} & record.values.keys()
-                score = {"news": _news(record)} if scored else {}
+                score = {"news": printable(_news(record))} if scored else {}
                 shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
 
             yield bar

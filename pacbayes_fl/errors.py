@@ -9,6 +9,8 @@ import re
 import sys
 from typing import Any, Final
 
+from pacbayes_fl.names import printable
+
 _LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
 
 
@@ -25,7 +27,7 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     text = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return printable(text)
 
 
 def shown(value: Any, longest: int = 80) -> str:

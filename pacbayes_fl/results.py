@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from safetensors import SafetensorError
 
-from pacbayes_fl import files
+from pacbayes_fl import files, names
 from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic
 
@@ -141,7 +141,8 @@ class Result:
         """What was run, on how many clients, in one line; the numbers are in `summary`."""
         counts = [f"{sum(row.group == group for row in self.clients)} {group}" for group in GROUPS]
         ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
-        return f"Result({ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)})"
+        told = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
+        return f"Result({names.printable(told)})"
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -244,7 +245,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return names.in_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> dict[str, Any]:
@@ -262,10 +263,10 @@ def _clients_csv(result: Result) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     metrics = result.metrics
-    table.writerow([*_FIXED, *metrics])
+    table.writerow([*_FIXED, *map(names.to_cell, metrics)])
     for row in result.clients:  # repr of a float reads back as the same float; an empty cell is a metric not taken
         cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
-        table.writerow([row.id, row.group, row.name, row.m, *cells])
+        table.writerow([row.id, row.group, names.to_cell(row.name), row.m, *cells])
     return text.getvalue()
 
 
@@ -285,8 +286,8 @@ def load(folder: Path | str) -> Result:
     """
     folder = Path(folder)
     refuse_links(folder)
-    names = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    needed = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
+    if missing := [name for name in needed if not (folder / name).is_file()]:
         raise StudyError(
             f"{folder} is not a finished run folder: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing",
             hint="has the run finished? resume with --resume",
@@ -300,13 +301,14 @@ def load(folder: Path | str) -> Result:
         rows = list(csv.reader(file))
         if tuple(rows[0][:4]) != _FIXED:
             raise ValueError(f"expected columns {', '.join(_FIXED)}, got {', '.join(rows[0][:4])}")
+        metrics = [*map(names.from_cell, rows[0][4:])]
         clients = tuple(
             ClientRow(
                 int(client),
-                name,
+                names.from_cell(name),
                 group,
                 int(m),
-                {metric: float(cell) for metric, cell in zip(rows[0][4:], cells, strict=True) if cell},
+                {metric: float(cell) for metric, cell in zip(metrics, cells, strict=True) if cell},
             )
             for client, group, name, m, *cells in rows[1:]
         )
@@ -340,7 +342,7 @@ def _line(record: RoundRecord) -> str:
         line["steps"] = record.steps._asdict()
     if record.reasons:
         line["reasons"] = dict(record.reasons)
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    return names.in_json(json.dumps(line, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def append_round(folder: Path | str, record: RoundRecord) -> None:

@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from pacbayes_fl import files
+from pacbayes_fl import files, names
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.results import GROUPS
 from pacbayes_fl.results_folder import write_atomic
@@ -102,7 +102,7 @@ class CertifiedRun:
     @property
     def stem(self) -> str:
         """What files of the table are called."""
-        return self.asked or self.bound
+        return names.to_folder(self.asked or self.bound)
 
     @property
     def valid(self) -> dict[str, bool]:

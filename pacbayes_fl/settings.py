@@ -185,7 +185,9 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants it escaped, JSON does not
+    """Quote a string as TOML, with an escape for what does not print; unlike JSON, TOML has no surrogates."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in quoted)
 
 
 def to_value(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pacbayes_fl import files, plots, results, settings, study_choice
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.names import to_cell, to_folder
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
 from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study import run
@@ -96,7 +97,7 @@ def compare(
             for seed in range(study.seed, study.seed + seeds):
                 one = replace(study, seed=seed)
                 on_round = on_run(one) if on_run is not None else None
-                folder = None if out is None else Path(out) / f"{name.replace('/', '_')}-seed{seed}"
+                folder = None if out is None else Path(out) / f"{to_folder(name)}-seed{seed}"
                 if folder is not None and (folder / "metrics.json").is_file():
                     saved = Study.from_toml(folder / "study.toml").table()
                     chosen, _ = study_choice.recall(one, folder)
@@ -187,7 +188,7 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
-    writer.writerows(cells)
+    writer.writerows((*map(to_cell, cell[:3]), *cell[3:]) for cell in cells)
     write_atomic(out / "compare.csv", buffer.getvalue().encode())
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:

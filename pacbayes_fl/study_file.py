@@ -318,10 +318,7 @@ class Study:
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
-        title = full.get("name", where)
-        if not isinstance(title, str):
-            raise StudyError(f"{where} name must be text, got {shown(title)}")
-        return cls(title, seed, data, method=method, **parts)
+        return cls(_name(full.get("name", where), where), seed, data, method=method, **parts)
 
     @classmethod
     def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
@@ -365,6 +362,13 @@ class Study:
             for key in paper[part]
             if mine[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
         }
+
+
+def _name(name: Any, where: str) -> str:
+    """Take any text for a name that can be written, and that is not blank."""
+    if not isinstance(name, str) or not name.strip() or name.encode(errors="ignore").decode() != name:
+        raise StudyError(f"{where} name must be text, and not blank, got {shown(name)}")
+    return name
 
 
 def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 import warnings
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ import pytest
 
 from pacbayes_fl import results, study_compare
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
+from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
 from pacbayes_fl.study import run
 from pacbayes_fl.study_compare import METRICS, Cell, compare, table, varied, write
 from pacbayes_fl.study_file import Study
+from tests.hostile import NAMES
 from tests.tiny import on_csv, rows, tiny, write_csv, write_study
 
 RIDGES = ("ridge", "pooled-ridge")
@@ -234,7 +237,21 @@ def test_a_value_with_a_slash_makes_one_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(study_compare, "run", ran)
     monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
     compare([tiny("data.options.note=a/b")], 1, tmp_path, vary="data.options.note")
-    assert folders == [tmp_path / "pac-pfl note=a_b-seed3"]
+    (folder,) = folders
+    assert folder.parent == tmp_path and re.fullmatch("pac-pfl note=a_b-[0-9a-f]{8}-seed3", folder.name)
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_method_of_any_name_reads_back_from_the_table_and_is_no_formula(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    write(tmp_path, [result([1.0, -2.0], method=name)])
+    text = (tmp_path / "compare.csv").read_text("utf-8")
+    assert all(line.isprintable() for line in text.split("\n"))
+    (row,) = [*csv.reader(text.splitlines())][1:]
+    assert from_cell(row[0]) == name and (row[0][0] not in "=+-@" or row[0] == "-5")
+    assert float(row[3]) == -0.5 and not row[3].startswith("'")  # numbers stay numbers
 
 
 def test_values_that_cannot_be_varied_are_refused(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from pacbayes_fl import names
 from pacbayes_fl.errors import CheckpointError, outside
 from pacbayes_fl.files import close_folder, make_folder, opened, refuse_link
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
@@ -90,7 +91,7 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
     if keep < 1:
         raise CheckpointError(f"keep must be at least 1, got {keep}", round=round)
     try:
-        state_json = json.dumps({"round": round, "meta": meta}, ensure_ascii=False).encode()
+        state_json = names.in_json(json.dumps({"round": round, "meta": meta}, ensure_ascii=False)).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"meta must be JSON: {error}", round=round) from error
     # a clone each, because safetensors refuses tensors that share memory

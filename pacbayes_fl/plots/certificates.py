@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from pacbayes_fl.names import shortened
 from pacbayes_fl.plots.style import BLUE, FAINT, GREEN, INK, RED, NothingToDrawError, panels
 from pacbayes_fl.results import GROUPS
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, is_vacuous
@@ -50,7 +51,7 @@ def figure(table: CertifiedRun) -> Figure:
     absent = [
         f"no {name} clients: {'; '.join(why)}" for name, why in table.reasons.items() if why and name not in groups
     ]
-    run = f"{table.method} on {table.study}, seed {table.seed}"
+    run = f"{table.method} on {shortened(table.study, _LETTERS)}, seed {table.seed}"
     if table.model:
         run = f"{run}, round {table.model['round']}"
     if not groups:

@@ -6,14 +6,16 @@ the user's settings are, and needs no display.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy.typing as npt
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.names import to_drawing
 from pacbayes_fl.results import Result
 
 if TYPE_CHECKING:
@@ -75,6 +77,10 @@ MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType({"pm": "-", "gm": "--"}
 _OF_METRIC: Final = MappingProxyType({**MODELS, "mean_weights": "at the mean weights", "validation": "validation rows"})
 
 
+_TICK_COLUMNS: Final = 40  # of letters, of a tick or a key of a legend
+_LINE_COLUMNS: Final = 100
+
+
 class NothingToDrawError(StudyError):
     """A result does not hold what a figure shows."""
 
@@ -121,6 +127,25 @@ def panels(
         figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
         figure.suptitle(title)
         yield figure, figure.subplots(rows, columns, squeeze=False)
+        _take_literally(figure)
+
+
+def _take_literally(figure: Figure) -> None:
+    """Let every text be drawn as it stands: names in it are no formulas, and fit."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, FuncFormatter):  # of labels that were given: they are written when the figure is drawn
+            axis.set_major_formatter(FuncFormatter(partial(_tick, formatter)))
+    keys = {text for axes in figure.axes if (legend := axes.get_legend()) for text in legend.get_texts()}
+    for text in figure.findobj(Text):
+        text.set_text(to_drawing(text.get_text(), _TICK_COLUMNS if text in keys else _LINE_COLUMNS))
+
+
+def _tick(formatter: Callable[[float, Any], str], value: float, position: Any) -> str:
+    return to_drawing(formatter(value, position), _TICK_COLUMNS)
 
 
 def with_unit(name: str, unit: str) -> str:

@@ -6,19 +6,16 @@ import argparse
 import os
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import RunLock
-from tests.faults.fuzz import Box, sets, write_small
-from tests.tiny import TABLE, quick, write_study
+from tests.tiny import TABLE, write_study
 
 # What each command needs to be called at all.
 ARGUMENTS = {
@@ -163,110 +160,3 @@ def test_the_program_itself_ends_without_a_trace(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, "list", "methods"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("pacbayes-fl: ZeroDivisionError: division by zero (") and done.stderr.count("\n") == 1
-
-
-def labels(folder: Path) -> None:
-    """Write 40 rows of which one has a slip of the finger for a label."""
-    rows = [f"c{i % 4},{i * 0.5},{1000001 if i == 7 else i % 3}" for i in range(40)]
-    (folder / "data.csv").write_text("client,x,y\n" + "\n".join(rows))
-
-
-def parquet(folder: Path) -> None:
-    """Write a table that a few kilobytes say to have twelve million cells."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    ones = pa.DictionaryArray.from_arrays(pa.array(np.zeros(6_000_000, dtype=np.int8)), pa.array(["c0"]))
-    pq.write_table(pa.table({"client": ones, "x": ones}), folder / "data.parquet")
-    assert (folder / "data.parquet").stat().st_size < 50_000
-
-
-def bomb(folder: Path) -> None:
-    """Write zeros that a thousandth of their size says to be there."""
-    np.savez_compressed(folder / "data.npz", x=np.zeros((100, 10**5)))
-    assert (folder / "data.npz").stat().st_size < 100_000
-
-
-SIZES: dict[str, tuple[str, list[str], Callable[[Path], None] | None, tuple[str, ...]]] = {
-    "a label": (
-        "fedavg",
-        ["data.source=data.csv", "data.task=classification"],
-        labels,
-        ("label 1e+06 would be one of 1e+06 classes of 40 rows, and the limit is 1000", "number the classes 0, 1, 2"),
-    ),
-    "a network's width": (
-        "fedavg",
-        ["model.widths=[1000000000]"],
-        None,
-        ("a network of 3000000001 weights takes 12 GB", "lower model.widths"),
-    ),
-    "a prior's width": ("pac-pfl", ["model.mean_widths=[1000000000]"], None, ("24 GB", "lower model.mean_widths")),
-    "particles": (
-        "pac-pfl",
-        ["method.particles=1000000"],
-        None,
-        ("1000000 particles, pair by pair, takes 8 TB", "lower method.particles"),
-    ),
-    "draws": (
-        "pfedbayes",
-        ["method.draws=4000000000"],
-        None,
-        ("a model 4000000000 times over takes", "lower method.draws"),
-    ),
-    "rows": (
-        "ridge",
-        ["data.options.samples=1000000000000000"],
-        None,
-        ("a client of 1000000000000002 rows would take", "lower samples"),
-    ),
-    "clients": (
-        "ridge",
-        ["data.options.clients=1000000000000000000"],
-        None,
-        ("1000000000000000001 clients of", "lower clients"),
-    ),
-    "modes": ("ridge", ["data.options.modes=1000000000000"], None, ("1000000000000 modes would take", "lower modes")),
-    "an archive": (
-        "ridge",
-        ["data.source=data.npz"],
-        bomb,
-        ("data.npz, 7", "takes 80 MB, and the limit is 67.1 MB", "data do not repeat"),
-    ),
-    "a Parquet table": (
-        "ridge",
-        ["data.source=data.parquet"],
-        parquet,
-        ("data.parquet of 18000000 cells, read, takes 1.8 GB", "fewer rows"),
-    ),
-}
-
-
-@pytest.mark.parametrize("what", SIZES)
-def test_a_size_is_judged_before_it_is_allocated(what: str, tmp_path: Path) -> None:
-    """The error says the size asked for, the limit and what to change, and nothing of that size was there before it."""
-    method, assignments, make, fragments = SIZES[what]
-    box = Box(tmp_path)
-    write_small(box.here)
-    if make is not None:
-        make(box.here)
-    tracemalloc.start()
-    answer = box.attack(
-        what, "run", "s.toml", "--quiet", "--out", "out", *sets(*quick(method), *assignments), out="out"
-    )
-    assert tracemalloc.get_traced_memory()[1] < 10**8
-    tracemalloc.stop()
-    assert answer.code == 1 and "the limit is " in answer.err, answer.err
-    for fragment in fragments:
-        assert fragment in answer.err
-
-
-def test_more_images_than_there_are_rows_for_are_refused_at_once(tmp_path: Path) -> None:
-    from tests.tiny_images import table as image_table
-    from tests.tiny_images import write_root
-
-    box = Box(tmp_path)
-    write_small(box.here, **image_table(write_root(box.here / "images")))
-    for partition in ("labels", "dirichlet"):
-        given = ["data.options.clients=1000000", f"data.options.partition={partition}"]
-        answer = box.attack(partition, "run", "s.toml", "--quiet", "--out", "out", *sets(*given), out="out")
-        assert "1000002 clients need a row each at least, and the limit is 420" in answer.err

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.plots import FIGURES, NothingToDrawError, learning_curve, particle_ablation, save_all, save_joint
 from pacbayes_fl.plots.style import feature_label, metric_label, target_label, with_unit
-from pacbayes_fl.results import Result
+from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
+from tests.hostile import NAMES
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -145,3 +150,83 @@ def test_nothing_of_pyplot_is_touched() -> None:
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# names ----------------------------------------------------------------------------------------------------------
+
+
+def hostile(result: Result, nth: int) -> Result:
+    """Give everything in a result that has a name another one, bad."""
+    bad = [f"{name}{nth}" for name in NAMES.values()]
+    names = {row.name: bad[k % len(bad)] for k, row in enumerate(result.clients)}
+
+    def renamed(record: RoundRecord) -> RoundRecord:
+        shares = {f"entropy.{names[key.removeprefix('entropy.')]}": value for key, value in record.histograms.items()}
+        return replace(record, dropped=tuple(names[name] for name in record.dropped), histograms=shares)
+
+    labels = {**result.labels, "target_name": bad[0], "target_unit": bad[20], "particles": 4 + nth}
+    labels |= {"feature_name": bad[:2], "feature_unit": bad[2:4], "kept": 0.1 * (1 + nth)}
+    labels["varied"] = {"key": "method.$\\frac{1}$", "value": bad[-3 - nth], "method": "a$b$"}
+    return replace(
+        result,
+        study="".join(NAMES.values()),
+        method=NAMES["mathematics"] if nth else NAMES["escape sequence"],
+        rounds=tuple(map(renamed, result.rounds)),
+        clients=tuple(replace(row, name=names[row.name]) for row in result.clients),
+        labels=labels,
+    )
+
+
+def certified(result: Result) -> Figure:
+    lines = tuple(CertifiedClient(row.name, row.group, 9, 0.1, 1.0, 0.4, 0.2, 9) for row in result.clients)
+    run = CertifiedRun(result.study, result.method, 0, "seeger", "theorem", "risk", 0.0, 1.0, 0.05, lines)
+    return plots.certificates.figure(run)
+
+
+ALONE = {**FIGURES, "certificates": certified}
+JOINT = {name: getattr(plots, name) for name in plots.__all__ if name.endswith(("plots", "curves", "ablation"))}
+JOINT |= {"sparsity": plots.sparsity_curve, "sweep": plots.sweep_curve}
+
+
+def assert_literal(figure: Figure) -> None:
+    """Every text that matplotlib will draw is no formula, prints, and is short enough to leave room for the axes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # ideographs that the font has not
+        figure.draw_without_rendering()
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert any(r"\$" in text or "\\x" in text or "\u2026" in text for text in texts)  # the names are in it
+    for text in texts:
+        assert all(line.isprintable() and len(line) <= 110 for line in text.split("\n")), text
+        assert not is_math_text(text), text
+    for axis in figure.axes:
+        assert axis.get_window_extent().width > 20
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_no_name_is_mathematics_in_a_figure(
+    name: str, made: Callable[..., Result], classes: Callable[..., Result]
+) -> None:
+    drawn = 0
+    for made_result in (made(d=1), made(d=2), classes()):
+        try:
+            figure = ALONE[name](hostile(made_result, 0))
+        except NothingToDrawError:
+            continue
+        assert_literal(figure)
+        drawn += 1
+    assert drawn
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_no_name_is_mathematics_in_a_joint_figure(
+    name: str, made: Callable[..., Result], classes: Callable[..., Result]
+) -> None:
+    drawn = 0
+    for make in (made, classes):
+        try:
+            figure = JOINT[name]([hostile(make(seed=seed), nth) for seed, nth in ((1, 0), (1, 1), (2, 0), (2, 1))])
+        except NothingToDrawError:
+            continue
+        assert_literal(figure)
+        drawn += 1
+    assert drawn

@@ -1,0 +1,173 @@
+"""Names of studies, clients and columns as plain text, wherever they are shown or written.
+
+A name is whatever somebody called a client. On a terminal it must not move the cursor, in a spreadsheet it must not be
+a formula, on disk it must not be a path, and in a figure it must not be mathematics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Final
+
+_FORMULA: Final = re.compile(r"(?:^|;)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # ";" begins a cell where "," is a decimal
+_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_DEVICES: Final = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.IGNORECASE | re.DOTALL
+)
+_UNSAFE: Final = re.compile(r'[<>:"/\\|?*]')
+_ELLIPSIS: Final = "…"
+
+
+def printable(text: str) -> str:
+    """Write a text so that it takes one line of a terminal and cannot steer it.
+
+    Args:
+        text: any.
+
+    Returns:
+        The text with everything that does not print as itself (line breaks, ESC and other control characters, marks
+        that turn the direction of writing, lone surrogates) as an escape of Python's.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def width(text: str) -> int:
+    """Count the columns of a terminal that a printable text takes; ideographs take two.
+
+    Args:
+        text: what `printable` gives.
+
+    Returns:
+        The number of columns.
+    """
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shortened(text: str, columns: int) -> str:
+    """Leave out the middle of a text that is too wide: names differ at their ends.
+
+    Args:
+        text: any; it is made printable.
+        columns: of a terminal that it may take, at least 1.
+
+    Returns:
+        The text, or as much of its two ends as fits around an ellipsis.
+    """
+    text = printable(text)
+    if width(text) <= columns:
+        return text
+    head, tail, left = 0, len(text), columns - 1
+    while True:
+        at_head = head <= len(text) - tail
+        taken = width(text[head] if at_head else text[tail - 1])
+        if taken > left:
+            return f"{text[:head]}{_ELLIPSIS}{text[tail:]}"
+        head, tail, left = head + at_head, tail - (not at_head), left - taken
+
+
+def padded(text: str, columns: int) -> str:
+    """Fill a printable text with blanks to a number of columns.
+
+    Args:
+        text: what `printable` or `shortened` gives.
+        columns: of a terminal.
+
+    Returns:
+        The text, at least as wide.
+    """
+    return text + " " * (columns - width(text))
+
+
+def to_cell(text: str) -> str:
+    """Write a name as the text of a CSV cell: no spreadsheet takes it for a formula, no terminal for a command.
+
+    A name that could be either (it starts with =, +, - or @ and is no number, or holds what does not print) gets an
+    apostrophe in front, which spreadsheets know as the mark of text, and escapes as of `printable` with doubled
+    backslashes. So does a name that starts with an apostrophe itself, so that every name has a cell of its own.
+
+    Args:
+        text: the name.
+
+    Returns:
+        The cell; that of most names is the name.
+    """
+    formula = _FORMULA.search(text) and not _NUMBER.fullmatch(text)
+    if not formula and text.isprintable() and not text.startswith("'"):
+        return text
+    escaped = printable(text.replace("\\", "\\\\"))
+    return "'" + (escaped.replace(";", "\\x3b") if formula else escaped)
+
+
+def from_cell(cell: str) -> str:
+    """Read a name back that `to_cell` has written.
+
+    Args:
+        cell: text of a CSV cell.
+
+    Returns:
+        The name.
+    """
+    if not cell.startswith("'"):
+        return cell
+
+    return _ESCAPE.sub(lambda found: found[0].encode("ascii").decode("unicode_escape"), cell[1:])
+
+
+def in_json(text: str) -> str:
+    """Escape what does not print in JSON that was written with all letters as they are.
+
+    Args:
+        text: JSON, whose line breaks stay.
+
+    Returns:
+        The same JSON, which no longer steers the terminal that it is shown on.
+    """
+    if text.isprintable():
+        return text
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+
+    return re.sub(r"[^\n\x20-\x7e]", escaped, text)
+
+
+def to_folder(text: str, longest: int = 80) -> str:
+    """Make a name of one folder or file, on every system, of any text.
+
+    Args:
+        text: any, such as ``../../escaped`` or ``CON``.
+        longest: bytes that are kept of it.
+
+    Returns:
+        The text where it is such a name; else with ``_`` for what is not, and 8 digits of its SHA-256 behind, so that
+        different texts have different folders.
+    """
+    name = _UNSAFE.sub("_", "".join(c if c.isprintable() else "_" for c in text))
+    name = name.encode()[:longest].decode(errors="ignore").rstrip(" .")
+    if name[:1] in ("", ".", "-", " ", "~") or _DEVICES.fullmatch(name):
+        name = f"_{name[1:] if name[:1] in ('.', '-', ' ', '~') else name}"
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def to_drawing(text: str, longest: int) -> str:
+    """Write a text so that matplotlib draws it as it stands: a dollar sign is no formula.
+
+    Args:
+        text: any; its line breaks stay.
+        longest: columns of a line.
+
+    Returns:
+        The text with lines that are printable and not too long.
+    """
+    return "\n".join(shortened(line, longest) for line in text.split("\n")).replace("$", r"\$")

@@ -1,0 +1,122 @@
+"""Names as text: what is shown prints, what is written reads back, and nothing is a formula, a path or mathematics."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tomllib
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacbayes_fl.names import from_cell, in_json, padded, printable, shortened, to_cell, to_drawing, to_folder, width
+from pacbayes_fl.settings import to_toml
+from tests.hostile import NAMES, STEERING
+
+TEXT = st.text(max_size=30) | st.sampled_from(sorted(NAMES.values()))
+PLAIN = ("polynomial", "pv-ew-150", "house_07", "pac-pfl rate=0.1", "pac-pfl mean_widths=[4, 2]", "Zürich", "-5")
+
+
+def prints(text: str) -> bool:
+    """By Unicode's categories: no control, format or private characters, no separators but the blank."""
+    return all(c == " " or unicodedata.category(c)[0] not in "CZ" for c in text)
+
+
+@given(TEXT)
+def test_what_is_shown_prints_and_what_prints_is_shown_as_it_is(text: str) -> None:
+    assert prints(printable(text)) and (printable(text) == text) == prints(text)
+    assert printable(printable(text)) == printable(text)
+
+
+@given(TEXT, st.integers(1, 40))
+def test_a_text_that_is_shortened_fits_and_keeps_its_ends(text: str, columns: int) -> None:
+    got, whole = shortened(text, columns), printable(text)
+    assert width(got) <= columns and prints(got)
+    if width(whole) <= columns:
+        assert got == whole
+    else:
+        head, mark, tail = got.rpartition("\u2026") if got.count("\u2026") == 1 else ("", "\u2026", "")
+        assert mark and whole.startswith(head) and whole.endswith(tail)
+        assert columns - width(got) <= 1  # half an ideograph is none
+    assert width(padded(got, columns)) == columns
+
+
+def test_the_middle_goes() -> None:
+    assert shortened("house_000000000001_east", 12) == "house_\u2026_east"
+    assert shortened("\u5bb6" * 5, 7) == "\u5bb6\u5bb6\u2026\u5bb6"
+    assert [shortened("abcd", n) for n in (1, 2, 3, 4)] == ["\u2026", "a\u2026", "a\u2026d", "abcd"]
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4))
+def test_cells_read_back_and_are_no_formulas(names: list[str]) -> None:
+    """Through the csv module, in the first column and in others; by the list of OWASP's page on CSV injection."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerow(map(to_cell, names))
+    assert prints(file.getvalue().rstrip("\n"))
+    (read,) = csv.reader(io.StringIO(file.getvalue()))
+    assert [from_cell(cell) for cell in read] == names
+    for cell in read:
+        assert cell[:1] not in tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20") or float(cell) < float("inf")
+        assert ";=" not in cell.replace(" ", "")
+
+
+@given(TEXT, TEXT)
+def test_different_names_have_different_cells_and_folders(one: str, other: str) -> None:
+    assert (to_cell(one) == to_cell(other)) == (one == other)
+    assert (to_folder(one) == to_folder(other)) == (one == other)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_name_stays(name: str) -> None:
+    assert printable(name) == to_cell(name) == shortened(name, 80) == to_drawing(name, 80) == name
+    assert to_folder(name) == name or name == "-5"
+
+
+@given(TEXT)
+def test_a_folder_is_one_name_on_every_system(text: str) -> None:
+    name = to_folder(text)
+    assert Path(name).name == name and Path("C:", name).parts[-1] == name and prints(name)
+    assert not set(name) & set('<>:"/\\|?*') and name[0] not in ".-~ " and name[-1] not in ". "
+    assert len(name.encode()) <= 90 and name.split(".")[0].strip().upper() not in ("CON", "PRN", "AUX", "NUL", "COM1")
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_folder_of_any_name_lies_where_it_should(name: str, tmp_path: Path) -> None:
+    for text in (name, "", "."):
+        (tmp_path / to_folder(text)).mkdir()
+    assert len(list(tmp_path.iterdir())) == 3 and len(list(tmp_path.parent.glob("*escaped*"))) == 0
+
+
+@given(TEXT)
+def test_json_and_toml_say_the_same_and_print(text: str) -> None:
+    written = in_json(json.dumps({text: [text]}, ensure_ascii=False, indent=1))
+    assert json.loads(written) == {text: [text]} and all(map(prints, written.split("\n")))
+    table = to_toml({"name": text, "options": {"note": [text]}})
+    assert tomllib.loads(table) == {"name": text, "options": {"note": [text]}} and all(map(prints, table.split("\n")))
+
+
+def test_surrogates_do_not_stop_what_is_shown_or_written() -> None:
+    """What Python makes of arguments that are no text."""
+    for text in ("a\udcff", "\ud800"):
+        assert prints(printable(text)) and from_cell(to_cell(text)) == text
+        assert to_folder(text).encode() and to_cell(text).encode()
+        assert json.loads(in_json(json.dumps(text, ensure_ascii=False)).encode()) == text
+
+
+@given(TEXT)
+def test_nothing_is_mathematics(text: str) -> None:
+    from matplotlib import cbook
+
+    drawn = to_drawing(text, 60)
+    assert not cbook.is_math_text(drawn) and all(map(prints, drawn.split("\n")))
+    if len(text) < 50 and prints(text):
+        assert drawn.replace(r"\$", "$") == text  # what matplotlib draws of it
+
+
+def test_the_table_of_names_steers() -> None:
+    """A table that has lost its sting would pass every test."""
+    assert all(any(mark in name for name in NAMES.values()) for mark in STEERING)
