@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import files, plots, results, settings, study_choice
+from pacbayes_fl import files, plots, results, settings, study_check, study_choice
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.names import to_cell, to_folder
@@ -31,6 +31,9 @@ METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """What a comparison's table shows, by task; the files have every metric."""
+
+
+_FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
 
 
 class Cell(NamedTuple):
@@ -66,7 +69,8 @@ def compare(
 ) -> list[Result]:
     """Run studies that differ in their method or in one value, each over several seeds.
 
-    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated.
+    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated. What
+    any of the runs would refuse is refused before the first one.
 
     Args:
         studies: one per method and value, on the same data; what `varied` makes, for example.
@@ -84,6 +88,7 @@ def compare(
         CheckpointError: when a folder holds a run of another study.
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
+        PacBayesFLError: as `study_check.check`, naming the method and value that cannot run.
     """
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
     may_differ = vary is not None and vary.startswith("data.")
@@ -91,24 +96,50 @@ def compare(
         raise StudyError("the studies to compare have different data")
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
+    runs = [
+        _Run(name, replace(study, seed=seed), None if out is None else Path(out) / f"{to_folder(name)}-seed{seed}")
+        for name, study in zip(names, studies, strict=True)
+        for seed in range(study.seed, study.seed + seeds)
+    ]
+    _check(runs)
     found = []
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
-        for name, study in zip(names, studies, strict=True):
-            for seed in range(study.seed, study.seed + seeds):
-                one = replace(study, seed=seed)
-                on_round = on_run(one) if on_run is not None else None
-                folder = None if out is None else Path(out) / f"{to_folder(name)}-seed{seed}"
-                if folder is not None and (folder / "metrics.json").is_file():
-                    saved = Study.from_toml(folder / "study.toml").table()
-                    chosen, _ = study_choice.recall(one, folder)
-                    checkpoint.check_study(saved, chosen.table(), ("device", "threads", "checkpoint_every"))
-                    result = results.load(folder)
-                else:
-                    result = run(one, folder, resume=folder is not None and folder.exists(), on_round=on_round)
-                found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
+        for name, study, folder in runs:
+            on_round = on_run(study) if on_run is not None else None
+            if folder is not None and _finished(folder):
+                result = results.load(folder)
+            else:
+                result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+            found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
     if out is not None:
         write(out, found)
     return found
+
+
+class _Run(NamedTuple):
+    """A run of a comparison: its name in tables, its study with its seed, and its folder, if one is written."""
+
+    name: str
+    study: Study
+    folder: Path | None
+
+
+def _check(runs: Sequence[_Run]) -> None:
+    """Refuse before the first run whatever one of them would refuse: folders of other studies, and what cannot run."""
+    left: dict[str, Study] = {}
+    for name, study, folder in runs:
+        if folder is not None and (folder / "study.toml").is_file():
+            saved = Study.from_toml(folder / "study.toml").table()
+            chosen, _ = study_choice.recall(study, folder)
+            checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)
+        if not _finished(folder):
+            left.setdefault(name, study)  # other seeds of it would be refused for the same reasons
+    if len(left) > 1:  # a single one says so itself
+        study_check.check_all(left)
+
+
+def _finished(folder: Path | None) -> bool:
+    return folder is not None and (folder / "metrics.json").is_file()
 
 
 def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str] = ()) -> list[Study]:

@@ -266,3 +266,41 @@ def test_values_that_cannot_be_varied_are_refused(tmp_path: Path) -> None:
         varied(path, "method.rate", ())
     with pytest.raises(StudyError, match="the studies to compare have different data"):
         compare([tiny(), tiny("data.options.samples=5")], 1, vary="method.rate")
+
+
+# before the first run -------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_where_one_method_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare, "run", lambda *_, **__: pytest.fail("run"))
+    last = [tiny(f"method.name={name}") for name in ("ridge", "pooled-ridge", "persistence")]
+    with pytest.raises(StudyError, match=r"^persistence cannot run, and nothing was run yet: persistence needs"):
+        compare(last, 2, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    values = varied(write_study(tmp_path), "federation.min_clients", ("1", "4", "5"), ["method.name=ridge"])
+    with pytest.raises(StudyError, match=r"^ridge min_clients=5 cannot run, and nothing was run yet: min_clients is 5"):
+        compare(values, 1, vary="federation.min_clients")
+
+
+def test_folders_are_looked_at_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all methods and seeds: a run of another study in the last one costs no training of the first."""
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    both = [tiny(f"method.name={name}", "federation.rounds=1") for name in ("pfedgp", "pac-pfl")]
+    compare(both[1:], 2, tmp_path)
+    monkeypatch.setattr(study_compare, "run", lambda *_, **__: pytest.fail("run"))
+    changed = [both[0], tiny("method.name=pac-pfl", "federation.rounds=1", "method.tau=0.5")]
+    with pytest.raises(CheckpointError, match=r"method\.tau: saved 1\.0, now 0\.5"):
+        compare(changed, 2, tmp_path)
+    (tmp_path / "pac-pfl-seed3" / "metrics.json").unlink()  # and of one that has not ended
+    (tmp_path / "pac-pfl-seed4" / "study.toml").unlink()
+    with pytest.raises(CheckpointError, match=r"method\.tau: saved 1\.0, now 0\.5"):
+        compare(changed, 2, tmp_path)
+
+
+def test_a_finished_comparison_is_read_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_compare.plots, "save_joint", lambda *_: None)
+    path = write_csv(tmp_path / "rows.csv", rows())
+    both = [on_csv(path, f"method.name={name}") for name in RIDGES]
+    first = compare(both, 1, tmp_path / "out")
+    path.unlink()
+    assert compare(both, 1, tmp_path / "out") == first
