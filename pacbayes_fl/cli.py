@@ -17,7 +17,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from pacbayes_fl.cli_output import (
     say,
 )
 from pacbayes_fl.cli_parser import parser
-from pacbayes_fl.errors import PacBayesFLError, StudyError, one_line
+from pacbayes_fl.errors import DamageWarning, PacBayesFLError, StudyError, one_line
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
@@ -62,22 +62,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings(
             "ignore", module=r"(?!pacbayes_fl|__main__).*"
         )  # ours point to their caller: the script
-        warnings.showwarning = lambda message, *_: say(f"warning: {one_line(str(message))}", file=sys.stderr)
+        warnings.simplefilter("always", DamageWarning)  # also with --quiet, for results are no longer what they were
+        warnings.showwarning = lambda message, *_: _tell(f"warning: {one_line(str(message))}")
         try:
             with _terminable():
                 action(options)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            say("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]), file=sys.stderr)
+            _tell("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]))
             return 130
         except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         except Exception as error:  # the last handler: whatever it is, one line
             if options.debug:
                 traceback.print_exception(error)
-            say(f"pacbayes-fl: {_told(error)}", file=sys.stderr)
+            _tell(f"pacbayes-fl: {_told(error)}")
             return 1
     return 0
+
+
+def _tell(text: str) -> None:
+    """Tell whoever is still there: a terminal that was closed must not end what goes on."""
+    with suppress(OSError):
+        say(text, file=sys.stderr)
 
 
 def _told(error: Exception) -> str:
@@ -96,19 +103,23 @@ def _told(error: Exception) -> str:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does; while a run trains, its own handler takes both."""
+    """Let SIGTERM and a closed terminal end a command as Ctrl-C does; while a run trains, its own handler takes all."""
     if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
         yield
         return
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGHUP:  # comes twice, from the terminal and from the shell
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    before = {each: signal.signal(each, stop) for each in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for each, handler in before.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -149,8 +160,10 @@ def _run(options: argparse.Namespace) -> None:
 
 def _default_folder(path: Path, resume: bool) -> Path:
     """Take the first folder that holds no run, or with `resume` the last that does."""
+    from pacbayes_fl.study_resume import holds_run
+
     last, number = path, 1
-    while (path.with_name(f"{path.name}-{number}") if number > 1 else path).joinpath("study.toml").exists():
+    while holds_run(path.with_name(f"{path.name}-{number}") if number > 1 else path):
         last = path.with_name(f"{path.name}-{number}") if number > 1 else path
         number += 1
     return last if resume or number == 1 else path.with_name(f"{path.name}-{number}")

@@ -111,6 +111,10 @@ class DeployError(PacBayesFLError):
     """A run on several machines cannot start or go on."""
 
 
+class DamageWarning(UserWarning):
+    """A file of a run folder was altered or lost since it was written; no option hides this."""
+
+
 def outside() -> int:
     """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
     package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)

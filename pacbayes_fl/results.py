@@ -25,8 +25,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from pacbayes_fl import files, names
-from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
-from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, ShapeError, StudyError
+from pacbayes_fl.results_folder import refuse_links, sync_folder
+from pacbayes_fl.results_manifest import put, verify
 
 if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
     import torch
@@ -145,6 +146,11 @@ class Result:
         return f"Result({names.printable(told)})"
 
     @property
+    def round(self) -> int:
+        """The round whose models were scored: the last one, unless the labels say another."""
+        return int(self.labels.get("round", self.rounds[-1].round if self.rounds else 0))
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics, in the order in which the clients' rows first mention them."""
         return tuple(dict.fromkeys(name for row in self.clients for name in row.metrics))
@@ -165,8 +171,9 @@ class Result:
             seed: of the bootstrap.
 
         Returns:
-            `{"study", "method", "seed", "task", "groups": {"existing": {"n_clients", "rsmse": {"mean", "std", "median",
-            "interval"}, ...}, "new": ...}}`, ready for JSON; a group without clients is absent.
+            `{"study", "method", "seed", "task", "round", "groups": {"existing": {"n_clients", "rsmse": {"mean", "std",
+            "median", "interval"}, ...}, "new": ...}}`, ready for JSON; a group without clients is absent. Where the run
+            went on from an older round than its newest, which was damaged, "fell_back" says so.
         """
         return copy.deepcopy(self._summary) if seed == 0 else self._summarised(seed)
 
@@ -193,7 +200,9 @@ class Result:
                 entry.update(_statistics(values, interval))
                 if values.size < n_clients:
                     entry["n_clients"] = int(values.size)
-        return {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "groups": groups}
+        about = {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "round": self.round}
+        fell_back = {"fell_back": list(self.labels["fell_back"])} if "fell_back" in self.labels else {}
+        return about | fell_back | {"groups": groups}
 
     def save(self, folder: Path | str) -> None:
         """Write the result files of a run folder, each at once and `metrics.json` last.
@@ -214,14 +223,16 @@ class Result:
             raise StudyError(f"labels must be JSON: {error}") from error
         # a clone each, because safetensors refuses tensors that share memory
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
-        files.make_folder(folder)
         # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
-        (folder / "metrics.json").unlink(missing_ok=True)
-        write_atomic(folder / "rounds.jsonl", "".join(map(_line, self.rounds)).encode())
-        write_atomic(folder / "clients.csv", _clients_csv(self).encode())
-        write_atomic(folder / "predictions.safetensors", safetensors.torch.save(tensors))
-        write_atomic(folder / "labels.json", labels.encode())
-        write_atomic(folder / "metrics.json", _json(self.summary()).encode())
+        put(folder, {"metrics.json": None})
+        written = {
+            "rounds.jsonl": "".join(map(_line, self.rounds)).encode(),
+            "clients.csv": _clients_csv(self).encode(),
+            "predictions.safetensors": safetensors.torch.save(tensors),
+            "labels.json": labels.encode(),
+            "metrics.json": _json(self.summary()).encode(),
+        }
+        put(folder, written)
 
     def __eq__(self, other: object) -> bool:
         """Compare everything, numbers bit by bit; NaN equals NaN, and labels are compared as JSON."""
@@ -283,6 +294,9 @@ def load(folder: Path | str) -> Result:
         StudyError: when a file is missing, so that this is no finished run folder.
         DataError: naming the file that cannot be read.
         CheckpointError: when a link stands in place of a file.
+
+    Warns:
+        DamageWarning: of every other file of the folder that was altered or lost.
     """
     folder = Path(folder)
     refuse_links(folder)
@@ -316,7 +330,9 @@ def load(folder: Path | str) -> Result:
         predictions = safetensors.torch.load(path.read_bytes())
     with _readable(folder / "labels.json") as path:
         labels = json.loads(path.read_text("utf-8"))
-    return Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
+    result = Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
+    verify(folder, needed)  # what can be read may have been altered as well
+    return result
 
 
 @contextlib.contextmanager
@@ -435,12 +451,11 @@ def truncate_rounds(folder: Path | str, round: int) -> tuple[RoundRecord, ...]:
         try:
             record = _record(number, line)
         except ValueError as error:
-            warnings.warn(f"{path}, {error}: the record of that round is lost", stacklevel=2)
+            warnings.warn(f"{path}, {error}: the record of that round is lost", DamageWarning, stacklevel=2)
             continue
         if record.round <= round:
             kept.append(record)
-    if path.exists():
-        write_atomic(path, "".join(map(_line, kept)).encode())
+    put(path.parent, {path.name: "".join(map(_line, kept)).encode()}, grows=True)
     return tuple(kept)
 
 

@@ -12,10 +12,10 @@ from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from pacbayes_fl import files, names
+from pacbayes_fl import names
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.results import GROUPS
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_manifest import put
 
 FOLDER: Final = "certificates"
 _NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")
@@ -131,10 +131,9 @@ class CertifiedRun:
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
         try:
-            files.make_folder(path.parent)
+            put(folder, {f"{FOLDER}/{path.name}": text.encode()})
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
-        write_atomic(path, text.encode())
         return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,10 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacbayes_fl import results, study_choice, study_classes, study_hold_out, study_privacy, study_report, tensors
+from pacbayes_fl import (
+    results,
+    study_choice,
+    study_classes,
+    study_hold_out,
+    study_privacy,
+    study_report,
+    study_resume,
+    tensors,
+)
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
+from pacbayes_fl.errors import ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.private import Room
@@ -26,7 +34,8 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
-from pacbayes_fl.results_folder import refuse_links, write_atomic
+from pacbayes_fl.results_folder import refuse_links
+from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_data import ScaledGroup, check_environment, check_saved, load, provenance, reopen, to_saved
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import device_of, prepare
@@ -53,6 +62,7 @@ class Trained:
             client, by its ledger; None without one.
         memory: clients that ever took part.
         folder: of the run, where its state was read from one: there requests of certificates are counted.
+        fell_back: newer rounds that were damaged, and which round was used in their place.
     """
 
     study: Study
@@ -66,6 +76,7 @@ class Trained:
     replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
     memory: study_hold_out.Memory = field(default_factory=study_hold_out.Memory)
     folder: Path | None = None
+    fell_back: Sequence[str] = ()
 
 
 @contextmanager
@@ -98,7 +109,7 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         PrivacyError: when the study asks for a guarantee that it cannot have.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
         DataError: when rows of a client that the run knows have changed.
-        KeyboardInterrupt: after SIGTERM or Ctrl-C, when the state has been saved.
+        KeyboardInterrupt: after SIGTERM, SIGHUP or Ctrl-C, when the state has been saved.
     """
     with _threads(study.federation.threads), checkpoint.RunLock(out) if out is not None else nullcontext():
         trained = train(study, Path(out) if out is not None else None, resume, on_round)
@@ -124,21 +135,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
     study_privacy.check(study, folder)
-    saved: checkpoint.Checkpoint | None = None
-    notes: Mapping[str, Any] = {}
-    if folder is not None and (folder / "study.toml").exists():
-        if not resume:
-            raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
-        study, notes = study_choice.recall(study, folder)
-        saved = checkpoint.load(folder)
-        toml = folder / "study.toml"
-        before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
-        checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
-    if saved is not None:
-        if saved.round > study.plan.rounds:
-            raise StudyError(f"{folder} has finished round {saved.round}, and rounds is {study.plan.rounds}")
-        for message in saved.warnings:
-            warnings.warn(message, stacklevel=3)
+    study, notes, saved, fell_back = study_resume.left(study, folder, resume)
     dataset = load(study)
     if folder is not None and (folder / "data.npz").exists():
         check_saved(folder / "data.npz", dataset)
@@ -153,8 +150,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     state = _restore(method, clients, study, saved)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
+        study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
         _open_folder(folder, study, dataset, notes)
-        study_hold_out.save(folder, division)
         memory.save(folder)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
@@ -171,20 +168,30 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                 results.append_round(folder, record)
                 stopping = stop is not None and stop.requested
                 if stopping or last or record.round % study.federation.checkpoint_every == 0:
-                    _save(folder, study, clients, state, room)
+                    _save(folder, study, clients, state, room, fell_back)
                 if stopping:
                     raise KeyboardInterrupt
         except (ClientError, NumericalError):
             if folder is not None:
-                _save(folder, study, clients, state, room)  # nothing is lost: the last good round is on disk
+                _save(folder, study, clients, state, room, fell_back)  # nothing is lost: the last good round is on disk
             raise
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _watched(study, method, state, groups["existing"], records[-1], room, last=True)
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
-        _save(folder, study, clients, state, room)
+        _save(folder, study, clients, state, room, fell_back)
     notes = {**notes, **study_privacy.labels(study, room, state.round)}
     return Trained(
-        study, method, state, groups, dataset, division.held, tuple(records), notes, memory=memory, folder=folder
+        study,
+        method,
+        state,
+        groups,
+        dataset,
+        division.held,
+        tuple(records),
+        notes,
+        memory=memory,
+        folder=folder,
+        fell_back=fell_back,
     )
 
 
@@ -209,21 +216,33 @@ def _watched(
 
 
 def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Mapping[str, Any]) -> None:
-    (folder / "metrics.json").unlink(missing_ok=True)  # of fewer rounds: it would say that the run is finished
+    put(folder, {"metrics.json": None})  # of fewer rounds: it would say that the run is finished
     if notes:
         study_choice.remember(folder, notes)  # first: who resumes this study must find the choice
-    write_atomic(folder / "study.toml", study.to_toml().encode())
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
-    write_atomic(folder / "environment.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **to_saved(dataset))  # type: ignore[arg-type]
-    write_atomic(folder / "data.npz", buffer.getvalue())
+    files = {
+        "study.toml": study.to_toml().encode(),
+        "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
+        "data.npz": buffer.getvalue(),
+    }
+    put(folder, files)
 
 
-def _save(folder: Path, study: Study, clients: ClientBatch, state: FederationState, room: Room | None) -> None:
+def _save(
+    folder: Path,
+    study: Study,
+    clients: ClientBatch,
+    state: FederationState,
+    room: Room | None,
+    fell_back: Sequence[str],
+) -> None:
     flat = tensors.leaves({"server": state.server, "clients": state.clients})
     meta = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
     meta["watch"] = state.watch.to_save()
+    if fell_back:
+        meta["fell_back"] = list(fell_back)
     checkpoint.save(folder, state.round, flat, {**meta, **study_privacy.to_save(room)})
 
 
@@ -291,7 +310,12 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
 
 def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     study, dataset = trained.study, trained.dataset
-    differences = {"differs_from_paper": {key: list(pair) for key, pair in study.differences().items()}}
+    differences: dict[str, Any] = {
+        "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
+        "round": trained.state.round,
+    }
+    if trained.fell_back:
+        differences["fell_back"] = list(trained.fell_back)
     if dataset.classes is not None:
         words = study_classes.labels(trained.method, rows, trained.rounds, study.report.calibration_bins)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
@@ -322,21 +346,17 @@ def open_run(folder: Path | str) -> Trained:
     refuse_links(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
         raise StudyError(f"{folder} is not a run folder: study.toml or data.npz is missing")
-    saved = checkpoint.load(folder)
-    if saved is None:
-        raise CheckpointError(f"{folder} holds no saved round", hint="finish the run with --resume")
+    saved, fell_back = study_resume.opened(folder)
     study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
         study = replace(study, federation=replace(study.federation, device="cpu"))
-    for message in saved.warnings:
-        warnings.warn(message, stacklevel=2)
     dataset = reopen(study, folder / "data.npz")
     check_environment(folder, dataset)
     division = study_hold_out.divide(study, dataset)
     study_hold_out.check(folder, division)
-    memory = study_hold_out.Memory.read(folder).joined(study, dataset, division.dataset)
+    memory = study_hold_out.Memory.read(folder, True).joined(study, dataset, division.dataset)
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
     state = _restore(method, groups["existing"].train, study, saved)
     spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
-    known = results.read_rounds(folder)
-    return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder)
+    known = tuple(record for record in results.read_rounds(folder) if record.round <= state.round)
+    return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder, fell_back)

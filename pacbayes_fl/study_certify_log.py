@@ -14,6 +14,8 @@ from typing import IO, Any
 from pacbayes_fl import files
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.results_certificates import FOLDER
+from pacbayes_fl.results_folder import FILES
+from pacbayes_fl.results_manifest import extend, problems, read
 
 FILE = "certified.jsonl"
 """What a run folder calls the requests for certificates of its rows: a line each, of which none is ever removed."""
@@ -45,6 +47,7 @@ class Turn:
             return
         path = self.folder / FILE
         with _locked(path) as file:
+            extend(self.folder, FILE)
             now = _number(self.folder, self.entry)
             if now != self.number:
                 what = f"request {self.number} of these rows became request {now} while it was answered"
@@ -54,6 +57,7 @@ class Turn:
                 file.write(json.dumps({"number": self.number, **self.entry}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            extend(self.folder, FILE)
 
 
 def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
@@ -74,6 +78,9 @@ def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
     if folder is None:
         return Turn()
     entry = json.loads(json.dumps(entry))
+    others = [name for name in FILES if name != FILE]
+    if read(folder) is not None and (what := problems(folder, without=[*others, "checkpoints/"]).get(FILE)):
+        return Turn(reason=f"{folder / FILE} {what}: how often the rows were asked is not known")
     known = {line.get("number") for line in _lines(folder / FILE)}
     for path in sorted((folder / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # of damage it is told where tables are read

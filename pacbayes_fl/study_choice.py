@@ -21,7 +21,7 @@ from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.results import RoundRecord
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import TEMPERATURE, Study
@@ -249,7 +249,7 @@ def remember(folder: Path, notes: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: when it cannot be written.
     """
-    write_atomic(folder / FILE, (json.dumps(notes, indent=1) + "\n").encode())
+    put(folder, {FILE: (json.dumps(notes, indent=1) + "\n").encode()})
 
 
 def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:

@@ -20,7 +20,7 @@ from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.names import to_cell, to_folder
 from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
 
@@ -220,7 +220,6 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
     writer.writerows((*map(to_cell, cell[:3]), *cell[3:]) for cell in cells)
-    write_atomic(out / "compare.csv", buffer.getvalue().encode())
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of
@@ -228,7 +227,8 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
         summary["calibration_bins"] = bins
     if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
         summary["privacy"] = spent
-    write_atomic(out / "compare.json", (json.dumps(summary, indent=1) + "\n").encode())
+    table_json = (json.dumps(summary, indent=1) + "\n").encode()
+    put(out, {"compare.csv": buffer.getvalue().encode(), "compare.json": table_json})
     try:
         plots.save_joint(found, out / "figures")
     except PacBayesFLError as error:

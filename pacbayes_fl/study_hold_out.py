@@ -22,7 +22,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_data import positions_by_client
 from pacbayes_fl.study_file import Study
 
@@ -148,7 +148,7 @@ def save(folder: Path, division: Division) -> None:
     arrays = {"client_name": np.array(division.held.names), "held": division.position.numpy()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomic(folder / FILE, buffer.getvalue())
+    put(folder, {FILE: buffer.getvalue()})
 
 
 def check(folder: Path, division: Division) -> None:
@@ -294,7 +294,7 @@ class Memory:
         """
         clients = {name: [one.rows, _packed(one.cells)] for name, one in self.clients.items()}
         kept = {"salt": f"{self.salt:x}", "width": self.width, "fold": self.fold, "clients": clients}
-        write_atomic(folder / MEMORY, (json.dumps(kept, indent=1) + "\n").encode())
+        put(folder, {MEMORY: (json.dumps(kept, indent=1) + "\n").encode()})
 
     def fold_of(self, clients: ClientBatch) -> dict[int, int]:
         """Give the fold of each of some clients, by id.

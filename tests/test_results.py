@@ -77,6 +77,7 @@ def test_a_saved_result_loads_equal(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "clients.csv",
         "labels.json",
+        "manifest.json",
         "metrics.json",
         "predictions.safetensors",
         "rounds.jsonl",

@@ -19,15 +19,16 @@ import torch
 from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch, client_id
-from pacbayes_fl.errors import CheckpointError, ClientError, DataError, StudyError
+from pacbayes_fl.errors import CheckpointError, ClientError, DamageWarning, DataError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results_manifest import adopt
 from pacbayes_fl.study_data import load, provenance
 from pacbayes_fl.study_file import Study
 from tests.laws.cases import Toy
-from tests.tiny import ROUNDS, assert_same_results, on_csv, rows, state, tiny, write_csv
+from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, rows, state, tiny, write_csv
 
 OnRound = Callable[[RoundRecord], None]
 PARTS = ("x_train", "y_train", "mask_train", "x_test", "y_test", "mask_test", "mean", "std", "lower", "upper", "pit")
@@ -75,7 +76,7 @@ def test_a_run_without_a_folder_writes_nothing_and_says_the_same(
 def test_a_run_folder_is_complete(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     files = {"study.toml", "environment.json", "data.npz", "rounds.jsonl", "clients.csv", "metrics.json", "labels.json"}
-    assert names == files | {"predictions.safetensors", "checkpoints", "run.lock", "trained.json"}
+    assert names == files | {"predictions.safetensors", "checkpoints", "run.lock", "trained.json", "manifest.json"}
     assert tomllib.loads((finished / "study.toml").read_text()) == tiny().table()
     assert Study.from_toml(finished / "study.toml") == tiny()
     assert {path.name for path in (finished / "checkpoints").iterdir()} == {"round_000008", "round_000012", "latest"}
@@ -290,6 +291,7 @@ def test_another_study_is_refused_with_its_keys(tmp_path: Path, saved: bool) -> 
     interrupted(tiny(), tmp_path, 5)
     if not saved:
         shutil.rmtree(tmp_path / "checkpoints")
+        adopt(tmp_path)
     before = (tmp_path / "study.toml").read_bytes()
     text = r"method\.rate: saved 0\.01, now 0\.5; federation\.waste: saved 1\.1, now 2\.0 \("
     with pytest.raises(CheckpointError, match=text):
@@ -327,10 +329,15 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(finished: Path, tmp_
     with pytest.warns(UserWarning, match=r"^state.safetensors of round 12 is damaged; using round 8$"):
         assert study.open_run(folder).state.round == 8
     again: list[RoundRecord] = []
-    with pytest.warns(UserWarning, match=r"^state.safetensors of round 12 is damaged; using round 8$"):
+    with pytest.warns(DamageWarning, match=r"^state.safetensors of round 12 is damaged; using round 8$"):
         study.run(tiny(), folder, resume=True, on_round=again.append)
     assert [record.round for record in again] == [9, 10, 11, 12]
-    assert_same_results(folder, finished)
+    assert_same_state(folder, finished)
+    result, whole = results.load(folder), results.load(finished)
+    told = ["state.safetensors of round 12 is damaged; using round 8"]
+    assert result.labels["fell_back"] == result.summary()["fell_back"] == told
+    plain = {name: value for name, value in result.labels.items() if name != "fell_back"}
+    assert without_seconds(replace(result, labels=plain)) == without_seconds(whole)
     flip_a_byte(folder / "checkpoints" / "round_000012" / "state.json")
     flip_a_byte(folder / "checkpoints" / "round_000008" / "manifest.json")
     with pytest.raises(
@@ -415,12 +422,19 @@ def test_a_run_is_opened_as_it_was_trained_whatever_became_of_study_toml(tmp_pat
     assert study.open_run(tmp_path / "run").study.table() == tiny().table()
 
 
-def test_a_damaged_line_of_the_rounds_costs_that_line_alone(tmp_path: Path) -> None:
+def test_a_damaged_line_of_the_rounds_ends_the_run_unless_it_is_taken_as_it_is(tmp_path: Path) -> None:
     study.run(tiny(), tmp_path / "run")
     path = tmp_path / "run" / "rounds.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([lines[0], "garbage", *lines[2:]]) + "\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="line 2: .*: the record of that round is lost"):
+    hint = "restore it from a copy, .* remove manifest.json and resume"
+    with pytest.raises(DataError, match=rf"rounds\.jsonl is damaged or was edited: it holds the record .*{hint}"):
+        study.run(tiny(), tmp_path / "run", resume=True)
+    (tmp_path / "run" / "manifest.json").unlink()
+    with (
+        pytest.warns(DamageWarning, match="manifest.json is missing: the files of the run are taken as they are"),
+        pytest.warns(DamageWarning, match="line 2: .*: the record of that round is lost"),
+    ):
         result = study.run(tiny(), tmp_path / "run", resume=True)
     assert [record.round for record in result.rounds] == [1, *range(3, len(lines) + 1)]
 
@@ -465,7 +479,7 @@ def test_a_folder_that_is_no_run_cannot_be_opened(finished: Path, tmp_path: Path
     shutil.copytree(finished, folder)
     path = folder / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises((StudyError, CheckpointError), match=r"is not a run folder|holds no saved round"):
+    with pytest.raises((StudyError, CheckpointError), match=r"is not a run folder|checkpoints is missing"):
         study.open_run(folder)
 
 

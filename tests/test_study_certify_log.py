@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacbayes_fl.errors import CheckpointError, DataError
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
+from pacbayes_fl.results_manifest import adopt, extend
 from pacbayes_fl.study import open_run, run
 from pacbayes_fl.study_certify import certify, checked
 from pacbayes_fl.study_certify_log import FILE, share, turn
@@ -144,14 +145,21 @@ def test_a_file_that_lost_requests_is_noticed(folder: Path) -> None:
     assert not certify(open_run(folder), Request()).clients
 
 
-@pytest.mark.parametrize("name", ["environment.json", "trained.json"])
-def test_what_says_who_trained_on_what_must_be_there(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    table = certify(open_run(folder), Request())
-    assert not table.clients and f"{name} missing" in table.reasons["new"][0]
+def test_what_says_who_trained_on_what_must_be_there(folder: Path) -> None:
+    (folder / "environment.json").unlink()
+    with pytest.warns(DamageWarning, match=r"environment\.json is missing: it holds versions, seed"):
+        table = certify(open_run(folder), Request())
+    assert not table.clients and "environment.json missing" in table.reasons["new"][0]
+    (folder / "trained.json").unlink()
+    for _ in ("by its manifest", "by the saved round"):
+        with pytest.raises(DataError, match=r"trained\.json is missing: it holds which clients ever trained"):
+            open_run(folder)
+        adopt(folder)
 
 
 def test_half_a_line_counts_as_a_request(folder: Path) -> None:
+    (folder / FILE).touch()
+    extend(folder, FILE)  # as a request does before its line
     (folder / FILE).write_text('{"number": 1, "bou')
     assert tried(asked(folder)) == 6
     assert [bool(line.startswith("{")) for line in (folder / FILE).read_text().splitlines()] == [True, True]
@@ -186,5 +194,8 @@ def test_rows_of_a_new_client_that_were_edited_are_refused(folder: Path) -> None
     new = arrays["client_new"][arrays["client"]] & ~arrays["test"]
     arrays["y"][new] *= 0.5
     np.savez(folder / "data.npz", **arrays)
+    with pytest.raises(DataError, match=r"data\.npz is damaged or was edited"):
+        open_run(folder)
+    adopt(folder)
     with pytest.raises(DataError, match=r"data\.npz are not those that environment\.json says"):
         open_run(folder)

@@ -17,6 +17,7 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.methods.laplace_recipes import ALPHAS, PERSONAL_ALPHAS, RULES
 from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_manifest import adopt
 from pacbayes_fl.study_choice import choose, recall
 from pacbayes_fl.study_compare import compare
 from pacbayes_fl.study_data import load
@@ -102,6 +103,9 @@ def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pyt
     assert results.load(folder) == more
     for text in ("{", '{"clusters": {}}', '{"clusters": {"chosen": "two"}}', '{"clusters": {"chosen": [2]}}'):
         (folder / study_choice.FILE).write_text(text)
+        with pytest.raises(DataError, match=r"choice\.json is damaged or was edited"):
+            study.run(asked(root, "federation.rounds=4"), folder, resume=True)
+        adopt(folder)
         with pytest.raises(DataError, match=r"choice\.json cannot be read"):
             study.run(asked(root, "federation.rounds=4"), folder, resume=True)
 

@@ -12,6 +12,7 @@ import torch
 from pacbayes_fl import study_choice, study_hold_out
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.results_manifest import adopt
 from pacbayes_fl.study import open_run, run
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
@@ -140,6 +141,9 @@ def test_a_run_remembers_them(tmp_path: Path) -> None:
         positions = saved["held"]
         names = saved["client_name"]
     np.savez(tmp_path / study_hold_out.FILE, held=~positions, client_name=names)
+    with pytest.raises(DataError, match=r"held_out\.npz is damaged or was edited"):
+        open_run(tmp_path)
+    adopt(tmp_path)
     with pytest.raises(DataError, match="kept from the training are not those"):
         open_run(tmp_path)
     with pytest.raises(DataError, match="kept from the training are not those"):

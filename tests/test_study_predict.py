@@ -13,7 +13,7 @@ import torch
 from sklearn.linear_model import RidgeCV
 
 from pacbayes_fl import results, study
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DamageWarning, DataError
 from pacbayes_fl.study_predict import Prediction, join, predict
 from tests.tiny import Row, on_csv, rows, write_csv
 
@@ -209,10 +209,14 @@ def test_one_row_is_enough_to_join(runs: Callable[[str], study.Trained], tmp_pat
 
 def test_predictions_need_the_folder_alone(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "moved"
-    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.json", "*.jsonl", "*.csv"))
-    shutil.copytree(finished / "checkpoints", folder / "checkpoints", dirs_exist_ok=True)
+    shutil.copytree(finished, folder)
+    derived = ("predictions.safetensors", "metrics.json", "labels.json", "clients.csv", "environment.json")
+    for name in derived:
+        (folder / name).unlink()
     result = results.load(finished)
     x = result.predictions["existing.x_test"][2, :, 0]
     path = write_csv(tmp_path / "ask.csv", [{"x": value} for value in x.tolist()])
-    got = predict(study.open_run(folder), "poly_02", path)
+    with pytest.warns(DamageWarning) as said:
+        got = predict(study.open_run(folder), "poly_02", path)
+    assert sorted(str(one.message).split()[0] for one in said) == sorted(str(folder / name) for name in derived)
     torch.testing.assert_close(got.mean, result.predictions["existing.mean"][2], rtol=1e-9, atol=1e-9)

@@ -92,6 +92,19 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
     return dict(saved.tensors)
 
 
+def spoiled(data: bytes) -> dict[str, bytes | None]:
+    """Return what may become of a file: a bit flipped at three places, cut short, emptied, gone (None)."""
+
+    def flipped(place: int) -> bytes:
+        changed = bytearray(data)
+        changed[place] ^= 4
+        return bytes(changed)
+
+    places = {"first": 0, "middle": len(data) // 2, "last": len(data) - 2}  # before the last line break
+    bits = {f"{name} byte flipped": flipped(place) for name, place in places.items()}
+    return {**bits, "cut short": data[: 2 * len(data) // 3], "emptied": b"", "gone": None}
+
+
 def assert_same_state(one: Path, other: Path) -> None:
     """Check that the newest rounds of two folders are equal to the last bit."""
     mine, theirs = state(one), state(other)

@@ -36,6 +36,7 @@ from pacbayes_fl import names
 from pacbayes_fl.errors import CheckpointError, outside
 from pacbayes_fl.files import close_folder, make_folder, opened, refuse_link
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
+from pacbayes_fl.results_manifest import announced, intact
 
 FORMAT_VERSION: Final = 1
 MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
@@ -108,34 +109,47 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
 
     root = Path(folder) / "checkpoints"
     final = root / f"round_{round:06d}"
-    half, replaced = final.with_suffix(".tmp"), final.with_suffix(".old")
+    pointer = f"{final.name}\n".encode()
+    listed = {f"{root.name}/{final.name}/{name}": data for name, data in files.items()}
     refuse_link(root)
     try:
-        if not root.is_dir():
-            make_folder(root)
-            sync_folder(root.parent)
-        _discard(half)
-        make_folder(half)
-        for name, data in files.items():
-            write_synced(half / name, data)
-        sync_folder(half)
-        if final.exists():  # one of the two names always holds a whole round, and `load` knows both
-            _discard(replaced)
-            final.rename(replaced)
-        half.rename(final)
-        sync_folder(root)
-        write_atomic(root / "latest", f"{final.name}\n".encode())
+        with announced(folder, {**listed, f"{root.name}/latest": pointer}):
+            _put(final, files)
+            write_atomic(root / "latest", pointer)
+            _drop(root, round, keep)
     except (OSError, CheckpointError) as error:
         with contextlib.suppress(OSError):
             clean(folder)
         raise _not_written(final, round, error) from error
-    stay = list(dict.fromkeys(number for number, _ in _rounds(root) if number <= round))[:keep]
-    with contextlib.suppress(OSError):  # the new round is safe; what could not be dropped now goes next time
+    return final
+
+
+def _put(final: Path, files: Mapping[str, bytes]) -> None:
+    """Write a round: until it is on disk under its final name, nothing else is touched."""
+    root, half, replaced = final.parent, final.with_suffix(".tmp"), final.with_suffix(".old")
+    if not root.is_dir():
+        make_folder(root)
+        sync_folder(root.parent)
+    _discard(half)
+    make_folder(half)
+    for name, data in files.items():
+        write_synced(half / name, data)
+    sync_folder(half)
+    if final.exists():  # one of the two names always holds a whole round, and `load` knows both
         _discard(replaced)
+        final.rename(replaced)
+    half.rename(final)
+    sync_folder(root)
+
+
+def _drop(root: Path, round: int, keep: int) -> None:
+    """Drop what a saved round makes superfluous; what cannot be dropped now goes next time."""
+    stay = list(dict.fromkeys(number for number, _ in _rounds(root) if number <= round))[:keep]
+    with contextlib.suppress(OSError):
+        _discard((root / f"round_{round:06d}").with_suffix(".old"))
         for number, path in _rounds(root):
             if number not in stay:
                 _discard(path)
-    return final
 
 
 def load(folder: Path | str) -> Checkpoint | None:
@@ -158,7 +172,7 @@ def load(folder: Path | str) -> Checkpoint | None:
     damaged = []
     with contextlib.suppress(OSError, ValueError):  # the pointer only tells of a folder that somebody took away
         latest = int((root / "latest").read_text("utf-8").strip().removeprefix("round_"))
-        if latest > max((number for number, _ in rounds), default=-1):
+        if latest > max((number for number, _ in rounds), default=-1) and intact(folder, f"{root.name}/latest"):
             damaged.append(f"round {latest} is missing")
     for number, path in rounds:
         try:
@@ -333,12 +347,13 @@ class RunLock:
 
 
 class StopSignal:
-    """Let SIGTERM and Ctrl-C end a run after the current round.
+    """Let SIGTERM, Ctrl-C and a closed terminal (SIGHUP) end a run after the current round.
 
     `with StopSignal() as stop:` run rounds, and after each `if stop.requested:` save and leave. The first signal
     is only noted. It also puts the default action back, so that a second one ends the process at once, even inside a
-    long tensor operation. Leaving the block restores the handlers of before. Outside the main thread, where Python
-    allows no handlers, it does nothing.
+    long tensor operation; but a SIGHUP, which comes twice when both the terminal and the shell send it, never does that
+    and never makes another signal do it. Where SIGHUP is ignored, as under nohup, it stays so. Leaving the block
+    restores the handlers of before. Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -354,8 +369,9 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         """Start to listen."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -368,8 +384,9 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        for each in self._before:
-            signal.signal(each, signal.SIG_DFL)
+        if number != signal.SIGHUP:
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)
 
 
 def _rounds(root: Path) -> list[tuple[int, Path]]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_manifest import put
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
@@ -128,7 +128,7 @@ class Ledger:
 def _write(path: Path, entries: list[tuple[Charge, int]], delta: float) -> None:
     releases = [asdict(charge) | {"count": n} for charge, n in entries]
     body = {"format_version": FORMAT_VERSION, "delta": delta, "releases": releases}
-    write_atomic(path, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
+    put(path.parent, {path.name: json.dumps(body | {"sha256": _digest(body)}, indent=1).encode()})
 
 
 def _read(path: Path) -> tuple[list[tuple[Charge, int]], float | None]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import RunLock, StopSignal, check_study, clean, load, match_clients, save
+from pacbayes_fl.results_manifest import problems
 from pacbayes_fl.tensors import scatter, select
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -274,7 +275,7 @@ def test_a_full_disk_leaves_the_last_round_and_no_half(tmp_path: Path, saved_bef
     assert (loaded.round if loaded else None) == (saved_before[-1] if saved_before else None)
 
 
-@pytest.mark.parametrize("fails_at", range(8))
+@pytest.mark.parametrize("fails_at", range(12))
 def test_a_failing_sync_at_any_step_leaves_a_round_that_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
@@ -290,15 +291,18 @@ def test_a_failing_sync_at_any_step_leaves_a_round_that_loads(
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    if fails_at < 7:  # three files, their folder, the folder of rounds, the pointer and its folder
+    # the manifest and its folder; three files, their folder, the folder of rounds, the pointer and its folder; the
+    # manifest and its folder
+    if fails_at < 11:
         with pytest.raises(CheckpointError, match=r"no space left writing .*; round 40 is in memory, round 40 on disk"):
             save(tmp_path, 40, state(40), {"try": 2})
     else:
         save(tmp_path, 40, state(40), {"try": 2})
     loaded = load(tmp_path)
     assert loaded is not None and loaded.round == 40 and loaded.warnings == ()
-    assert loaded.meta == {"try": 1 if fails_at < 4 else 2}
+    assert loaded.meta == {"try": 1 if fails_at < 6 else 2}
     assert names(tmp_path) == ["latest", "round_000030", "round_000040"]
+    assert problems(tmp_path) == {}
 
 
 def test_another_failure_is_told_as_it_is(tmp_path: Path) -> None:

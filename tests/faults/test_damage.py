@@ -1,0 +1,260 @@
+"""Whatever becomes of a file of a run folder, every command says the same as before or names the file: never else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pacbayes_fl import cli, plots, results
+from pacbayes_fl.results_manifest import problems
+from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, write_study
+
+FILES = (
+    *("study.toml", "environment.json", "data.npz", "held_out.npz", "trained.json", "rounds.jsonl", "manifest.json"),
+    *("clients.csv", "predictions.safetensors", "labels.json", "metrics.json", "certified.jsonl"),
+    *(f"checkpoints/round_{n:06d}/{name}" for n in (2, 3) for name in ("state.safetensors", "state.json")),
+    *("checkpoints/round_000003/manifest.json", "checkpoints/latest", "certificates/seeger.json"),
+)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "show": ("show", "run"),
+    "show --json": ("show", "run", "--json"),
+    "plot": ("plot", "run"),
+    "predict": ("predict", "run", "--client", "poly_00", "--data", "ask.csv"),
+    "join": ("join", "run", "--data", "join.csv"),
+    "certify": ("certify", "run", "--json", "--draws", "20"),
+    "resume": ("run", "tiny.toml", "--out", "run", "--resume"),
+}
+SLOW = ("certify", "resume")  # these meet two damages of each file, the others all
+
+
+class Answer(NamedTuple):
+    """What a command has said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished run that keeps rows for certificates and has one, and what commands read."""
+    place = tmp_path_factory.mktemp("damage")
+    certify = {"certify": {"scheme": "split", "independent": True}}
+    federation = TABLE["federation"] | {"rounds": 3, "checkpoint_every": 1}
+    write_study(place, TABLE | {"federation": federation, "report": certify})
+    (place / "ask.csv").write_text("x\n0.5\n-1\n")
+    (place / "join.csv").write_text("client,x,y\na,0.5,1\na,0.7,2\na,0.1,\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert cli.main(["run", "tiny.toml", "--out", "run", "--quiet"]) == 0
+        assert cli.main(["certify", "run", "--json", "--draws", "20"]) == 0
+    kept = {path.relative_to(place / "run").as_posix() for path in (place / "run").rglob("*") if path.is_file()}
+    assert kept - {"checkpoints/round_000002/manifest.json", "run.lock"} == set(FILES), (
+        "a file of the run folder is not attacked"
+    )
+    return place
+
+
+def drawn(result: results.Result, folder: Path, **_: Any) -> list[Path]:
+    """Stand in for figures: print every number that they could show."""
+    print(result.summary(), [row.metrics for row in result.clients], result.rounds, dict(result.predictions))
+    return []
+
+
+@pytest.fixture
+def at(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a fresh copy of that folder."""
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "save_all", drawn)
+    monkeypatch.setattr(plots, "save_certificates", lambda tables, _: [print(table) for table in tables] and [])
+    return tmp_path
+
+
+@pytest.fixture
+def ask(at: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Answer]:
+    """Return what asks a command, quietly, of the run folder as it is."""
+
+    def asked(command: str) -> Answer:
+        code = cli.main([*COMMANDS[command], "--quiet"])
+        return Answer(code, *capsys.readouterr())
+
+    return asked
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what the commands say of the run that nobody has touched."""
+    said = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "save_all", drawn)
+        patch.setattr(plots, "save_certificates", lambda tables, _: [print(table) for table in tables] and [])
+        for command, arguments in COMMANDS.items():
+            copy = tmp_path_factory.mktemp("whole")
+            shutil.copytree(place, copy, dirs_exist_ok=True)
+            patch.chdir(copy)
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                assert cli.main([*arguments, "--quiet"]) == 0
+            assert err.getvalue() == "", command
+            said[command] = out.getvalue()
+    return said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", FILES)
+def test_damage_changes_nothing_or_is_named(
+    name: str, command: str, at: Path, place: Path, ask: Callable[[str], Answer], whole: dict[str, str]
+) -> None:
+    run, path = at / "run", at / "run" / name
+    for what, bad in spoiled((place / "run" / name).read_bytes()).items():
+        if command in SLOW and what not in ("middle byte flipped", "gone"):
+            continue
+        shutil.rmtree(run)
+        shutil.copytree(place / "run", run)
+        path.write_bytes(bad) if bad is not None else path.unlink()
+        code, out, err = ask(command)
+        where = f"{what}: {code} {err}"
+        if code:
+            *said, last = err.splitlines()
+            assert code == 1 and last.startswith("pacbayes-fl: ") and "defect" not in last and path.name in err, where
+            assert all(line.startswith("warning: ") for line in said), where
+        elif out != whole[command]:
+            assert path.name in err, where
+        if command == "resume" and code == 0:  # what it leaves is what it was, or what it was and a word of the damage
+            for file in ("clients.csv", "predictions.safetensors", "trained.json", "held_out.npz", "data.npz"):
+                assert (run / file).read_bytes() == (place / "run" / file).read_bytes(), (where, file)
+            assert_same_state(run, place / "run")
+            spare = {"certified.jsonl", "certificates/seeger.json"} | {name for name in FILES if "checkpoints" in name}
+            assert problems(run).keys() <= spare, where
+        if name in ("trained.json", "rounds.jsonl") and bad is None:
+            holds = "which clients ever trained" if name == "trained.json" else "the record of every round"
+            unfinished = "is not a finished run folder: rounds.jsonl is missing"
+            if command not in ("show", "show --json", "plot") or name == "rounds.jsonl":
+                assert code == 1 and (f"{name} is missing: it holds {holds}" in err or unfinished in err), where
+            else:
+                assert f"{name} is missing" in err, where
+
+
+# kills ----------------------------------------------------------------------------------------------------------
+
+CHANGES = ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate")  # of the disk, by a run
+
+
+@contextlib.contextmanager
+def seen_before_every_change(folder: Path, kept: Path) -> Any:
+    """Keep a copy of a folder as it is just before each change of the disk: what a kill at that moment leaves."""
+    copies: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            real = getattr(os, name)
+
+            def watched(*arguments: Any, real: Any = real, **named: Any) -> Any:
+                copies.append(kept / str(len(copies)) / "run")
+                with patch.context() as unwatched:
+                    for each, function in before.items():
+                        unwatched.setattr(os, each, function)
+                    shutil.copytree(folder, copies[-1]) if folder.exists() else copies[-1].mkdir(parents=True)
+                return real(*arguments, **named)
+
+            patch.setattr(os, name, watched)
+        yield copies
+
+
+before = {name: getattr(os, name) for name in CHANGES}
+
+
+def distinct(copies: list[Path]) -> list[Path]:
+    """Leave out copies that hold the same bytes as the one before them."""
+
+    def content(copy: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+    found = [(copy, content(copy)) for copy in copies]
+    return [copy for (copy, now), last in zip(found, [None, *(each for _, each in found)], strict=False) if now != last]
+
+
+def test_a_kill_before_any_change_of_the_disk_is_no_damage_and_costs_nothing(
+    place: Path, at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run from its start to its end, and of one that goes on after a kill."""
+    (at / "kept").mkdir()
+    with seen_before_every_change(at / "new", at / "kept") as copies:
+        assert cli.main(["run", "tiny.toml", "--out", "new", "--quiet"]) == 0
+    moments = distinct(copies)
+    assert len(moments) > 60
+    for copy in moments:
+        if (copy / "manifest.json").exists():
+            assert problems(copy) == {}, copy
+    capsys.readouterr()
+    for copy in moments[:: max(1, len(moments) // 16)]:
+        assert cli.main(["run", "tiny.toml", "--out", str(copy), "--resume", "--quiet"]) == 0
+        assert capsys.readouterr().err == "", copy
+        assert_same_results(copy, place / "run")
+        assert problems(copy) == {}
+    with seen_before_every_change(moments[len(moments) // 2], at / "again") as copies:
+        assert cli.main(["run", "tiny.toml", "--out", str(moments[len(moments) // 2]), "--resume", "--quiet"]) == 0
+    assert all(problems(copy) == {} for copy in distinct(copies))
+
+
+def test_a_kill_while_a_certificate_is_made_is_no_damage(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (at / "kept").mkdir()
+    with seen_before_every_change(at / "run", at / "kept") as copies:
+        assert cli.main(["certify", "run", "--bound", "mcallester", "--json", "--draws", "20", "--quiet"]) == 0
+    for copy in distinct(copies):
+        assert problems(copy) == {}
+        capsys.readouterr()
+        assert cli.main(["certify", str(copy), "--bound", "mcallester", "--json", "--draws", "20", "--quiet"]) == 0
+        told = capsys.readouterr()
+        assert told.err == "" and json.loads(told.out)["number"] == 2  # counted once, whenever it was killed
+
+
+def test_a_run_that_is_alive_is_looked_at_without_a_false_alarm(
+    place: Path, at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (at / "kept").mkdir()
+    with seen_before_every_change(at / "run", at / "kept") as copies:
+        more = ("--set", "federation.rounds=5")
+        assert cli.main(["run", "tiny.toml", "--out", "run", "--resume", "--quiet", *more]) == 0
+    capsys.readouterr()
+    for copy in distinct(copies)[::5]:
+        assert cli.main(["predict", str(copy), "--client", "poly_00", "--data", "ask.csv", "--quiet"]) == 0
+        assert capsys.readouterr().err == ""
+
+
+# what was lost, and a newest round that is damaged --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "trained.json"])
+@pytest.mark.parametrize("manifest", [True, False], ids=["listed", "without a manifest"])
+def test_what_no_other_file_holds_must_be_there(
+    name: str, manifest: bool, at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (at / "run" / name).unlink()
+    if not manifest:
+        (at / "run" / "manifest.json").unlink()
+    assert cli.main([*COMMANDS["resume"], "--quiet"]) == 1
+    assert f"run/{name} is missing: it holds " in capsys.readouterr().err
+    assert not (at / "run" / name).exists()
+
+
+def test_a_folder_that_lost_its_study_is_not_written_over(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (at / "run" / "study.toml").unlink()
+    assert cli.main(["run", "tiny.toml", "--out", "run", "--quiet"]) == 1
+    assert "run holds a run already (go on with --resume" in capsys.readouterr().err
+    assert cli.main([*COMMANDS["resume"], "--quiet"]) == 0
+    assert "warning: run/study.toml is missing: it holds every value of the study (run" in capsys.readouterr().err
+    assert problems(at / "run") == {}
+
+
+def test_all_rounds_lost_is_an_error_and_no_new_start(at: Path, ask: Callable[[str], Answer]) -> None:
+    shutil.rmtree(at / "run" / "checkpoints")
+    code, _, err = ask("resume")
+    assert code == 1 and "checkpoints" in err and "missing" in err
