@@ -28,6 +28,7 @@ from pacbayes_fl.cli_output import (
     print_certificates,
     print_predictions,
     print_privacy,
+    print_rows,
     print_table,
     progress,
     say,
@@ -43,6 +44,7 @@ from pacbayes_fl.results_folder import write_atomic
 if TYPE_CHECKING:
     from pacbayes_fl.study_certify_request import Request
     from pacbayes_fl.study_file import Study
+    from pacbayes_fl.study_predict import AnyPrediction
     from pacbayes_fl.tune import Trial
 
 
@@ -200,6 +202,7 @@ def _compare(options: argparse.Namespace) -> None:
         on_round(RoundRecord(runs, 0))
     print_cells(table(found))
     print_bins(found)
+    print_rows(found)
     print_privacy(found)
     if options.out:
         say(f"folder: {options.out}")
@@ -409,9 +412,15 @@ def _bound(options: argparse.Namespace) -> None:
 
 def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
-    from pacbayes_fl.study_predict import join
+    from pacbayes_fl.study_predict import joined
 
-    print_predictions(list(join(open_run(options.run), options.data).values()), options.json)
+    sound: list[AnyPrediction] = []
+    try:
+        for one in joined(open_run(options.run), options.data):
+            sound.append(one)
+    finally:  # what is known of the others is printed before one client's error is
+        if sound:
+            print_predictions(sound, options.json)
 
 
 def _predict(options: argparse.Namespace) -> None:

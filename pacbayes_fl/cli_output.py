@@ -74,6 +74,7 @@ def print_table(result: Result) -> None:
         cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
         say(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
     print_bins([result])
+    print_rows([result])
     if "privacy" in result.labels:
         say(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
@@ -130,6 +131,20 @@ def print_bins(found: Sequence[Result]) -> None:
     bins = sorted({result.labels["calibration_bins"] for result in found if "calibration_bins" in result.labels})
     if bins:
         say(f"ece and mce: {' or '.join(map(str, bins))} bins of confidence")
+
+
+def print_rows(found: Sequence[Result]) -> None:
+    """Print which rows are test rows, and which columns are not scaled by client; nothing where no run says so.
+
+    Args:
+        found: results of a table.
+    """
+    for text in dict.fromkeys(result.labels["test_rows"] for result in found if "test_rows" in result.labels):
+        print(f"test rows: {text}")
+    for how, words in (("across clients", "scaled across clients"), ("own units", "not scaled")):
+        every = [result.labels.get("scaling", {}).get(how) for result in found]
+        for columns in dict.fromkeys(filter(None, every)):
+            print(f"{words}: {columns}")
 
 
 def print_privacy(found: Sequence[Result]) -> None:

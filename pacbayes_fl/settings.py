@@ -172,10 +172,10 @@ def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
     simple = [f"{_key(name)} = {to_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
     text = "\n".join(simple) + ("\n" if simple else "")
     for name, value in table.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             path = f"{prefix}.{_key(name)}" if prefix else _key(name)
             inner = to_toml(value, path)
-            header = any(not isinstance(item, Mapping) for item in value.values())
+            header = not value or any(not isinstance(item, Mapping) for item in value.values())
             text += f"\n[{path}]\n{inner}" if header else inner
     return text
 

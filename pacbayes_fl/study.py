@@ -22,6 +22,7 @@ from pacbayes_fl import (
     study_privacy,
     study_report,
     study_resume,
+    study_scaling,
     tensors,
 )
 from pacbayes_fl.data import tables
@@ -145,12 +146,14 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         study_hold_out.check(folder, division)
     if study.held_out:
         study, notes = study_choice.choose(study, study_hold_out.open_rows(study, division), on_round)
-    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
+    shared = study_scaling.read(folder, dataset) if folder is not None and saved is not None else None
+    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train), shared)
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
         study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
+        study_scaling.save(folder, groups["existing"].shared, dataset)
         _open_folder(folder, study, dataset, notes)
         memory.save(folder)
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
@@ -313,9 +316,12 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     differences: dict[str, Any] = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
+        **study_scaling.words(trained.groups["existing"].shared, dataset),
     }
     if trained.fell_back:
         differences["fell_back"] = list(trained.fell_back)
+    if "test_rows" in dataset.provenance:
+        differences["test_rows"] = dataset.provenance["test_rows"]
     if dataset.classes is not None:
         words = study_classes.labels(trained.method, rows, trained.rounds, study.report.calibration_bins)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
@@ -355,7 +361,8 @@ def open_run(folder: Path | str) -> Trained:
     division = study_hold_out.divide(study, dataset)
     study_hold_out.check(folder, division)
     memory = study_hold_out.Memory.read(folder, True).joined(study, dataset, division.dataset)
-    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
+    folds, shared = memory.fold_of(dataset.groups["existing"].train), study_scaling.read(folder, dataset)
+    method, groups = prepare(study, division.dataset, folds, shared)
     state = _restore(method, groups["existing"].train, study, saved)
     spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
     known = tuple(record for record in results.read_rounds(folder) if record.round <= state.round)

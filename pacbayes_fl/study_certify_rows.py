@@ -126,10 +126,11 @@ def none_of(batch: ClientBatch) -> ClientBatch:
 
 def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling:
     """Scale clients by the average of those that their priors were trained on: their own rows must not choose units."""
-    known = trained.groups["existing"].used
+    known, shared = trained.groups["existing"].used, group.shared  # pooled moments are of the priors' rows alone
     if name == "existing":
         fold = torch.from_numpy(marks_of(trained, group.train)).to(group.train.x.device)
         apart = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
         share = apart / apart.sum(1, keepdim=True)
-        return Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known))
-    return Scaling(*(leaf.mean(0, keepdim=True).expand(group.train.clients, *leaf.shape[1:]) for leaf in known))
+        return shared.impose(Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known)))
+    average = Scaling(*(leaf.expand(group.train.clients, *leaf.shape[1:]) for leaf in known.average()))
+    return shared.impose(average)

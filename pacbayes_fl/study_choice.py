@@ -195,7 +195,7 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
         first = method.personalise(message, clients, rows, noise.copy())
         for one, held in zip(methods, sums, strict=True):
             again = first if one is method else one.personalise_again(first, message, clients, rows, noise.copy())
-            held.add(again, index, method.raw_units)
+            held.add(again, index)
     tempering = TEMPERATURE in study.held_out
     return [_Scored(some, *held.score(tempering)) for some, held in zip(combinations, sums, strict=True)]
 
@@ -209,12 +209,12 @@ class _Held:
         self._y: list[Tensor] = []
         self._weight: list[Tensor] = []  # of a row in the mean over clients
 
-    def add(self, posterior: Any, index: Tensor, raw_units: bool) -> None:
+    def add(self, posterior: Any, index: Tensor) -> None:
         asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
         if self._labelled:
             found = predictive(posterior, asked.x).log_probs
         else:
-            _, units = units_of(posterior.predict(asked.x), self._group, index, raw_units)
+            units = units_of(posterior.predict(asked.x), self._group, index)
             found = units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
         weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
         self._log_probs.append(found[own.mask].double())

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import data_gen
 from pacbayes_fl import settings
 from pacbayes_fl.data import archives, images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study_file import Study, image_source
 
@@ -36,7 +36,8 @@ class ScaledGroup:
         test: rows in the method's units.
         raw: the same rows in the data's own units.
         units: standardisation by each client's training rows, in which metrics are reported.
-        used: scaling to the method's units: `units`, or the identity.
+        used: scaling to the method's units: `units`, but for columns that are scaled across clients or not at all.
+        shared: what of `used` is the same for all clients.
         validation: rows in the method's units, where there are any.
     """
 
@@ -45,6 +46,7 @@ class ScaledGroup:
     raw: tables.Group
     units: Scaling
     used: Scaling
+    shared: Shared
     validation: ClientBatch | None = None
 
     def bring(self, batch: ClientBatch) -> ClientBatch:
@@ -67,10 +69,11 @@ class ScaledGroup:
         Returns:
             The group of those k clients.
         """
-        raw = tables.Group(self.raw.train.select(index), self.raw.test.select(index))
+        raw = self.raw.select(index)
         units, used = (Scaling(*(t[index.to(t.device)] for t in one)) for one in (self.units, self.used))
         validation = None if self.validation is None else self.validation.select(index)
-        return ScaledGroup(self.train.select(index).trim(), self.test.select(index), raw, units, used, validation)
+        train, test = self.train.select(index).trim(), self.test.select(index)
+        return ScaledGroup(train, test, raw, units, used, self.shared, validation)
 
 
 def load(study: Study) -> tables.Dataset:
@@ -87,6 +90,9 @@ def load(study: Study) -> tables.Dataset:
         DataError: when the file or its rows cannot be used.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
+    if study.data.time is not None and Path(study.data.source).suffix not in tables.TABLES:
+        what = f"[data] time names a column of a table, and {study.data.source!r} is none"
+        raise StudyError(what, hint="drop it, or give a .csv or .parquet")
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     if image_source(study.data.source):
@@ -108,10 +114,11 @@ def load(study: Study) -> tables.Dataset:
         if study.data.options:
             raise StudyError(f"[data] options are for generators, not for the file {path.name}")
         task: tables.Task = "classification" if study.data.task == "classification" else "regression"
-        dataset = tables.read(path, study.data.client, study.data.target, study.data.test_share, task)
+        part = study.data
+        dataset = tables.read(path, part.client, part.target, part.test_share, task, part.time)
     if study.data.duplicate_rows == "refuse":
         for group in dataset.groups.values():
-            split.assert_disjoint(group.train, group.test)
+            split.assert_disjoint(group.train, group.test, times=group.times)
             if group.validation is not None:
                 split.assert_disjoint(group.train, group.validation, "validation")
     return dataset
@@ -129,17 +136,23 @@ def _expand(value: Any) -> Any:
     return expanded
 
 
-def scale(group: tables.Group, raw_units: bool, device: torch.device, dtype: torch.dtype | None = None) -> ScaledGroup:
+def scale(
+    group: tables.Group,
+    shared: Shared,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    columns: Sequence[str] = (),
+) -> ScaledGroup:
     """Bring a group into a method's units, on its device.
 
-    Rows are standardised by client. Images are left as they are, for all clients look at the world in the same way, and
-    so are labels.
+    Images are left as they are, for all clients look at the world in the same way, and so are labels.
 
     Args:
         group: rows in the data's own units.
-        raw_units: leave them there.
+        shared: how every column is scaled; see `study_scaling.settle`.
         device: where the method runs.
         dtype: of the method's model; the data's own when None.
+        columns: names of the features and of the target, for warnings.
 
     Returns:
         The scaled group.
@@ -150,10 +163,11 @@ def scale(group: tables.Group, raw_units: bool, device: torch.device, dtype: tor
         units = used = scaling.identity(raw[0])
         scaled = [batch.to(dtype=dtype) for batch in raw]
     else:
-        units = scaling.fit(raw[0])
-        used = scaling.identity(raw[0]) if raw_units else units
+        units = scaling.fit(raw[0], shared, columns)
+        used = shared.impose(units)
         scaled = [used.apply(batch).to(dtype=dtype) for batch in raw]
-    return ScaledGroup(scaled[0], scaled[1], tables.Group(*raw), units, used, *scaled[2:])
+    own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
+    return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])
 
 
 def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:

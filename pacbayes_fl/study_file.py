@@ -7,10 +7,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import images
+from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
@@ -36,10 +37,18 @@ class DataPart:
             themselves.
         client: name of the client column of a table.
         target: name of the target column of a table.
+        time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
+            within clients; it is no feature. Without one the order of the file is taken for that of time.
         test_share: share of each client's last rows held out from a table without a `split` column.
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
             and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
-            Of images the positions are compared instead: the published sets hold some images twice.
+            Of images the positions are compared instead: the published sets hold some images twice. Rows of different
+            times are different rows.
+        scale: units in which methods see the columns: standardised by each "client"'s training rows, where a feature
+            that is constant inside clients and different between them is scaled across clients; "pooled", by those of
+            all existing clients together; or "none", the data's own. Labels and images are left as they are.
+        column_scale: the same by name of a feature or of the target, for those that differ, such as
+            { capacity = "pooled", y = "none" }.
     """
 
     source: str = "polynomial"
@@ -48,8 +57,20 @@ class DataPart:
     task: Literal["auto", "classification"] = "auto"
     client: str = "client"
     target: str = "y"
+    time: str | None = None
     test_share: float = 0.25
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
+    scale: ColumnScale = "client"
+    column_scale: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse words that are no way to scale a column, and a column that would be two things."""
+        if self.time is not None and self.time in (self.client, self.target, "split", "group"):
+            raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
+        for name, kind in self.column_scale.items():
+            if kind not in get_args(ColumnScale):
+                known = ", ".join(map(repr, get_args(ColumnScale)))
+                raise StudyError(f"[data] column_scale of {name!r} must be one of {known}, got {shown(kind)}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.data.archives import read_npz
@@ -82,9 +83,11 @@ def divide(study: Study, dataset: tables.Dataset) -> Division:
         what = f"has {int(train.size[k])} training rows, of which a share of {part.share:g} leaves one part empty"
         raise DataError(what, client=train.names[k], hint="another report.certify.share, or scheme = 'folds'")
     known, kept = (_where(train, rows) for rows in (train.mask & ~held, held))
+    times = group.times and group.times._replace(train=_times(group.times.train, train.mask & ~held))
     if study.data.duplicate_rows == "refuse" and dataset.rows is None:  # published images are apart by position
-        split.assert_disjoint(known, kept, "kept")
-    groups = {**dataset.groups, "existing": replace(group, train=known)}
+        both = times and group.times and (times.train, _times(group.times.train, held))
+        split.assert_disjoint(known, kept, "kept", both)
+    groups = {**dataset.groups, "existing": replace(group, train=known, times=times)}
     return Division(replace(dataset, groups=groups), kept, held)
 
 
@@ -131,6 +134,11 @@ def _where(batch: ClientBatch, wanted: Tensor) -> ClientBatch:
     """Take the rows [K, N] that are wanted, in their order."""
     clients = [(batch.x[k][rows], batch.y[k][rows]) for k, rows in enumerate(wanted)]
     return ClientBatch.stack(clients, batch.names, batch.ids)
+
+
+def _times(times: Tensor, wanted: Tensor) -> Tensor:
+    """Take the times [K, N] of the rows that are wanted, padded with zeros."""
+    return pad_sequence([own[rows] for own, rows in zip(times, wanted, strict=True)], batch_first=True)
 
 
 def save(folder: Path, division: Division) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import study_images, tensors
-from pacbayes_fl.data import scaling, tables
+from pacbayes_fl import study_images, study_scaling, tensors
+from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.data.split import fingerprints
+from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.study import Trained
@@ -70,13 +74,16 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
         client: name of an existing or new client of the run.
         path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `study_images.read`); other
             clients' rows in it are ignored, a missing client column means that all rows are this client's.
-        later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too.
+        later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
+            those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
+            once, with "allow" as often as the table has it more often than the training rows.
 
     Returns:
         A `Prediction`, or a `ClassPrediction` of a run on labels: one number a row and kind.
 
     Raises:
         DataError: when the client or a column is not known.
+        NumericalError: when a prediction is not finite, naming its row.
     """
     for name, group in trained.groups.items():
         if client in group.train.names:
@@ -91,7 +98,7 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
                 state = state._replace(clients=tensors.select(trained.state.clients, at))
             if later is not None:
                 part = _extend(trained, part, client, later)
-            return _predict(trained, state, part, client, table.clients[client][0])
+            return _require_finite([_predict(trained, state, part, client, table.clients[client][0])])[0]
     known = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(known[:6])}, ...")
 
@@ -110,24 +117,74 @@ def join(trained: Trained, path: Path | str) -> dict[str, Any]:
 
     Raises:
         DataError: when columns are missing or rows cannot be used.
+        NumericalError: when a prediction is not finite, naming the client and its row.
+    """
+    return {one.client: one for one in joined(trained, path)}
+
+
+def joined(trained: Trained, path: Path | str) -> Iterator[AnyPrediction]:
+    """Let clients personalise that never trained, one after another; see `join`.
+
+    Args:
+        trained: as `open_run` gives it.
+        path: as `join`.
+
+    Yields:
+        The prediction of each client, but for those that are not finite.
+
+    Raises:
+        DataError, NumericalError: as `join`, the latter after the last client.
     """
     table = _table(trained, path, need_target=True, default=None)
-    out = {}
+    refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
-        own = _pad(trained, name, x[~ask], y[~ask])
-        dtype = trained.groups["existing"].train.x.dtype
-        group = scale(tables.Group(own, own), trained.method.raw_units, device_of(trained.study), dtype)
-        if bool(ask.all()):
-            warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
-            known = trained.groups["existing"]
-            units, used = (
-                scaling.Scaling(*(t.mean(0, keepdim=True) for t in one)) for one in (known.units, known.used)
-            )
-            group = replace(group, units=units, used=used)
+        group = _scaled(trained, _pad(trained, name, x[~ask], y[~ask]), bool(ask.all()))
         state = state_of(trained.method, trained.state, "new", group)
-        out[name] = _predict(trained, state, group, name, x[ask] if bool(ask.any()) else x)
-    return out
+        found = _predict(trained, state, group, name, x[ask] if bool(ask.any()) else x)
+        if _first_bad(found) is None:
+            yield found
+        else:
+            refused.append(found)
+    _require_finite(refused)
+
+
+def _scaled(trained: Trained, own: ClientBatch, empty: bool) -> ScaledGroup:
+    """Scale a client that joins by its own rows, or as the average client where it has none."""
+    known = trained.groups["existing"]
+    columns = study_scaling.names(trained.dataset)
+    group = scale(tables.Group(own, own), known.shared, device_of(trained.study), known.train.x.dtype, columns)
+    if not empty:
+        return group
+    name, average = own.names[0], known.units.average() if trained.dataset.feature_shape else known.shared.average
+    if average is None:
+        hint = "give it rows with targets"
+        raise DataError(
+            "has no rows with a target, and a private run tells nobody the average units", client=name, hint=hint
+        )
+    warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
+    average = Scaling(*(leaf.to(group.train.x.device) for leaf in average))
+    used = average if trained.dataset.feature_shape else known.shared.impose(average)
+    return replace(group, units=average, used=used)
+
+
+def _first_bad(prediction: AnyPrediction) -> int | None:
+    """Return the first row of which a number is not finite."""
+    numbers = [getattr(prediction, field.name) for field in fields(prediction) if field.name != "client"]
+    bad = ~torch.stack([one.double().isfinite() for one in numbers]).all(0)
+    return int(bad.nonzero()[0]) if bool(bad.any()) else None
+
+
+def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPrediction]:
+    """Refuse predictions that are no numbers, by their first client and row."""
+    bad = [(one, row) for one in predictions if (row := _first_bad(one)) is not None]
+    if not bad:
+        return predictions
+    one, row = bad[0]
+    values = ", ".join(f"{f.name} {float(getattr(one, f.name)[row]):g}" for f in fields(one) if f.name != "client")
+    others = f"; nor are those of {', '.join(other.client for other, _ in bad[1:6])}" if len(bad) > 1 else ""
+    hint = "look at its rows: one may be far outside of what the run was trained on"
+    raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
 
 
 def _table(trained: Trained, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
@@ -141,16 +198,33 @@ def _table(trained: Trained, path: Path | str, need_target: bool, default: str |
         need_target=need_target,
         default_client=default,
         task="regression" if dataset.classes is None else "classification",
+        time=data.time,
     )
     return match_columns(table, dataset.features)
 
 
 def _extend(trained: Trained, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
-    """Add later rows of one client, in the units that its training rows gave it."""
+    """Add later rows of one client, in the units that its training rows gave it, but for those that it had."""
     table = _table(trained, path, need_target=True, default=client)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
-    more = _pad(trained, client, *table.clients[client]).to(group.train.x.device)
+    more = _pad(trained, client, *table.clients[client])
+    times = group.raw.times
+    old, new = None, None
+    if times is not None and table.times is not None:
+        old, new = times.train.double(), table.times[client].double().unsqueeze(0)
+    had = Counter(fingerprints(group.raw.train, 0, old))
+    once, fresh = trained.study.data.duplicate_rows == "refuse", []
+    for row in fingerprints(more, 0, new):
+        fresh.append(had[row] <= 0)
+        had[row] += 1 if once else -1
+    if repeats := fresh.count(False):
+        what = f"{repeats} of {len(fresh)} later rows of {client} are training rows of its or given twice"
+        warnings.warn(f"{what}: each is conditioned on once", stacklevel=2)
+    kept = torch.tensor(fresh)
+    if not bool(kept.any()):
+        return group
+    more = ClientBatch.stack([(more.x[0][kept], more.y[0][kept])], more.names, more.ids).to(group.train.x.device)
     return replace(group, train=group.train.extend(group.bring(more)))
 
 
@@ -168,6 +242,6 @@ def _predict(trained: Trained, state: FederationState, group: ScaledGroup, clien
         mixture = predictive(posterior, rows)
         top = mixture.probs.max(-1)
         return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
-    _, own = units_of(posterior.predict(rows), group, index, trained.method.raw_units)
+    _, own, unit = units_of(posterior.predict(rows), group, index)
     lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
-    return Prediction(client, *(t[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
+    return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))

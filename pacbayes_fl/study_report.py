@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import metrics
+from pacbayes_fl.data.scaling import power_of_two, standardised
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.methods.base import Method
@@ -19,6 +20,7 @@ from pacbayes_fl.results import ClientRow
 from pacbayes_fl.study_data import ScaledGroup
 
 _IN_DATA_UNITS = ("rmse", "nlpd", "crps")
+_SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 BAND = (0.025, 0.975)
 """Levels of the lower and upper end of every predictive band."""
 
@@ -49,24 +51,65 @@ def state_of(
     return state._replace(clients=method.init_clients(method.broadcast(state.server), scaled.train))
 
 
-def units_of(
-    predictive: Any, scaled: ScaledGroup, index: Tensor, raw_units: bool
-) -> tuple[RegressionPredictive, RegressionPredictive]:
+class Views(NamedTuple):
+    """A predictive distribution in two units.
+
+    Args:
+        standard: in units of the client's training targets.
+        own: in `unit`s of the data's own.
+        unit: powers of two [k], 1 unless targets are so large or small that their squares leave the range of numbers.
+    """
+
+    standard: RegressionPredictive
+    own: RegressionPredictive
+    unit: Tensor
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density in the data's own units.
+
+        Args:
+            y: targets [k, N], in these units.
+
+        Returns:
+            [k, N], in nats.
+        """
+        unit = self.unit.unsqueeze(-1)
+        return self.own.log_prob(y / unit) - unit.log()
+
+
+def unit_of(std: Tensor) -> Tensor:
+    """Choose the unit in which targets of some spread are calculated with.
+
+    Args:
+        std: standard deviation [*], in units of y.
+
+    Returns:
+        Powers of two [*], in units of y: 1, but where squares of the spread would leave the range of numbers.
+    """
+    return torch.where((std > _SQUARE) & (std < 1.0 / _SQUARE), 1.0, power_of_two(std))
+
+
+def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
     """Give a predictive distribution in standardised units and in the data's own.
 
     Args:
         predictive: a `RegressionPredictive` in the method's units.
         scaled: the group it belongs to.
         index: positions of its clients there [k].
-        raw_units: whether the method works in the data's own units.
 
     Returns:
-        (standardised, own).
+        The distribution in both.
     """
     loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    if raw_units:
-        return predictive.rescale(-loc / std, 1.0 / std), predictive
-    return predictive, predictive.rescale(loc, std)
+    kind = scaled.shared.kinds[-1]
+    if kind == "none":
+        return Views(predictive.rescale(-loc / std, 1.0 / std), predictive, torch.ones_like(std))
+    own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
+    unit = unit_of(own_std)
+    own = predictive.rescale(own_loc / unit, own_std / unit)
+    if kind == "pooled":
+        predictive = predictive.rescale((own_loc - loc) / std, own_std / std)
+    return Views(predictive, own, unit)
 
 
 def evaluate(
@@ -100,15 +143,17 @@ def evaluate(
     columns: dict[str, Tensor] = {}
     for index, posterior in engine.personalise(method, state_of(method, state, group, scaled), scaled.train, plan):
         rows, own_rows = scaled.test.select(index.cpu()), test.select(index.cpu())
-        standard, own = units_of(posterior.predict(rows.x), scaled, index, method.raw_units)
+        standard, own, unit = units_of(posterior.predict(rows.x), scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
-        y = torch.where(own_rows.mask, (own_rows.y - loc) / std, 0.0)
+        y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
         scores = {name: metric(standard, y, own_rows.mask) for name, metric in wanted.items()}
-        scores |= {f"{name}_raw": wanted[name](own, own_rows.y, own_rows.mask) for name in _IN_DATA_UNITS}
+        own_y, each = own_rows.y / unit.unsqueeze(-1), unit.unsqueeze(-1)
+        raw = {name: wanted[name](own, own_y, own_rows.mask) for name in _IN_DATA_UNITS}
+        scores |= {f"{name}_raw": found + unit.log() if name == "nlpd" else found * unit for name, found in raw.items()}
         for name, values in scores.items():
             columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
-        lower, upper = own.quantile(test.y.new_tensor(BAND))
-        numbers = (own.mean, own.variance.sqrt(), lower, upper, own.cdf(own_rows.y))
+        lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
+        numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
         for tensor, values in zip(tensors.values(), numbers, strict=True):
             tensor[index] = torch.where(own_rows.mask, values, torch.nan)
     sizes = [int(m) for m in scaled.train.size.tolist()]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from pacbayes_fl import study_size
+from pacbayes_fl import study_scaling, study_size
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD
@@ -42,7 +44,10 @@ def device_of(study: Study) -> torch.device:
 
 
 def prepare(
-    study: Study, dataset: tables.Dataset, fold_of: Mapping[int, int] = MappingProxyType({})
+    study: Study,
+    dataset: tables.Dataset,
+    fold_of: Mapping[int, int] = MappingProxyType({}),
+    shared: Shared | None = None,
 ) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
     """Build a study's method and bring its data into the method's units.
 
@@ -52,13 +57,15 @@ def prepare(
         study: what to run.
         dataset: its data.
         fold_of: fold of every existing client by id, of a study whose certificates need folds.
+        shared: how columns are scaled, of a run that goes on; settled by the training rows when None.
 
     Returns:
         The method, and the clients by group.
 
     Raises:
         StudyError: when the method or the model is not for such data, is too large for the memory, or cannot be trained
-            in folds.
+            in folds, or when columns cannot be scaled as asked.
+        PrivacyError: when a private run would scale them across clients.
     """
     check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
@@ -76,7 +83,27 @@ def prepare(
         method = _folded(study, method, fold_of)
     if isinstance(study.model, NetworkPart) and study.model.temperature not in (1.0, "held-out"):
         method = Tempered(method, float(study.model.temperature))
-    return method, {name: scale(group, method.raw_units, device, dtype) for name, group in dataset.groups.items()}
+    return method, _scaled(study, method, dataset, dtype, shared)
+
+
+def _scaled(
+    study: Study,
+    method: Method[Any, Any, Any, Any],
+    dataset: tables.Dataset,
+    dtype: torch.dtype | None,
+    shared: Shared | None,
+) -> dict[str, ScaledGroup]:
+    """Bring all groups into the method's units, by what the existing clients settle."""
+    if shared is None:
+        shared = study_scaling.settle(study, dataset)
+    if method.raw_units:
+        shared = untouched(len(dataset.features))._replace(average=shared.average)
+    how = device_of(study), dtype, study_scaling.names(dataset)
+    existing = scale(dataset.groups["existing"], shared, *how)
+    if shared.average is None and study.privacy.epsilon is None and not dataset.feature_shape:
+        existing = replace(existing, shared=shared._replace(average=existing.units.average()))
+    others = {name: scale(group, existing.shared, *how) for name, group in dataset.groups.items() if name != "existing"}
+    return {name: others.get(name, existing) for name in dataset.groups}
 
 
 def _folded(study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]) -> Folded:

@@ -24,7 +24,7 @@ from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import TEMPERATURE, Study, assigned, read_table
-from pacbayes_fl.study_report import units_of
+from pacbayes_fl.study_report import unit_of, units_of
 from pacbayes_fl.study_setup import prepare
 
 SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -114,16 +114,17 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     for state in chain((start,), (state for _, state in rounds)):
         if state.round in sums:
             for index, posterior in engine.personalise(method, state, group.train, study.plan):
-                loss, log_prob = _losses(posterior, group, index, method.raw_units)
+                loss, log_prob = _losses(posterior, group, index, sums[state.round].unit)
                 sums[state.round].add(index, group.raw.test.mask[index], loss, log_prob)
 
 
-def _losses(posterior: Any, group: ScaledGroup, index: Tensor, raw_units: bool) -> tuple[Tensor, Tensor]:
-    """Give a loss and a log density of every held-out row [k, N]: squared errors in the data's units, or mistakes."""
+def _losses(posterior: Any, group: ScaledGroup, index: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Give a loss and a log density of every held-out row [k, N]: squared errors in units [K] of y, or mistakes."""
     asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
     if own.y.is_floating_point():
-        _, found = units_of(posterior.predict(asked.x), group, index, raw_units)
-        return (own.y - found.mean).square(), found.log_prob(own.y)
+        found = units_of(posterior.predict(asked.x), group, index)
+        error = own.y - found.own.mean * found.unit.unsqueeze(-1)
+        return (error / unit[index].unsqueeze(-1)).square(), found.log_prob(own.y)
     mixture = predictive(posterior, asked.x)
     return (mixture.probs.argmax(-1) != own.y).double(), mixture.log_prob(own.y).double()
 
@@ -132,7 +133,9 @@ class _Sums:
     """Losses and log densities of held-out rows, summed by client."""
 
     def __init__(self, train: ClientBatch) -> None:
-        self._std = scaling.fit(train).y_std if train.y.is_floating_point() else None
+        features = scaling.untouched(train.x.shape[-1])
+        self._std = scaling.fit(train, features).y_std if train.y.is_floating_point() else None
+        self.unit = torch.ones_like(train.size) if self._std is None else unit_of(self._std)
         self._rows, self._loss, self._log_prob = (torch.zeros_like(train.size) for _ in range(3))
 
     def add(self, index: Tensor, mask: Tensor, loss: Tensor, log_prob: Tensor) -> None:
@@ -144,7 +147,8 @@ class _Sums:
         loss, nll = self._loss / self._rows, -self._log_prob / self._rows
         if self._std is None:
             return {"error": float(loss.mean()), "nll": float(nll.mean())}
-        return {"rsmse": float((loss.sqrt() / self._std).mean()), "nlpd": float((nll - self._std.log()).mean())}
+        relative = loss.sqrt() / (self._std / self.unit)
+        return {"rsmse": float(relative.mean()), "nlpd": float((nll - self._std.log()).mean())}
 
 
 def check(budget: int, folds: int, score: str | None) -> None:

@@ -75,7 +75,16 @@ def test_a_run_without_a_folder_writes_nothing_and_says_the_same(
 
 def test_a_run_folder_is_complete(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    files = {"study.toml", "environment.json", "data.npz", "rounds.jsonl", "clients.csv", "metrics.json", "labels.json"}
+    files = {
+        "study.toml",
+        "environment.json",
+        "data.npz",
+        "scaling.json",
+        "rounds.jsonl",
+        "clients.csv",
+        "metrics.json",
+        "labels.json",
+    }
     assert names == files | {"predictions.safetensors", "checkpoints", "run.lock", "trained.json", "manifest.json"}
     assert tomllib.loads((finished / "study.toml").read_text()) == tiny().table()
     assert Study.from_toml(finished / "study.toml") == tiny()

@@ -15,6 +15,7 @@ import torch
 import data_gen
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.archives import read_npz
+from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study_data import (
     ScaledGroup,
@@ -35,7 +36,8 @@ CPU = torch.device("cpu")
 
 def scaled(path: Path, raw_units: bool = False) -> tuple[ScaledGroup, tables.Group]:
     dataset = load(on_csv(write_csv(path / "rows.csv", rows())))
-    return scale(dataset.groups["existing"], raw_units, CPU), dataset.groups["existing"]
+    shared = untouched(2) if raw_units else settle(dataset.groups["existing"].train, [None, None, "client"])
+    return scale(dataset.groups["existing"], shared, CPU), dataset.groups["existing"]
 
 
 def test_a_generator_is_given_its_options() -> None:
@@ -253,7 +255,8 @@ def test_labels_stay_and_features_are_standardised(tmp_path: Path) -> None:
     )
     dataset = load(study)
     assert dataset.classes == 3
-    group = scale(dataset.groups["existing"], False, CPU, torch.float32)
+    shared = settle(dataset.groups["existing"].train, [None, None, None])
+    group = scale(dataset.groups["existing"], shared, CPU, torch.float32)
     assert torch.equal(group.train.y, dataset.groups["existing"].train.y) and group.train.y.dtype == torch.int64
     assert group.train.x.dtype == torch.float32
     x = dataset.groups["existing"].train.x[1, :9]

@@ -1,17 +1,26 @@
-"""Standardisation by client, fitted on training rows alone (PAC-PFL appendix 8.5; the published generator's rule)."""
+"""Standardisation by client, fitted on training rows alone (PAC-PFL appendix 8.5; the published generator's rule).
+
+A column may also be scaled across clients, by moments that they share, or be left in its own units.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import outside
 
-_SMALLEST = 1e-12
+ColumnScale = Literal["client", "pooled", "none"]
+"""How a column is scaled: by each client's own moments, by those of all clients' rows together, or not at all."""
+
+_ROUNDING: Final = 64  # units in the last place of a column's largest value: a spread below is rounding
+_SHOWN: Final = 5  # names in a warning
 
 
 class Scaling(NamedTuple):
@@ -38,41 +47,215 @@ class Scaling(NamedTuple):
         Returns:
             The scaled batch.
         """
-        x = (batch.x - self.x_mean.unsqueeze(1)) / self.x_std.unsqueeze(1)
+        x = standardised(batch.x, self.x_mean.unsqueeze(1), self.x_std.unsqueeze(1))
         x = torch.where(batch.mask.view(*batch.mask.shape, *[1] * (x.dim() - 2)), x, 0.0)
         if not batch.y.is_floating_point():
             return replace(batch, x=x)
-        y = (batch.y - self.y_mean.unsqueeze(1)) / self.y_std.unsqueeze(1)
+        y = standardised(batch.y, self.y_mean.unsqueeze(1), self.y_std.unsqueeze(1))
         return replace(batch, x=x, y=torch.where(batch.mask, y, 0.0))
 
+    def average(self) -> Scaling:
+        """Average the clients' maps, for whoever has no rows to take its own from: leaves [1, *]."""
+        return Scaling(*(leaf.mean(0, keepdim=True) for leaf in self))
 
-def fit(batch: ClientBatch) -> Scaling:
+
+class Shared(NamedTuple):
+    """What all clients' maps have in common, so that a client needs nobody else's rows to make its own.
+
+    Args:
+        kinds: of the d features, and of the target last.
+        mean: of pooled columns [d + 1], in units of each column; 0 elsewhere.
+        std: of pooled columns [d + 1], positive; 1 elsewhere.
+        average: of the maps that the clients of the training have [1, *], for one without rows; None where nobody may
+            know it.
+    """
+
+    kinds: tuple[ColumnScale, ...]
+    mean: Tensor
+    std: Tensor
+    average: Scaling | None = None
+
+    def impose(self, own: Scaling) -> Scaling:
+        """Replace the columns that are not scaled by client.
+
+        Args:
+            own: maps of K clients, by their own rows or by others'.
+
+        Returns:
+            The maps with pooled columns by the shared moments, and the others that are left alone at 0 and 1.
+        """
+        if all(kind == "client" for kind in self.kinds):
+            return own
+        common = torch.tensor([kind != "client" for kind in self.kinds], device=own.x_mean.device)
+        mean, std = self.mean.to(own.x_mean), self.std.to(own.x_std)
+        return Scaling(
+            torch.where(common[:-1], mean[:-1], own.x_mean),
+            torch.where(common[:-1], std[:-1], own.x_std),
+            torch.where(common[-1], mean[-1].to(own.y_mean), own.y_mean),
+            torch.where(common[-1], std[-1].to(own.y_std), own.y_std),
+        )
+
+
+def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return (values - mean) / std, also where the difference itself is too large for the dtype.
+
+    Args:
+        values: any shape [*], in units of a column.
+        mean: in the same units, broadcast against the values [*].
+        std: positive, likewise [*].
+
+    Returns:
+        [*], without unit.
+    """
+    found = (values - mean) / std
+    return found if bool(found.isfinite().all()) else torch.where(found.isfinite(), found, values / std - mean / std)
+
+
+def power_of_two(size: Tensor) -> Tensor:
+    """Return the largest power of two that is not above a size, 1 for a size of 0.
+
+    Division by it is exact: what is computed in such units has the same bits as without, but for overflow.
+
+    Args:
+        size: not negative [*].
+
+    Returns:
+        [*], in the same units.
+    """
+    mantissa, _ = torch.frexp(size)
+    return torch.where(size > 0, size / (2.0 * mantissa), 1.0)
+
+
+class _Moments(NamedTuple):
+    """Mean and population standard deviation by client and column [K, c], and where a column does not vary."""
+
+    mean: Tensor
+    std: Tensor
+    flat: Tensor
+
+
+def _moments(columns: Tensor, mask: Tensor) -> _Moments:
+    """Take moments of columns [K, N, c], in units of each one's largest value: none is too large or small to square."""
+    mask, count = mask.unsqueeze(-1), mask.sum(1, dtype=torch.float64).clamp_min(1.0).to(columns.dtype).unsqueeze(-1)
+    peak = torch.where(mask, columns.abs(), 0.0).amax(1)
+    unit = power_of_two(peak)
+    low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
+    columns = columns / unit.unsqueeze(1)
+    mean = torch.where(mask, columns, 0.0).sum(1) / count
+    std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
+    tiny = std <= _ROUNDING * torch.finfo(std.dtype).eps * (peak / unit)  # of a large constant: rounding
+    mean, std = mean * unit, std * unit
+    return _Moments(mean, std, tiny | (low >= high) | (std == 0))  # the last: below the smallest number of the dtype
+
+
+def _columns(batch: ClientBatch) -> Tensor:
+    """Put the target behind the features [K, N, d + 1]; 0 for labels, which stay where they are."""
+    y = batch.y if batch.y.is_floating_point() else torch.zeros_like(batch.x[..., 0])
+    return torch.cat((batch.x, y.unsqueeze(-1)), -1)
+
+
+def settle(
+    batch: ClientBatch, asked: Sequence[ColumnScale | None], columns: Sequence[str] = (), alone: str = ""
+) -> Shared:
+    """Say how every column is scaled, and take the moments of those that are scaled across clients.
+
+    A column that is left open is scaled by client, unless it is constant inside all clients and differs between them,
+    such as an orientation or a capacity: a client's own moments would make 0 of it everywhere.
+
+    Args:
+        batch: training rows of all clients, x [K, N, d], y [K, N].
+        asked: kind of every feature and, last, of the target [d + 1]; None leaves it open.
+        columns: names of the d features and the target.
+        alone: why no client may learn anything of others' rows, in words; then an open column is scaled by client, and
+            a warning says which ones lose what they hold.
+
+    Returns:
+        What the maps have in common, without an average.
+    """
+    labels = not batch.y.is_floating_point()
+    names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
+    every = _columns(batch)
+    inside = _moments(every, batch.mask)
+    flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
+    whole = _moments(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
+    between = (flat_inside & ~whole.flat[0]).tolist()
+    lost = [name for name, kind, apart in zip(names, asked, between, strict=True) if kind is None and apart]
+    if alone and lost:
+        what = f"{_listed(lost)}: constant inside clients and different between them, so that scaling by client makes 0"
+        advice = f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
+        warnings.warn(f"{what}; {advice}", stacklevel=outside())
+    kinds: list[ColumnScale] = []
+    for kind, apart in zip(asked, between, strict=True):
+        kinds.append(kind or ("pooled" if apart and not alone else "client"))
+    if labels:
+        kinds[-1] = "none"
+    pooled = torch.tensor([kind == "pooled" for kind in kinds], device=every.device)
+    if still := [name for name, one in zip(names, (pooled & whole.flat[0]).tolist(), strict=True) if one]:
+        warnings.warn(f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=outside())
+    std = torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
+    return Shared(tuple(kinds), torch.where(pooled, whole.mean[0], 0.0), std)
+
+
+def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str] = ()) -> Scaling:
     """Fit mean and population standard deviation of every client's features and, where it is no label, of its target.
 
-    A column (or target) that is constant, or whose standard deviation is under 1e-12, is shifted but not scaled, and
-    everything of a client without rows is left as it is; a warning says whose targets.
+    A column (or target) that is constant, but for rounding of its largest value, is shifted and not scaled, and
+    everything of a client without rows is left as it is; a warning says which columns of whom.
 
     Args:
         batch: training rows, x [K, N, d], y [K, N].
+        shared: says which columns are not scaled by client: whether one of these varies inside a client is no news.
+        columns: names of the d features, and of the target.
 
     Returns:
-        The scaling of its K clients.
+        The maps of its K clients by their own rows, of all columns; see `Shared.impose`.
     """
     labels = not batch.y.is_floating_point()
-    count = batch.size.clamp_min(1.0).to(batch.x.dtype).unsqueeze(-1)
-    mask = batch.mask.unsqueeze(-1)
-    y = torch.zeros_like(batch.x[..., 0]) if labels else batch.y  # labels: a constant, left where it is
-    columns = torch.cat((batch.x, y.unsqueeze(-1)), -1)
-    mean = torch.where(mask, columns, 0.0).sum(1) / count
-    std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
-    low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
-    flat = (std < _SMALLEST) | (low >= high)  # a large constant's std is rounding, which its size decides
-    constant = flat[:, -1] & batch.mask.any(1)
-    if constant.any() and not labels:
-        names = [name for name, is_flat in zip(batch.names, constant.tolist(), strict=True) if is_flat]
-        warnings.warn(f"targets of {', '.join(names)} do not vary: left unscaled (std := 1)", stacklevel=2)
+    mean, std, flat = _moments(_columns(batch), batch.mask)
+    own = flat & batch.mask.any(1).unsqueeze(-1)
+    if shared is not None:
+        own = own & torch.tensor([kind == "client" for kind in shared.kinds], device=own.device)
+    _say_constant(batch.names, own.cpu(), [*columns][:-1] or [f"column {j}" for j in range(own.shape[1] - 1)], labels)
     std = torch.where(flat, 1.0, std)
     return Scaling(mean[:, :-1], std[:, :-1], mean[:, -1], std[:, -1])
+
+
+def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], labels: bool) -> None:
+    """Warn of the targets and of the features that do not vary [K, d + 1], by the clients in which they do not."""
+    if flat[:, -1].any() and not labels:
+        names = [name for name, is_flat in zip(clients, flat[:, -1].tolist(), strict=True) if is_flat]
+        warnings.warn(f"targets of {_listed(names)} do not vary: left unscaled (std := 1)", stacklevel=outside())
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for j in flat[:, :-1].any(0).nonzero().flatten().tolist():
+        alike.setdefault(tuple(flat[:, j].nonzero().flatten().tolist()), []).append(columns[j])
+    if alike:
+        words = [
+            f"{_listed(names)} in {_listed([clients[k] for k in where])}"
+            if len(where) < len(clients) or len(clients) == 1
+            else f"{_listed(names)} in every client"
+            for where, names in alike.items()
+        ]
+        text = "; ".join([*words[:_SHOWN], *([f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else [])])
+        warnings.warn(f"features that do not vary tell a client nothing, and become 0: {text}", stacklevel=outside())
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Name the first few."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def untouched(features: int) -> Shared:
+    """Leave every column in its own units.
+
+    Args:
+        features: d.
+
+    Returns:
+        What clients share then: nothing.
+    """
+    kinds: tuple[ColumnScale, ...] = ("none",) * (features + 1)
+    return Shared(kinds, torch.zeros(features + 1), torch.ones(features + 1))
 
 
 def identity(batch: ClientBatch) -> Scaling:

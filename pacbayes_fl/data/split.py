@@ -12,24 +12,63 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
 
-def assert_disjoint(train: ClientBatch, test: ClientBatch, what: str = "test") -> None:
+def assert_disjoint(
+    train: ClientBatch, test: ClientBatch, what: str = "test", times: tuple[Tensor, Tensor] | None = None
+) -> None:
     """Refuse a test row that is also a training row of the same client.
 
     Args:
-        train: training rows.
-        test: test rows of the same clients, in the same order.
+        train: training rows [K, N].
+        test: test rows of the same clients, in the same order [K, M].
         what: what errors call the latter.
+        times: of the training rows [K, N] and the others [K, M], where they are known: equal rows of different times
+            are different rows.
 
     Raises:
-        DataError: naming the client and the row, or that the clients differ.
+        DataError: naming the first client, one of its rows and the number of such rows, or that the clients differ.
     """
     if train.ids != test.ids:
         raise DataError(f"training and {what} rows must be of the same clients, got {train.names} and {test.names}")
+    old, new = (None, None) if times is None else times
+    found = {}
     for k, name in enumerate(train.names):
-        seen = {row.tobytes() for row in _stacked(train, k).numpy()}
-        for row, values in enumerate(_stacked(test, k).numpy()):
-            if values.tobytes() in seen:
-                raise DataError(f"{what} row {row} is also a training row", client=name, hint="split the rows again")
+        seen = set(fingerprints(train, k, old))
+        if both := [row for row, values in enumerate(fingerprints(test, k, new)) if values in seen]:
+            found[name] = k, both
+    if not found:
+        return
+    (name, (k, rows)), others = next(iter(found.items())), sum(len(rows) for _, rows in found.values())
+    *x, y = _stacked(test, k)[rows[0]].tolist()
+    shown = ", ".join(f"{value:g}" for value in x[:_SHOWN]) + (", ..." if len(x) > _SHOWN else "")
+    more = f", of {others} in {len(found)} clients" if len(found) > 1 else ""
+    raise DataError(
+        f"{what} row {rows[0]} is also a training row (x = {shown}; y = {y:g}), the first of {len(rows)} such rows "
+        f"among its {int(test.size[k])}{more}",
+        client=name,
+        hint="split the rows again; or, where rows are alike by chance, as nights are, data.time = 'COLUMN' tells them "
+        "apart by their times, and data.duplicate_rows = 'allow' keeps them",
+    )
+
+
+def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> list[bytes]:
+    """Give what two rows of a client share when they are the same row: all numbers, and the time where it is known.
+
+    Args:
+        batch: rows [K, N].
+        k: position of the client.
+        times: of the rows [K, N].
+
+    Returns:
+        One for each real row, in their order.
+    """
+    rows = [row.tobytes() for row in _stacked(batch, k).numpy()]
+    if times is None:
+        return rows
+    own = times[k][batch.mask[k].cpu()].numpy() + 0  # -0 becomes 0
+    return [row + time.tobytes() for row, time in zip(rows, own, strict=True)]
+
+
+_SHOWN = 4  # features of a row in an error
 
 
 def _stacked(batch: ClientBatch, k: int) -> Tensor:

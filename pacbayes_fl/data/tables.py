@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import unicodedata
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -14,11 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl import memory
+from pacbayes_fl.data import times
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, shown
+from pacbayes_fl.errors import DataError, outside, shown
 
 Array = np.ndarray[Any, Any]
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
@@ -27,8 +30,9 @@ _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
     {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
     | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
 )
-_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s"})
-_KINDS = (".csv", ".parquet")
+_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s", "time": "R"})
+TABLES = (".csv", ".parquet")
+"""How the names of users' tables end."""
 _PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
 _PER_CELL = 100  # and for each cell of a Parquet table, whose bytes say little of it
 _CLASSES = 1000  # that a table may have with fewer rows
@@ -42,6 +46,18 @@ class Column(NamedTuple):
     unit: str = ""
 
 
+class Times(NamedTuple):
+    """When the rows of a group were taken: seconds of the epoch or whatever numbers the column holds, 0 in padding.
+
+    Args:
+        train: [K, N], int64 microseconds since 1970 or float64.
+        test: [K, M], alike.
+    """
+
+    train: Tensor
+    test: Tensor
+
+
 @dataclass(frozen=True)
 class Group:
     """Clients that are evaluated together: their training and test rows, in the data's own units.
@@ -51,11 +67,26 @@ class Group:
         test: rows to be scored on, of the same clients in the same order.
         validation: rows of the same clients in the same order that are neither learned from nor scored on at the end,
             but choose among models and rounds; some clients may have none.
+        times: of the training and the test rows, where a column says when they were taken.
     """
 
     train: ClientBatch
     test: ClientBatch
     validation: ClientBatch | None = None
+    times: Times | None = None
+
+    def select(self, index: Tensor) -> Group:
+        """Take clients.
+
+        Args:
+            index: positions [k], int64, on the CPU.
+
+        Returns:
+            The group of those k clients.
+        """
+        times = None if self.times is None else Times(*(one[index] for one in self.times))
+        validation = None if self.validation is None else self.validation.select(index)
+        return Group(self.train.select(index), self.test.select(index), validation, times)
 
 
 @dataclass(frozen=True)
@@ -88,7 +119,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         arrays: `x` [R, d], `y` [R], `client` [R], `test` [R] bool, `client_name` [C], `client_new` [C] bool,
             `feature_name` [d], `feature_unit` [d], `target_name` [], `target_unit` []. Optional: `validation` [R] bool,
             True on rows of neither training nor test; `classes` [], the number of classes of labels y;
-            `feature_shape` [s], the shape of one input, whose rows are then read as float32 and have one name.
+            `feature_shape` [s], the shape of one input, whose rows are then read as float32 and have one name;
+            `time` [R], when each row was taken (see `data.times`).
         provenance: what is known of the data: the manifest.
 
     Returns:
@@ -116,6 +148,7 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
     rows = _rows_of(owner, len(names))
+    when = None if "time" not in arrays else torch.from_numpy(np.ascontiguousarray(arrays["time"]))
     groups = {}
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
@@ -123,7 +156,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
             mine = [rows[c] for c in members]
             parts = ([(x[at[part[at]]], y[at[part[at]]]) for at in mine] for part in (~test & ~apart, test, apart))
             dtype = torch.float32 if shape else torch.float64
-            groups[label] = _group(label, [names[c] for c in members], *parts, classes=classes, dtype=dtype)
+            made = _group(label, [names[c] for c in members], *parts, classes=classes, dtype=dtype)
+            groups[label] = made if when is None else replace(made, times=_times(when, mine, test, apart))
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
@@ -162,6 +196,12 @@ def _check_classes(where: str, largest: float, rows: int) -> int:
     return int(largest) + 1
 
 
+def _times(when: Tensor, rows: Sequence[Tensor], test: Tensor, apart: Tensor) -> Times:
+    """Pad the times [R] of each client's training and test rows, whose positions [m] are given."""
+    parts = (~test & ~apart, test)
+    return Times(*(pad_sequence([when[own[part[own]]] for own in rows], batch_first=True) for part in parts))
+
+
 def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
     """Check that the arrays fit each other, and return the shape of one input and the number of classes."""
     for name in _LONG_FORM:
@@ -171,6 +211,8 @@ def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int 
         given = np.asarray(arrays.get(name, least))
         if given.dtype.kind not in "iu" or (given < least).any():
             raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {shown(given.tolist())}")
+    if "time" in arrays and arrays["time"].dtype not in (np.int64, np.float64):
+        raise DataError(f"array 'time' must hold int64 or float64, got {arrays['time'].dtype}")
     shape = tuple(int(size) for size in np.ravel(arrays.get("feature_shape", ())))
     sizes = {"d": math.prod(shape), "f": 1} if shape else {}
     for name, letters in {**_LONG_FORM, **_OPTIONAL}.items():
@@ -222,7 +264,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     Returns:
         The arrays named there.
     """
-    x, y, owner, part = [], [], [], []
+    x, y, owner, part, when = [], [], [], [], list[Array]()
     names: list[str] = []
     new: list[bool] = []
     for label, group in dataset.groups.items():
@@ -235,6 +277,8 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
                 y.append(batch.y[k][rows].cpu().numpy())
                 owner.append(np.full(len(y[-1]), len(names)))
                 part.append(np.full(len(y[-1]), number))
+                if group.times is not None and number < len(group.times):
+                    when.append(group.times[number][k][: len(y[-1])].cpu().numpy())
             names.append(name)
             new.append(label == "new")
     parts = np.concatenate(part)
@@ -254,6 +298,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "validation": parts == 2 if any(group.validation is not None for group in dataset.groups.values()) else None,
         "classes": None if dataset.classes is None else np.array(dataset.classes),
         "feature_shape": np.array(dataset.feature_shape) if dataset.feature_shape else None,
+        "time": np.concatenate(when) if when else None,
     }
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
@@ -373,12 +418,14 @@ class Table(NamedTuple):
         features: names of the d feature columns.
         split: name -> bool [m], True on test rows; None when the table has no `split` column.
         new: names of clients marked as new.
+        times: name -> [m], as `data.times` reads them; None when the table has no such column.
     """
 
     clients: dict[str, tuple[Tensor, Tensor]]
     features: tuple[str, ...]
     split: dict[str, Tensor] | None
     new: tuple[str, ...]
+    times: dict[str, Tensor] | None = None
 
 
 def read_table(
@@ -390,11 +437,13 @@ def read_table(
     default_client: str | None = None,
     blank_target: bool = True,
     task: Task = "regression",
+    time: str | None = None,
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
-    Columns: the client's name, the target, optionally `split` ("train" or "test") and `group` ("existing" or "new");
-    every other column is a feature unless `features` names them. A target that is blank or NaN is one to predict.
+    Columns: the client's name, the target, optionally a time, `split` ("train" or "test") and `group` ("existing" or
+    "new"); every other column is a feature unless `features` names them. A target that is blank or NaN is one to
+    predict.
 
     Args:
         path: the file; `.parquet` needs the extra `tables`.
@@ -405,36 +454,40 @@ def read_table(
         default_client: owner of all rows of a table without a client column.
         blank_target: False when every row must have its target.
         task: "classification" when targets must be labels 0, 1, 2, ...
+        time: name of the column of times, which may be missing.
 
     Returns:
         The table by client, in the order of first appearance; rows keep the order of the file.
 
     Raises:
         DataError: when the file or a column is missing, or a value is not a finite number or a target not a label
-            (naming the column and the line), a client's name is blank, or a word is not one of those above.
+            (naming the column and the line), a client's name is blank, times are none or of several kinds, or a word is
+            not one of those above.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    if path.suffix.lower() not in _KINDS:
-        raise DataError(f"{path} is not {' or '.join(_KINDS)}", hint="a spreadsheet can be saved as CSV")
+    if path.suffix.lower() not in TABLES:
+        raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
     columns, places = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if client not in columns and default_client is not None:
         columns[client] = [default_client] * len(places)
-    reserved = {client, target, "split", "group"}
+    reserved = {client, target, time, "split", "group"}
     wanted = tuple(features) if features is not None else tuple(name for name in columns if name not in reserved)
     for name in (client, *([target] if need_target else []), *wanted):
         if name not in columns:
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {shown(', '.join(columns), 500)[1:-1]}")
     if not wanted or not places:
         raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
-    where = {name: [f"{path} {place}, column {name!r}" for place in places] for name in (client, *wanted, target)}
+    named = (client, *wanted, target, *([time] if time in columns else []))
+    where = {name: [f"{path} {place}, column {name!r}" for place in places] for name in named}
     owners = _owners(where[client], columns[client])
     numbers = [_numbers(where[name], owners, columns[name], blank=False) for name in wanted]
     blank = blank_target or target not in columns
     numbers.append(_numbers(where[target], owners, columns.get(target, [None] * len(places)), blank))
     if task == "classification":
         _check_labels(where[target], owners, numbers[-1])
+    when = times.parse(where[time], owners, columns[time]) if time in columns else None
     values = torch.tensor(numbers, dtype=torch.float64).T
     owned: dict[str, list[int]] = {}
     for i, owner in enumerate(owners):
@@ -444,20 +497,32 @@ def read_table(
             if value not in words:
                 raise DataError(f"{path} {place}: {name} must be {words[0]!r} or {words[1]!r}, got {shown(value)}")
     clients = {name: (values[rows, :-1], values[rows, -1]) for name, rows in owned.items()}
-    split, new = None, []
+    split = None
     if "split" in columns:
         split = {name: torch.tensor([columns["split"][i] == "test" for i in rows]) for name, rows in owned.items()}
-    if "group" in columns:
-        for name, rows in owned.items():
-            marks = {columns["group"][i] for i in rows}
-            if len(marks) > 1:
-                raise DataError("is marked both as existing and as new", client=name)
-            new += [name] if "new" in marks else []
-    return Table(clients, wanted, split, tuple(new))
+    new = _new(columns["group"], owned) if "group" in columns else []
+    by_time = None if when is None else {name: when[rows] for name, rows in owned.items()}
+    return Table(clients, wanted, split, tuple(new), by_time)
+
+
+def _new(marks: Sequence[str], owned: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of clients whose rows are all marked as those of a new one."""
+    new = []
+    for name, rows in owned.items():
+        own = {marks[i] for i in rows}
+        if len(own) > 1:
+            raise DataError("is marked both as existing and as new", client=name)
+        new += [name] if "new" in own else []
+    return new
 
 
 def read(
-    path: Path, client: str = "client", target: str = "y", test_share: float = 0.25, task: Task = "regression"
+    path: Path,
+    client: str = "client",
+    target: str = "y",
+    test_share: float = 0.25,
+    task: Task = "regression",
+    time: str | None = None,
 ) -> Dataset:
     """Read a data set: an .npz of `data_gen`, or a user's table.
 
@@ -469,12 +534,15 @@ def read(
             `split` column.
         task: "classification" when the table's targets are labels 0..C-1, C - 1 being the largest; an .npz says itself
             what it holds.
+        time: name of the table's column of times, by which rows are sorted within clients; the order of the file is
+            taken for that of time when None.
 
     Returns:
         The data set.
 
     Raises:
-        DataError: as `from_arrays` and `read_table`.
+        DataError: as `from_arrays` and `read_table`; also when there is no such column, or all rows of a client that is
+            to be cut by it have one time.
     """
     path = Path(path)
     if not path.is_file():
@@ -484,7 +552,9 @@ def read(
         if task == "classification" and dataset.classes is None:
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
-    table = read_table(path, client, target, blank_target=False, task=task)
+    table = read_table(path, client, target, blank_target=False, task=task, time=time)
+    if time is not None:
+        table = _sorted(path, table, time)
     classes = _count_classes(path, table) if task == "classification" else None
     if table.split is None and not 0 < test_share < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
@@ -492,16 +562,17 @@ def read(
     for label in ("existing", "new"):
         members = [name for name in table.clients if (name in new) == (label == "new")]
         if members:
-            train, test = [], []
-            for name in members:
-                x, y = table.clients[name]
-                held = _last(len(y), test_share) if table.split is None else table.split[name]
-                train.append((x[~held], y[~held]))
-                test.append((x[held], y[held]))
+            held = {name: _held_out(table, name, test_share) for name in members}
+            rows = [(*table.clients[name], held[name]) for name in members]
+            train, test = ([(x[own == part], y[own == part]) for x, y, own in rows] for part in (False, True))
             groups[label] = _group(label, members, train, test, classes=classes)
+            if table.times is not None:
+                cut = ([table.times[name][held[name] == part] for name in members] for part in (False, True))
+                groups[label] = replace(groups[label], times=Times(*(pad_sequence(p, batch_first=True) for p in cut)))
     if "existing" not in groups:
         raise DataError(f"{path} has no existing client", hint="at least one client must take part in the training")
-    how = f"last {test_share:g} of each client" if table.split is None else "column split"
+    by = f"by column {time!r}" if time is not None else "in the order of the file, which was taken for that of time"
+    how = f"last {test_share:g} of each client {by}" if table.split is None else "column split"
     source = {"source": path.name, "test_rows": how}
     return Dataset(groups, tuple(Column(name) for name in table.features), Column(target), source, classes)
 
@@ -517,7 +588,38 @@ def _count_classes(path: Path, table: Table) -> int:
     return classes
 
 
-def _last(rows: int, share: float) -> Tensor:
-    """Mark the last rows [m], at least one and not all when there are two."""
-    held = min(max(round(share * rows), 1), rows - 1)
-    return torch.arange(rows) >= rows - held
+def _sorted(path: Path, table: Table, time: str) -> Table:
+    """Sort the rows of every client by time, those of one time as in the file, and warn of these."""
+    if table.times is None:
+        raise DataError(f"{path} has no column {time!r}", hint="data.time names the column of times, if there is one")
+    order = {name: when.argsort(stable=True) for name, when in table.times.items()}
+    sorted_times = {name: table.times[name][at] for name, at in order.items()}
+    alike = {name: int((when[1:] == when[:-1]).sum()) for name, when in sorted_times.items()}
+    if several := [name for name, count in alike.items() if count]:
+        names = ", ".join(several[:5]) + (f" and {len(several) - 5} more" if len(several) > 5 else "")
+        count = sum(alike.values())
+        what = (
+            f"{count} row{'s' if count > 1 else ''} of {names} come at the time of the row before, by column {time!r}"
+        )
+        warnings.warn(f"{what}: they stay in the order of the file", stacklevel=outside())
+    return table._replace(
+        clients={name: (x[order[name]], y[order[name]]) for name, (x, y) in table.clients.items()},
+        split=None if table.split is None else {name: own[order[name]] for name, own in table.split.items()},
+        times=sorted_times,
+    )
+
+
+def _held_out(table: Table, name: str, share: float) -> Tensor:
+    """Mark the test rows [m] of a client: as its table says, or the last ones, at least one and not all of two."""
+    if table.split is not None:
+        return table.split[name]
+    rows = len(table.clients[name][1])
+    first = rows - min(max(round(share * rows), 1), rows - 1)
+    if table.times is not None and rows > 1:  # rows of one time are on one side
+        when = table.times[name]
+        cuts = (when[1:] != when[:-1]).nonzero().flatten() + 1
+        if not len(cuts):
+            what = f"all of its {rows} rows have one time, so that none comes last"
+            raise DataError(what, client=name, hint="a column 'split' says which are test rows")
+        first = int(cuts[(cuts - first).abs().argmin()])
+    return torch.arange(rows) >= first

@@ -74,8 +74,7 @@ def test_a_constant_column_of_any_size_is_not_blown_up(value: float, dtype: torc
     # the mean of equal numbers is off by rounding, and so is their standard deviation: 1e-11 for a pressure in Pa
     batch = federation(7, 30).to(dtype=dtype)
     batch.x[..., 0] = torch.where(batch.mask, value, 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a feature that does not vary inside a client is no news
+    with pytest.warns(UserWarning, match="^features that do not vary .*: column 0 in every client$"):
         units = scaling.fit(batch)
     assert (units.x_std[:, 0] == 1).all()
     nearby = units.apply(ClientBatch(batch.x + 1, batch.y, batch.mask, batch.ids, batch.names))
@@ -128,3 +127,147 @@ def test_images_keep_their_units() -> None:
     fitted = scaling.identity(batch)
     assert fitted.x_mean.shape == (2, 1, 4, 4) and fitted.y_std.tolist() == [1.0, 1.0]
     assert torch.equal(fitted.apply(batch).x, batch.x)
+
+
+UNITS = [5e-324, 1e-310, 1e-200, 0.5e-12, 1e-12, 1.0, 1e12, 1e155, 1e200, 1e303]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_moments_are_relative_and_never_overflow(unit: float) -> None:
+    """The same rows in any unit: the same standardised rows, but for what a number of that size cannot hold."""
+    batch = federation(9, 30, 4)
+    batch.x[..., 0] *= 1e3  # of order 1, as the second column is of order 50
+    scaled = scaling.fit(batch).apply(batch)
+    other = ClientBatch(batch.x * unit, batch.y * unit, batch.mask, batch.ids, batch.names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if unit < 1e-300 else "error")
+        again = scaling.fit(other).apply(other)
+    if unit >= 1e-300:
+        torch.testing.assert_close(again.x, scaled.x, rtol=0, atol=1e-11)
+        torch.testing.assert_close(again.y, scaled.y, rtol=0, atol=1e-11)
+    assert again.x.isfinite().all() and again.y.isfinite().all()
+
+
+@pytest.mark.parametrize("power", [-1000, -300, -1, 1, 40, 600, 900])
+def test_a_unit_that_is_a_power_of_two_changes_no_bit(power: int) -> None:
+    batch = federation(9, 30, 4)
+    fitted, unit = scaling.fit(batch), 2.0**power
+    other = ClientBatch(batch.x * unit, batch.y * unit, batch.mask, batch.ids, batch.names)
+    again = scaling.fit(other)
+    assert all(torch.equal(a * unit, b) for a, b in zip(fitted, again, strict=True))
+    assert torch.equal(again.apply(other).x, fitted.apply(batch).x)
+    assert torch.equal(again.apply(other).y, fitted.apply(batch).y)
+
+
+def test_the_largest_numbers_of_opposite_signs_are_scaled() -> None:
+    x = torch.tensor([[1.7e308], [-1.7e308], [0.0]], dtype=torch.float64)
+    batch = ClientBatch.pad([(x, x[:, 0])])
+    scaled = scaling.fit(batch).apply(batch)
+    expected = torch.tensor([1.5, -1.5, 0.0], dtype=torch.float64).sqrt().nan_to_num(nan=-(1.5**0.5))
+    torch.testing.assert_close(scaled.x[0, :, 0], expected)
+    torch.testing.assert_close(scaled.y[0], expected)
+
+
+@pytest.mark.parametrize("size", [1e-200, 0.3, 1e5, 1e200])
+def test_a_column_that_is_constant_but_for_rounding_does_not_vary(size: float) -> None:
+    jitter = 1.0 + torch.finfo(torch.float64).eps * torch.tensor([0, 1, -1, 2, 0, 3, 0, 0], dtype=torch.float64)
+    real = 1.0 + 1e-12 * torch.tensor([0, 1, -1, 2, 0, 3, 0, 0], dtype=torch.float64)
+    rows = torch.stack((size * jitter, size * real), 1)
+    batch = ClientBatch.pad([(rows, torch.arange(8, dtype=torch.float64))], ["a"])
+    with pytest.warns(UserWarning, match="do not vary .*: x in a$"):
+        scaled = scaling.fit(batch, columns=("x", "z", "y")).apply(batch)
+    assert scaled.x[0, :, 0].abs().max() <= 1e-14 * size and scaled.x[0, :, 1].std() > 0.9
+
+
+def test_features_that_do_not_vary_are_named_by_client_and_shortened() -> None:
+    batch = federation(*[5] * 9)
+    wide = ClientBatch(batch.x.repeat(1, 1, 4), batch.y, batch.mask, batch.ids, batch.names)
+    wide.x[:, :, 0] = 3.0  # in every client
+    wide.x[:, :, 7] = 4.0
+    wide.x[2, :, 1] = 1.0  # in one
+    wide.x[:7, :, 3] = 2.0  # in seven
+    names = [f"f{j}" for j in range(8)]
+    with pytest.warns(UserWarning) as said:
+        scaling.fit(wide, columns=[*names, "y"])
+    (text,) = [str(one.message) for one in said]
+    assert text == (
+        "features that do not vary tell a client nothing, and become 0: f0, f7 in every client; f1 in client_02; "
+        "f3 in client_00, client_01, client_02, client_03, client_04 and 2 more"
+    )
+    wide.x[:] = 1.0
+    with pytest.warns(UserWarning, match="f0, f1, f2, f3, f4 and 3 more in every client$"):
+        scaling.fit(wide, columns=[*names, "y"])
+
+
+def houses(*sizes: int) -> ClientBatch:
+    """Clients with an irradiance, a capacity and an orientation of their own, and a column that is the same for all."""
+    batch = federation(*sizes, seed=3)
+    own = torch.arange(len(sizes), dtype=torch.float64).view(-1, 1).expand(batch.mask.shape)
+    x = torch.stack((batch.x[..., 1], 4.0 + own**2, (own == 1).double(), torch.full_like(own, 7.0)), -1)
+    return ClientBatch(torch.where(batch.mask.unsqueeze(-1), x, 0.0), batch.y, batch.mask, batch.ids, batch.names)
+
+
+OPEN: tuple[None, ...] = (None, None, None, None)
+
+
+def test_what_tells_clients_apart_is_scaled_across_them_as_by_scikit_learn() -> None:
+    batch = houses(9, 30, 4)
+    shared = scaling.settle(batch, [*OPEN, "client"])
+    assert shared.kinds == ("client", "pooled", "pooled", "client", "client")
+    with pytest.warns(UserWarning, match="column 3 in every client$"):
+        units = scaling.fit(batch, shared)
+    scaled = shared.impose(units).apply(batch)
+    reference = StandardScaler().fit(batch.x[batch.mask][:, 1:3].numpy()).transform(batch.x[batch.mask][:, 1:3].numpy())
+    torch.testing.assert_close(scaled.x[batch.mask][:, 1:3], torch.tensor(reference), rtol=0, atol=1e-12)
+    torch.testing.assert_close(scaled.x[..., 0], units.apply(batch).x[..., 0], rtol=0, atol=0)
+    assert not scaled.x[..., 3].any() and not scaled.x[~batch.mask].any()
+
+
+@pytest.mark.parametrize("kind", ["pooled", "none"])
+def test_every_column_may_be_scaled_across_clients_or_left_alone(kind: scaling.ColumnScale) -> None:
+    batch = federation(9, 30, 4)
+    shared = scaling.settle(batch, [kind] * 3)
+    scaled = shared.impose(scaling.fit(batch, shared)).apply(batch)
+    rows = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1)[batch.mask].numpy()
+    expected = StandardScaler().fit(rows).transform(rows) if kind == "pooled" else rows
+    mine = torch.cat((scaled.x, scaled.y.unsqueeze(-1)), -1)[batch.mask]
+    torch.testing.assert_close(mine, torch.tensor(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_a_client_needs_the_shared_moments_and_its_own_rows_alone() -> None:
+    """What a client on another machine makes of its rows is what it is given among all others."""
+    batch = houses(9, 30, 4)
+    shared = scaling.settle(batch, [None, None, "none", "pooled", "pooled"])
+    together = shared.impose(scaling.fit(batch, shared)).apply(batch)
+    for k, m in enumerate((9, 30, 4)):
+        own = batch.select(torch.tensor([k])).trim()
+        alone = shared.impose(scaling.fit(own, shared)).apply(own)
+        torch.testing.assert_close(alone.x[0], together.x[k, :m], rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(alone.y[0], together.y[k, :m], rtol=1e-13, atol=1e-13)
+
+
+def test_clients_of_one_row_do_not_say_what_is_constant() -> None:
+    assert scaling.settle(houses(1, 1, 1), [*OPEN, "client"]).kinds == ("client",) * 5
+    assert scaling.settle(houses(1, 5, 1), [*OPEN, "client"]).kinds[:3] == ("client", "pooled", "pooled")
+    assert scaling.settle(houses(8), [*OPEN, "client"]).kinds == ("client",) * 5  # nobody to differ from
+    assert scaling.settle(houses(0, 5, 4), [*OPEN, "client"]).kinds[1] == "pooled"
+
+
+def test_who_may_not_know_others_rows_is_told_what_is_lost() -> None:
+    batch = houses(9, 30, 4)
+    with pytest.warns(
+        UserWarning, match="^cap, east: constant inside clients and different between them.*; a secret, so"
+    ):
+        shared = scaling.settle(batch, [*OPEN, "client"], ("sun", "cap", "east", "seven", "y"), alone="a secret")
+    assert shared.kinds == ("client",) * 5 and not shared.mean.any() and (shared.std == 1).all()
+
+
+def test_a_pooled_column_that_varies_nowhere_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"^seven do not vary over all clients: left unscaled"):
+        shared = scaling.settle(houses(9, 4), [None, None, None, "pooled", "client"], ("a", "b", "c", "seven", "y"))
+    assert shared.std[3] == 1 and shared.mean[3] == 7
+
+
+def test_labels_are_nobody_s_to_scale() -> None:
+    batch = ClientBatch.pad([(torch.rand(4, 1, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))], classes=2)
+    assert scaling.settle(batch, [None, "pooled"]).kinds == ("client", "none")

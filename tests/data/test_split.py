@@ -142,3 +142,29 @@ def test_stratified_folds_deal_every_label_evenly(count: int) -> None:
         stratified_folds(batch, 10)
     with pytest.raises(DataError, match="needs at least 2 folds, got 1"):
         stratified_folds(batch, 1)
+
+
+def test_rows_of_different_times_are_different_rows() -> None:
+    train, test = federation(4, 6), federation(3, 5, seed=1)
+    test.x[1, 3], test.y[1, 3] = train.x[1, 5], train.y[1, 5]
+    old, new = torch.arange(12).view(2, 6), 100 + torch.arange(10).view(2, 5)
+    assert_disjoint(train, test, times=(old, new))
+    new[1, 3] = old[1, 5]
+    with pytest.raises(DataError, match="client 'c1': test row 3 is also a training row"):
+        assert_disjoint(train, test, times=(old, new))
+    new[1, 3] = old[1, 4]  # the time of another row
+    assert_disjoint(train, test, times=(old.double(), new.double()))
+
+
+def test_repeats_are_counted_shown_and_the_keys_that_help_are_named() -> None:
+    train, test = federation(4, 6, 5), federation(3, 5, 4, seed=1)
+    for k, row in ((1, 3), (1, 4), (2, 0)):
+        test.x[k, row], test.y[k, row] = 0.0, 0.25
+        train.x[k, 1], train.y[k, 1] = 0.0, 0.25
+    with pytest.raises(DataError) as refused:
+        assert_disjoint(train, test)
+    assert str(refused.value) == (
+        "client 'c1': test row 3 is also a training row (x = 0, 0; y = 0.25), the first of 2 such rows among its 5, of "
+        "3 in 2 clients (split the rows again; or, where rows are alike by chance, as nights are, data.time = 'COLUMN' "
+        "tells them apart by their times, and data.duplicate_rows = 'allow' keeps them)"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -323,7 +324,7 @@ def test_without_a_split_the_last_rows_are_held_out(tmp_path: Path, share: float
     for k, (m, count) in enumerate(zip((2, 10), held, strict=True)):
         at = m - count
         assert rows_of(group.train, k) == list(range(at)) and rows_of(group.test, k) == list(range(at, m))
-    assert dataset.provenance["test_rows"] == f"last {share:g} of each client"
+    assert dataset.provenance["test_rows"].startswith(f"last {share:g} of each client in the order of the file")
 
 
 @pytest.mark.parametrize(
@@ -426,3 +427,118 @@ def test_parquet_reads_as_the_same_table(tmp_path: Path) -> None:
     (tmp_path / "table.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DataError, match=r"table.parquet is not a Parquet table"):
         tables.read(tmp_path / "table.parquet")
+
+
+def dated(times: dict[str, list[str]], split: bool = False) -> str:
+    """A table of two clients, its rows mixed; the target counts the rows of a client in the order of the file."""
+    lines = [f"client,when,sun,y{',split' if split else ''}"]
+    for i in range(max(map(len, times.values()))):
+        for name, own in times.items():
+            if i < len(own):
+                lines.append(f"{name},{own[i]},{i}.5,{i}{',test' if split and i % 2 else ',train' if split else ''}")
+    return "\n".join(lines) + "\n"
+
+
+def read_dated(path: Path, text: str, **more: Any) -> tables.Dataset:
+    path.write_text(text)
+    return tables.read(path, time="when", **more)
+
+
+DAYS = {"a": ["2024-03-05", "2024-03-01", "2024-03-04", "2024-03-02"], "b": ["2024-01-09", "2023-12-31"]}
+
+
+def test_rows_are_sorted_by_time_and_the_last_in_time_are_held_out(tmp_path: Path) -> None:
+    dataset = read_dated(tmp_path / "t.csv", dated(DAYS))
+    group = dataset.groups["existing"]
+    assert [column.name for column in dataset.features] == ["sun"]  # time is no feature
+    assert rows_of(group.train, 0) == [1.0, 3.0, 2.0] and rows_of(group.test, 0) == [0.0]
+    assert rows_of(group.train, 1) == [1.0] and rows_of(group.test, 1) == [0.0]
+    assert dataset.provenance["test_rows"] == "last 0.25 of each client by column 'when'"
+    assert group.times is not None
+    assert group.times.train[0].tolist() == sorted(group.times.train[0].tolist()) and group.times.train.shape == (2, 3)
+
+
+def test_without_a_time_the_order_of_the_file_is_said_to_be_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,sun,y\na,1,2\na,3,4\na,5,6\n")
+    dataset = tables.read(tmp_path / "t.csv")
+    expected = "last 0.25 of each client in the order of the file, which was taken for that of time"
+    assert dataset.provenance["test_rows"] == expected and dataset.groups["existing"].times is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_of_the_file_does_not_matter_once_there_is_a_time(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lines = dated(
+        {"a": [f"2024-03-{d:02d}T0{d % 7}:15" for d in range(1, 20)], "b": [f"2023-0{m}-01T00:00" for m in range(1, 8)]}
+    )
+    head, *rows = lines.splitlines()
+    first = read_dated(tmp_path / "a.csv", lines)
+    second = read_dated(tmp_path / "b.csv", "\n".join([head, *random.permutation(rows)]) + "\n")
+    for part in ("train", "test"):
+        one, other = (getattr(dataset.groups["existing"], part) for dataset in (first, second))
+        at = torch.tensor([other.names.index(name) for name in one.names])
+        assert torch.equal(one.x, other.select(at).x) and torch.equal(one.y, other.select(at).y)
+
+
+def test_rows_of_one_time_are_on_one_side_and_are_said(tmp_path: Path) -> None:
+    times = {"a": ["3", "1", "2", "3", "2", "1", "3", "1"], "b": ["1", "2", "3", "4"]}
+    with pytest.warns(UserWarning, match="^5 rows of a come at the time of the row before, by column 'when'"):
+        dataset = read_dated(tmp_path / "t.csv", dated(times))
+    group = dataset.groups["existing"]
+    assert rows_of(group.train, 0) == [1.0, 5.0, 7.0, 2.0, 4.0] and rows_of(group.test, 0) == [0.0, 3.0, 6.0]
+    with pytest.warns(UserWarning), pytest.raises(DataError, match="client 'b': all of its 2 rows have one time"):
+        read_dated(tmp_path / "t.csv", dated({"a": ["1", "2"], "b": ["7", "7"]}))
+
+
+def test_a_split_column_counts_more_than_the_time(tmp_path: Path) -> None:
+    dataset = read_dated(tmp_path / "t.csv", dated(DAYS, split=True))
+    group = dataset.groups["existing"]
+    assert rows_of(group.train, 0) == [2.0, 0.0] and rows_of(group.test, 0) == [1.0, 3.0]  # each sorted by time
+    assert dataset.provenance["test_rows"] == "column split"
+
+
+def test_times_that_cannot_be_read_are_named_by_client_line_and_value(tmp_path: Path) -> None:
+    mixed = {"a": ["2024-03-05", "2024-03-04"], "b": ["2024-01-09", "2023-12-31T10:00"]}
+    with pytest.raises(
+        DataError, match=r"client 'b': .*t\.csv line 5, column 'when': '2023-12-31T10:00' is a datetime, and"
+    ):
+        read_dated(tmp_path / "t.csv", dated(mixed))
+    with pytest.raises(DataError, match=r"client 'a': .*t\.csv line 4, column 'when': 'noon' is no time"):
+        read_dated(tmp_path / "t.csv", dated({"a": ["2024-03-05", "noon"], "b": ["2024-03-05"]}))
+    (tmp_path / "t.csv").write_text("client,sun,y\na,1,2\na,3,4\n")
+    with pytest.raises(DataError, match=r"t\.csv has no column 'when' \(data\.time names the column of times"):
+        tables.read(tmp_path / "t.csv", time="when")
+
+
+@pytest.mark.parametrize("times", [DAYS, {"a": ["0.5", "-1.25", "3"], "b": ["1.5", "0.125"]}])
+def test_times_survive_there_and_back(tmp_path: Path, times: dict[str, list[str]]) -> None:
+    dataset = read_dated(tmp_path / "t.csv", dated(times))
+    np.savez(tmp_path / "data.npz", **tables.to_arrays(dataset))  # type: ignore[arg-type]
+    again = tables.read(tmp_path / "data.npz").groups["existing"]
+    mine, theirs = dataset.groups["existing"].times, again.times
+    assert mine is not None and theirs is not None
+    for one, other in zip(mine, theirs, strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    some = again.select(torch.tensor([1]))
+    assert some.times is not None and torch.equal(some.times.train, theirs.train[1:])
+    arrays = tables.to_arrays(dataset)
+    with pytest.raises(DataError, match="array 'time' must hold int64 or float64, got <U"):
+        tables.from_arrays(arrays | {"time": arrays["time"].astype(str)}, {})
+    with pytest.raises(DataError, match=r"array 'time' must be \[R="):
+        tables.from_arrays(arrays | {"time": arrays["time"][1:]}, {})
+
+
+def test_parquet_times_are_those_of_their_text(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    frame = pd.DataFrame(
+        {
+            "client": ["a", "a", "a"],
+            "when": pd.to_datetime(["2024-05-03", "2024-05-01", "2024-05-02"]),
+            "sun": 1.0,
+            "y": [3.0, 1.0, 2.0],
+        }
+    )
+    parquet.write_table(pyarrow.Table.from_pandas(frame), tmp_path / "t.parquet")
+    group = tables.read(tmp_path / "t.parquet", time="when").groups["existing"]
+    assert rows_of(group.train, 0) == [1.0, 2.0] and rows_of(group.test, 0) == [3.0]

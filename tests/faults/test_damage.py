@@ -19,7 +19,7 @@ from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, w
 
 FILES = (
     *("study.toml", "environment.json", "data.npz", "held_out.npz", "trained.json", "rounds.jsonl", "manifest.json"),
-    *("clients.csv", "predictions.safetensors", "labels.json", "metrics.json", "certified.jsonl"),
+    *("scaling.json", "clients.csv", "predictions.safetensors", "labels.json", "metrics.json", "certified.jsonl"),
     *(f"checkpoints/round_{n:06d}/{name}" for n in (2, 3) for name in ("state.safetensors", "state.json")),
     *("checkpoints/round_000003/manifest.json", "checkpoints/latest", "certificates/seeger.json"),
 )
@@ -232,7 +232,7 @@ def test_a_run_that_is_alive_is_looked_at_without_a_false_alarm(
 # what was lost, and a newest round that is damaged --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rounds.jsonl", "trained.json"])
+@pytest.mark.parametrize("name", ["rounds.jsonl", "trained.json", "scaling.json"])
 @pytest.mark.parametrize("manifest", [True, False], ids=["listed", "without a manifest"])
 def test_what_no_other_file_holds_must_be_there(
     name: str, manifest: bool, at: Path, capsys: pytest.CaptureFixture[str]

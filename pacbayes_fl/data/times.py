@@ -1,0 +1,85 @@
+"""A column of times: ISO 8601 dates or datetimes, or numbers, read to whole microseconds or as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import DataError, shown
+
+Kind = Literal["number", "date", "datetime", "datetime with a time zone"]
+
+_DAY: Final = len("2024-05-01")
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+
+
+class _Time(NamedTuple):
+    kind: Kind
+    value: int | float
+
+
+def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) -> Tensor:
+    """Read times that are all of one kind.
+
+    Args:
+        where: what errors call the place of each value.
+        owners: name of each row's client.
+        values: numbers, dates, datetimes, or text that says one of these.
+
+    Returns:
+        [R]: microseconds since 1970 (UTC where a time zone is given, local otherwise) or whole numbers, int64; numbers
+        that are not whole, float64.
+
+    Raises:
+        DataError: naming the client, the place and the value that is no time, or of another kind than the first.
+    """
+    times: list[_Time] = []
+    for place, owner, value in zip(where, owners, values, strict=True):
+        found = _read(value)
+        if found is None:
+            hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or a number"
+            raise DataError(f"{place}: {shown(value)} is no time", client=owner, hint=hint)
+        times.append(found)
+        if found.kind != times[0].kind:
+            first = f"{shown(values[0])}, the first time, is a {times[0].kind}"
+            what = f"{place}: {shown(value)} is a {found.kind}, and {first}"
+            raise DataError(what, client=owner, hint="write all times of a table in one way")
+    numbers = [time.value for time in times]
+    whole = all(isinstance(one, int) and _SMALLEST <= one <= _LARGEST for one in numbers)
+    return torch.tensor(numbers, dtype=torch.int64 if whole else torch.float64)
+
+
+def _read(value: Any) -> _Time | None:
+    if isinstance(value, str):
+        return _text(value.strip())
+    if isinstance(value, datetime):  # before date, which it is too
+        return _moment(value)
+    if isinstance(value, date):
+        return _Time("date", _moment(datetime(value.year, value.month, value.day)).value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _Time("number", value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return _Time("number", float(value))
+    return None
+
+
+def _text(text: str) -> _Time | None:
+    for number in (int, float):
+        with suppress(ValueError, OverflowError):
+            return _read(number(text))
+    with suppress(ValueError):
+        return _read(date.fromisoformat(text) if len(text) == _DAY else datetime.fromisoformat(text))
+    return None
+
+
+def _moment(value: datetime) -> _Time:
+    zone = value.tzinfo is not None and value.utcoffset() is not None
+    since = value - (datetime(1970, 1, 1, tzinfo=UTC) if zone else datetime(1970, 1, 1))
+    return _Time("datetime with a time zone" if zone else "datetime", since // timedelta(microseconds=1))
