@@ -30,6 +30,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
@@ -241,8 +242,13 @@ def _save(
     room: Room | None,
     fell_back: Sequence[str],
 ) -> None:
-    flat = tensors.leaves({"server": state.server, "clients": state.clients})
+    kept = Kept.of(state.kept, clients.clients)
+    known = kept.present or (0,)
+    mine = kept.select(known)
+    flat = tensors.leaves({"server": state.server, "clients": mine})
     meta = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
+    if len(known) < clients.clients and tensors.leaves(mine):
+        meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
     meta["watch"] = state.watch.to_save()
     if fell_back:
         meta["fell_back"] = list(fell_back)
@@ -261,11 +267,14 @@ def _restore(
         {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False
     )
     mine = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
-    theirs = tensors.unleaves({"clients": fresh.clients}, mine, exact=False)["clients"]
-    match = checkpoint.match_clients(saved.meta["ids"], clients.ids)
-    source, target = match.source.to(clients.x.device), match.target.to(clients.x.device)
-    starting = method.init_clients(method.broadcast(server["server"]), clients)  # of today's server
-    kept = tensors.scatter(starting, target, tensors.select(theirs, source))
+    theirs = tensors.unleaves({"clients": fresh.kept.select((0,))}, mine, exact=False)["clients"]
+    match = checkpoint.match_clients(saved.meta.get("kept", saved.meta["ids"]), clients.ids)
+    known = [(match.target.tolist(), tensors.select(theirs, match.source.to(clients.x.device)))]
+    seen = set(saved.meta["ids"])
+    if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
+        today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
+        known.append((joined, today.select(joined)))
+    kept = fresh.kept.after(known, apart=study.plan.cohort is not None and study.plan.train == "cohort")
     watch = Watch.from_saved(saved.meta.get("watch", {}))
     return FederationState(server["server"], kept, saved.round, watch)
 
@@ -302,9 +311,17 @@ def report(trained: Trained) -> Result:
     )
 
 
+_DESCRIBED = 64  # clients whose states are looked at together
+
+
 def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
     """Add what the method says of every client's state to the rows of those clients."""
-    said = {name: values.tolist() for name, values in trained.method.describe(trained.state.clients).items()}
+    kept = Kept.of(trained.state.kept, len(rows))
+    said: dict[str, list[float]] = {}
+    for at in range(0, len(rows), _DESCRIBED):
+        some = trained.method.describe(kept.select(range(at, min(at + _DESCRIBED, len(rows)))))
+        for name, values in some.items():
+            said.setdefault(name, []).extend(values.tolist())
     return [
         replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
         for k, row in enumerate(rows)

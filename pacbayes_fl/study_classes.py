@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl import metrics, tensors
+from pacbayes_fl import metrics
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState
+from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.metrics import CLASS_METRICS
 from pacbayes_fl.posteriors.base import ClassPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
@@ -141,9 +142,9 @@ def histograms(
     Returns:
         Shares of rows by bin, under "entropy.CLIENT".
     """
-    first = torch.arange(min(_CLIENTS, scaled.train.clients))
-    some = scaled.select(first)
-    state = state._replace(clients=tensors.select(state.clients, first.to(scaled.train.x.device)))
+    first = range(min(_CLIENTS, scaled.train.clients))
+    some = scaled.select(torch.tensor(first))
+    state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).some(first))
     found = {}
     for index, posterior in engine.personalise(method, state, some.train, plan):
         rows = some.test.select(index.cpu())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl import study_images, study_scaling, tensors
+from pacbayes_fl import study_images, study_scaling
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
@@ -20,6 +20,7 @@ from pacbayes_fl.data.split import fingerprints
 from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.study import Trained
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, match_columns, scale
@@ -94,8 +95,7 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
             part = group.select(torch.tensor([k]))
             state = state_of(trained.method, trained.state, name, part)
             if name == "existing":
-                at = torch.tensor([k], device=part.train.x.device)
-                state = state._replace(clients=tensors.select(trained.state.clients, at))
+                state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).some([k]))
             if later is not None:
                 part = _extend(trained, part, client, later)
             return _require_finite([_predict(trained, state, part, client, table.clients[client][0])])[0]

@@ -13,6 +13,7 @@ from pacbayes_fl import metrics
 from pacbayes_fl.data.scaling import power_of_two, standardised
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import METRICS
 from pacbayes_fl.posteriors.base import RegressionPredictive
@@ -48,7 +49,7 @@ def state_of(
     """
     if group == "existing":
         return state
-    return state._replace(clients=method.init_clients(method.broadcast(state.server), scaled.train))
+    return state._replace(kept=Kept.start(method, method.broadcast(state.server), scaled.train))
 
 
 class Views(NamedTuple):

@@ -323,7 +323,7 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
 
     state, first = sit(state, clients, 5)
     few = torch.arange(3)
-    state = state._replace(clients=tensors.select(state.clients, few))
+    state = state._replace(kept=tensors.select(state.clients, few))
     with pytest.warns(UserWarning, match=r"would exceed \(epsilon, delta\) = \(10, 0.0125\); 12 releases"):
         _, second = sit(state, clients.select(few), 40)
     assert second.cohorts.clients == 3 and second.mechanism == first.mechanism

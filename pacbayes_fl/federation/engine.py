@@ -16,6 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
@@ -76,15 +77,20 @@ class FederationState(NamedTuple):
 
     Args:
         server: of the method.
-        clients: of the method, leaves [K, *].
+        kept: of the method's clients: a `Kept`, or leaves [K, *].
         round: rounds finished.
         watch: what the engine itself remembers of them.
     """
 
     server: Any
-    clients: Any
+    kept: Any
     round: int
     watch: Watch = Watch()
+
+    @property
+    def clients(self) -> Any:
+        """States of all clients together, leaves [K, *]: as much memory as if all had taken part."""
+        return self.kept.together() if isinstance(self.kept, Kept) else self.kept
 
 
 def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> FederationState:
@@ -101,7 +107,7 @@ def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> Federa
     server = method.init_server(torch.Generator().manual_seed(plan.seed))
     check_families(server)
     server = tensors.tree_map(lambda leaf: leaf.to(batch.x.device), server)
-    return FederationState(server, method.init_clients(method.broadcast(server), batch), 0)
+    return FederationState(server, Kept.start(method, method.broadcast(server), batch), 0)
 
 
 def _prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
@@ -243,24 +249,25 @@ class _Federation:
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
         message = method.broadcast(state.server)
-        clients = tensors.tree_map(torch.clone, state.clients)
+        kept, written = Kept.of(state.kept, self.batch.clients), list[tuple[Sequence[int], Any]]()
         joining: _Joining | Gathering
         joining = _Joining(method) if self.room is None else self.room.gather(method, message, t)
         notes = _Notes(method, message)
-        for index, rows in self._calls(drawn) if self._everyone is None else self._everyone:
-            before = tensors.select(clients, index)
+        for positions, rows in self._calls(drawn) if self._everyone is None else self._everyone:
+            before = kept.select(positions)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
             _hear(joining, update, good, [name in asked for name in rows.names])
-            _write(clients, index, tensors.where(good, after, before))
+            written.append((positions, tensors.where(good, after, before)))
             if self.room is None:
                 notes.add(rows.names, update, good)
         joined = joining.joined()
         server = method.server(state.server, joined, self.batch.clients)
         told = notes.read(heard, server, method.report(server, joined))
         watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
-        return _Played(FederationState(server, clients, t, watch), told)
+        kept = kept.after(written, apart=self._everyone is None)
+        return _Played(FederationState(server, kept, t, watch), told)
 
     def _drawn(self, t: int) -> list[int]:
         if self.room is not None:
@@ -268,7 +275,7 @@ class _Federation:
             return drawn
         return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
 
-    def _calls(self, positions: list[int]) -> list[tuple[Tensor, ClientBatch]]:
+    def _calls(self, positions: list[int]) -> list[tuple[list[int], ClientBatch]]:
         return _calls(self.method, self.batch, self._sizes, positions, self.plan)
 
 
@@ -305,12 +312,11 @@ class _Notes:
 
 def _calls(
     method: AnyMethod, batch: ClientBatch, sizes: list[int], positions: list[int], plan: FederationPlan
-) -> list[tuple[Tensor, ClientBatch]]:
+) -> list[tuple[list[int], ClientBatch]]:
     calls = []
     for part in parts(method, sizes, positions, plan):
-        index = torch.tensor(part)
-        rows = batch.select(index).trim(max(1, max(sizes[k] for k in part)))
-        calls.append((index.to(batch.x.device), rows))
+        rows = batch.select(torch.tensor(part)).trim(max(1, max(sizes[k] for k in part)))
+        calls.append((part, rows))
     return calls
 
 
@@ -321,11 +327,6 @@ def _hear(joining: _Joining | Gathering, update: Any, good: Tensor, heard: list[
     elif any(heard):
         index = torch.tensor(heard).nonzero().squeeze(1).to(good.device)
         joining.add(tensors.select(update, index), good[index])
-
-
-def _write(clients: Any, index: Tensor, part: Any) -> None:
-    """Put the clients of a call into the state of all, in place."""
-    tensors.tree_map(lambda leaf, new: leaf.index_copy_(0, index, new), clients, part)
 
 
 def _judge(plan: FederationPlan, t: int, told: _Told) -> None:
@@ -394,7 +395,7 @@ def personalise(
     Args:
         method: the algorithm.
         state: after the last round.
-        batch: the clients' rows, in the order of `state.clients`.
+        batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
 
     Yields:
@@ -412,7 +413,7 @@ def global_models(
     Args:
         method: the algorithm.
         state: after some round.
-        batch: the clients' rows, in the order of `state.clients`.
+        batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
 
     Yields:
@@ -437,7 +438,7 @@ def personal_calls(
     Args:
         method: the algorithm.
         state: after some round.
-        batch: the clients' rows, in the order of `state.clients`.
+        batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
         more: rows of every client that a call needs memory for beside those of the batch.
 
@@ -448,10 +449,11 @@ def personal_calls(
     sizes = [int(m) for m in batch.size.tolist()]
     message = method.broadcast(state.server)
     room = sizes if more is None else [own + other for own, other in zip(sizes, more, strict=True)]
-    for index, rows in _calls(method, batch, room, list(range(batch.clients)), plan):
+    kept = Kept.of(state.kept, batch.clients)
+    for positions, rows in _calls(method, batch, room, list(range(batch.clients)), plan):
         noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
         own = rows if more is None else rows.trim()
-        yield index, (message, tensors.select(state.clients, index), own, noise)
+        yield torch.tensor(positions).to(batch.x.device), (message, kept.select(positions), own, noise)
 
 
 def join(

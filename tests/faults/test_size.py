@@ -8,14 +8,22 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pacbayes_fl import results
+from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import checkpoint, cohort, engine
+from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import ClientRow, Result
+from tests.laws.cases import Toy, bits, federation, from_recipe
+from tests.tiny import quick, tiny
 
 METRICS = tuple(f"m{i}" for i in range(12))
 
@@ -137,3 +145,75 @@ def test_the_bootstrap_holds_blocks_of_replicates(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(results, "_BLOCK", 2**14)
     values = [[np.random.default_rng(k).normal(size=2000).tolist()] for k in range(3)]
     assert peak(lambda: results.nested_bootstraps(values)) < 2_000_000 < 2000 * 2000 * 8
+
+
+def per_client(method: AnyMethod, batch: ClientBatch) -> int:
+    """Bytes of one client's state."""
+    state = engine.start(method, batch, FederationPlan())
+    return sum(leaf.nbytes for leaf in tensors.leaves(state.kept.select([0])).values())
+
+
+STATEFUL = [name for name, recipe in METHODS.items() if per_client(from_recipe(recipe, 1), federation(1))]
+
+
+def test_methods_whose_clients_keep_something_are_among_those_attacked() -> None:
+    assert {"pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "local"} <= set(STATEFUL)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_memory_between_rounds_is_that_of_the_clients_that_took_part(name: str) -> None:
+    """One client of five a round: as many states as clients were drawn, however many rounds there were."""
+    method, batch = from_recipe(METHODS[name], 1), federation(1)
+    plan, one = FederationPlan(rounds=4, cohort=1, seed=2), per_client(method, batch)
+    drawn = set[int]()
+    start = engine.start(method, batch, plan)
+    assert start.kept.bytes == 0
+    for record, state in engine.rounds(method, batch, plan, start):
+        drawn |= set(cohort.draw(plan.seed, record.round, batch.ids, 1).tolist())
+        assert state.kept.present == tuple(sorted(drawn))
+        assert state.kept.bytes == len(drawn) * one
+    assert 1 < len(drawn) < 5
+    assert start.kept.bytes == 0
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_rounds_of_all_clients_share_nothing_and_leave_nothing_behind(name: str) -> None:
+    method, batch = from_recipe(METHODS[name], 1), federation(1)
+    one = per_client(method, batch)
+    for _, state in engine.rounds(method, batch, FederationPlan(rounds=3, waste=10.0)):
+        assert state.kept.bytes == 5 * one
+
+
+@pytest.mark.parametrize("clients", [40, 400])
+def test_a_round_of_a_cohort_touches_no_other_client(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of states that are made or copied in a round of three, of forty clients and of four hundred."""
+    made: list[int] = []
+    begin: Callable[..., Any] = Toy.init_clients
+    monkeypatch.setattr(Toy, "init_clients", lambda *a: made.append(a[2].clients) or begin(*a))  # type: ignore[func-returns-value]
+    rows = [(torch.ones(2, 1), torch.zeros(2))] * clients
+    batch = ClientBatch.pad(rows, dtype=torch.float64)
+    for _ in engine.rounds(Toy(1), batch, FederationPlan(rounds=3, cohort=3)):
+        pass
+    assert sum(made) <= 3 * 3
+
+
+def test_runs_save_the_states_of_clients_that_took_part_and_go_on_bit_by_bit(tmp_path: Path) -> None:
+    """A checkpoint of a run of which two of eight clients were drawn a round, with and without an interruption."""
+
+    def run(folder: str, rounds: int, resume: bool = False) -> FederationState:
+        sizes = ("data.options.clients=8", "data.options.new_clients=0", "federation.cohort=2")
+        one = tiny(*quick("pfedbayes"), *sizes, f"federation.rounds={rounds}")
+        study.run(one, tmp_path / folder, resume=resume)
+        return study.open_run(tmp_path / folder).state
+
+    whole, _ = run("whole", 5), run("cut", 3)
+    saved = checkpoint.load(tmp_path / "cut")
+    assert saved is not None and 2 <= len(saved.meta["kept"]) < 8
+    assert {len(leaf) for name, leaf in saved.tensors.items() if name.startswith("clients")} == {
+        len(saved.meta["kept"])
+    }
+    again = run("cut", 5, resume=True)
+    assert bits(again.clients) == bits(whole.clients) and bits(again.server) == bits(whole.server)
+    assert again.kept.present == whole.kept.present and again.kept.bytes == whole.kept.bytes
+    files = [(tmp_path / name / "checkpoints/round_000005/state.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert files[0] == files[1]

@@ -224,7 +224,7 @@ def test_a_state_that_is_not_finite_drops_its_client_too() -> None:
     start = engine.start(Toy(1), batch, plan)
     memory = start.clients.memory.index_fill(0, torch.tensor([3]), torch.inf)  # which no update shows
     spoilt = start.clients._replace(memory=memory)
-    ((record, state),) = engine.rounds(Toy(1), batch, plan, start._replace(clients=spoilt))
+    ((record, state),) = engine.rounds(Toy(1), batch, plan, start._replace(kept=spoilt))
     assert record.dropped == ("client_03",)
     assert state.clients.seen.tolist() == [1, 1, 1, 0, 1]
     assert state.server.centre.isfinite().all()

@@ -18,11 +18,12 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine, wire
+from pacbayes_fl.federation import cohort, engine, wire
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
 from pacbayes_fl.plots.learning import OBJECTIVES
 from pacbayes_fl.results import Result
@@ -321,3 +322,34 @@ def test_a_record_holds_what_the_method_climbs_or_descends_under_a_name_that_fig
     if objectives:
         titles = [axis.get_title() for axis in learning_curve(study).axes]
         assert titles[0] == OBJECTIVES[next(iter(objectives))][0]
+
+
+@every_method
+def test_with_what_a_client_begins_depends_on_that_client_alone(case: Case, d: int) -> None:
+    s = scene(case, d)
+    whole = s.method.init_clients(s.message, s.batch)
+    for positions in ([1], [2, 0]):
+        index = torch.tensor(positions)
+        assert bits(s.method.init_clients(s.message, s.batch.select(index))) == bits(tensors.select(whole, index))
+
+
+@pytest.mark.parametrize("case", FEDERATED, ids=str)
+def test_rounds_of_cohorts_are_those_of_a_table_of_states_that_is_copied_every_round(case: Case) -> None:
+    """Bit by bit, client by client; and a state that was given stays as it was whatever rounds come after it."""
+    s = scene(case, case.dimensions[0])
+    method, batch, plan = s.method, s.batch, replace(s.plan, rounds=3, cohort=2, chunk=1)
+    server = engine.start(method, batch, plan).server
+    clients, given = method.init_clients(method.broadcast(server), batch), []
+    for record, state in engine.rounds(method, batch, plan):
+        message, clients = method.broadcast(server), tensors.tree_map(torch.clone, clients)
+        for k in cohort.draw(plan.seed, record.round, batch.ids, 2).tolist():
+            index = torch.tensor([k])
+            rows = batch.select(index).trim()
+            noise = Noise(plan.seed, record.round, rows.ids, engine=plan.noise)
+            _, after = method.client(message, tensors.select(clients, index), rows, noise)
+            tensors.tree_map(lambda leaf, own, at=index: leaf.index_copy_(0, at, own), clients, after)
+        server = state.server
+        assert bits(state.clients) == bits(clients)
+        given.append((state, bits(state.clients), bits(state.server)))
+    for state, known, theirs in given:
+        assert bits(state.clients) == known and bits(state.server) == theirs
