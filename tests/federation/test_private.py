@@ -279,10 +279,10 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
     room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
     ((_, first),) = play(batch, room)
 
-    def full(path: Path, data: bytes) -> None:
-        raise CheckpointError(f"cannot write {path}: No space left on device")
+    def full(folder: Path, files: Any) -> None:
+        raise CheckpointError(f"cannot write {folder}: No space left on device")
 
-    monkeypatch.setattr(ledger, "write_atomic", full)
+    monkeypatch.setattr(ledger, "put", full)
     monkeypatch.setattr(mechanisms, "noise", lambda *_: pytest.fail("released without payment"))
     before = bits(first.server)
     with pytest.raises(CheckpointError, match="No space left"):
