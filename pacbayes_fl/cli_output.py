@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pacbayes_fl.names import printable, to_cell
-from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results import SIMULATED_EPSILON, Result, RoundRecord
 from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
 
 if TYPE_CHECKING:
@@ -155,15 +155,20 @@ def print_privacy(found: Sequence[Result]) -> None:
     """
     private = [result for result in found if "privacy" in result.labels]
     for name in dict.fromkeys(result.method for result in private):
-        spent = [result.labels["privacy"] for result in private if result.method == name]
-        most = max(spent, key=lambda one: math.inf if one["epsilon"] is None else float(one["epsilon"]))
-        epsilon = "infinity" if most["epsilon"] is None else rounded_up(most["epsilon"])
-        claimed = (
-            "" if most["claimed"] is None else f"; PAC-PFL claims epsilon {most['claimed']:g}, which does not hold"
-        )
-        say(f"{name}: {most['mechanism']} spent epsilon {epsilon} at delta {rounded_up(most['delta'])}{claimed}")
+        labels = [result.labels["privacy"] for result in private if result.method == name]
+        for called in ("epsilon", SIMULATED_EPSILON):
+            if spent := [one for one in labels if called in one]:
+                say(f"{name}: {_most(spent, called)}")
     if len(private) > 1:
         say("each number is of one run: what several runs on the same rows tell adds up")
+
+
+def _most(spent: Sequence[Mapping[str, Any]], called: str) -> str:
+    """Say what the run that has spent most has spent."""
+    most = max(spent, key=lambda one: math.inf if one[called] is None else float(one[called]))
+    epsilon = "infinity" if most[called] is None else rounded_up(most[called])
+    claimed = "" if most["claimed"] is None else f"; PAC-PFL claims {called} {most['claimed']:g}, which does not hold"
+    return f"{most['mechanism']} spent {called} {epsilon} at delta {rounded_up(most['delta'])}{claimed}"
 
 
 def print_certificates(table: CertifiedRun) -> None:

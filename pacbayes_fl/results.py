@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # imported where it is used: what a command line asks first n
     from torch import Tensor
 
 GROUPS: Final = ("existing", "new")
+SUPPOSED: Final = "_if_noise_were_secret"
+SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
+"""What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
 _FIXED: Final = ("id", "group", "name", "m")
 _BLOCK: Final = 2**20  # numbers of bootstrap replicates that are held at once
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
@@ -64,8 +67,8 @@ class RoundRecord:
         values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds. Training of
             classifiers gives elbo, kl, loss, kept (share of the weights that are kept), bytes_dense and bytes_sparse;
             rounds that are evaluated have pm.accuracy (personal models) and gm.accuracy (global model) on test rows,
-            and both with "validation." in front on validation rows. Private rounds have the epsilon spent so far where
-            they are evaluated, and nothing else that tells of clients.
+            and both with "validation." in front on validation rows. Private rounds have the epsilon spent so far (in
+            a simulation as `SIMULATED_EPSILON`) where they are evaluated, and nothing else that tells of clients.
         histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
             predictive entropy over ln C lies in each of equal bins on [0, 1].
         steps: norms of the clients' steps; None in private rounds, and where no client moves the server.

@@ -35,6 +35,7 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "trained.json": Content("which clients ever trained and on which rows, on which certificates rest"),
         "choice.json": Content("what was chosen by held-out rows"),
         "privacy.json": Content("what releases have spent"),
+        "release.safetensors": Content("the newest release, for a round that a crash cuts short, and who took part"),
         "rounds.jsonl": Content("the record of every round"),
         "certified.jsonl": Content("which certificates of these rows were asked for"),
         "clients.csv": Content("every client's metrics", again=True),

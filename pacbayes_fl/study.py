@@ -152,6 +152,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
+    every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
     if folder is not None:  # only now that nothing can be refused any more
         study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
         study_scaling.save(folder, groups["existing"].shared, dataset)
@@ -171,7 +172,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                     continue
                 results.append_round(folder, record)
                 stopping = stop is not None and stop.requested
-                if stopping or last or record.round % study.federation.checkpoint_every == 0:
+                if stopping or last or record.round % every == 0:
                     _save(folder, study, clients, state, room, fell_back)
                 if stopping:
                     raise KeyboardInterrupt

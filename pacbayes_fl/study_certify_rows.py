@@ -81,7 +81,7 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, a
         private run: a client's bound can pay for that, an average's cannot, for which the other clients' rows must not
         choose the units either.
     """
-    part = trained.study.report.certify
+    part, simulated = trained.study.report.certify, trained.study.privacy.randomness == "simulation"
     private = name == "existing" and part.scheme == "none"
     released = trained.replacement(delta) if private else None
     if private and (afresh or group.train.clients < 2 or released is None or not math.isfinite(released.epsilon)):
@@ -94,16 +94,16 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, a
             seen = none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
         repeats = repeats_of(trained, name, trained.held, afresh)
-        return Evidence(state, seen, rows, group.test, Provenance("split"), True, repeats)
+        return Evidence(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
     repeats = repeats_of(trained, name, group.raw.train, afresh)
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
-        prior = Provenance("client-level DP", *released)
+        prior = Provenance("client-level DP", *released, simulated=simulated)
         return Evidence(state, none_of(rows), rows, test, prior, False, repeats)
-    prior = Provenance("disjoint clients" if name == "new" else "other clients")
+    prior = Provenance("disjoint clients" if name == "new" else "other clients", simulated=simulated)
     return Evidence(state, none_of(rows), rows, test, prior, name == "new", repeats)
 
 

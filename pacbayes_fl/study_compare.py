@@ -110,7 +110,7 @@ def compare(
                 result = results.load(folder)
             else:
                 result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
-            found.append(result if vary is None else _named(result, name, vary, _value(study, vary)))
+            found.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
     if out is not None:
         write(out, found)
     return found
@@ -165,7 +165,7 @@ def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str
 def _value(study: Study, key: str) -> Any:
     """Look a dotted key up in what a study has resolved."""
     value: Any = study.table()
-    for part in key.split("."):
+    for part in _told(study, key).split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise StudyError(f"{study.method.name} on {study.name} has no value {key!r}", hint="such as method.rate")
         value = value[part]
@@ -174,7 +174,13 @@ def _value(study: Study, key: str) -> Any:
 
 def _setting(study: Study, key: str) -> str:
     value = _value(study, key)
-    return f"{key.rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+    return f"{_told(study, key).rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+
+
+def _told(study: Study, key: str) -> str:
+    """Name a key as tables do: the epsilon of a simulation by what it is."""
+    simulated = key == "privacy.epsilon" and study.privacy.randomness == "simulation"
+    return f"privacy.{results.SIMULATED_EPSILON}" if simulated else key
 
 
 def _named(result: Result, name: str, key: str, value: Any) -> Result:

@@ -17,6 +17,7 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
+from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
 
@@ -91,7 +92,7 @@ class FederationPart:
     Args:
         device: "auto" takes CUDA where there is one.
         threads: threads of torch; its own choice when None.
-        checkpoint_every: rounds between two checkpoints.
+        checkpoint_every: rounds between two checkpoints; a private run has one after every release.
     """
 
     rounds: int = 400
@@ -190,10 +191,11 @@ class ReportPart:
 
 @dataclass(frozen=True)
 class PrivacyPart:
-    """Table [privacy]; `epsilon` alone makes a run private.
+    """Table [privacy]; `epsilon` alone makes a run private, and a table without it is refused.
 
     Args:
-        epsilon: of all releases of the run together, for whole clients; nothing is private when None.
+        epsilon: of all releases of the run together, for whole clients; nothing is private when None, which a table has
+            to say. In a simulation tables call it "epsilon_if_noise_were_secret".
         delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
             goes on with fewer clients keeps the delta that it has begun with.
         mechanism: see `privacy.mechanisms.Mechanism`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
@@ -204,8 +206,8 @@ class PrivacyPart:
         neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
-        randomness: of noise and cohorts. That of a "simulation" comes from the seed, and hides nothing from whoever
-            knows it; that of the "system" cannot be repeated.
+        randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
+            seed, and hides nothing from whoever knows it.
     """
 
     epsilon: float | None = None
@@ -215,7 +217,7 @@ class PrivacyPart:
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
     multiplier: float | None = None
-    randomness: Literal["simulation", "system"] = "simulation"
+    randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -302,8 +304,9 @@ class Study:
         Raises:
             StudyError: naming an unknown key or method, where it stands, and the nearest valid one; or when the method
                 cannot learn what the data hold.
+            PrivacyError: when there is a [privacy] table without a budget.
         """
-        table, given = assigned(table, sets)
+        table, given = (_budgeted(each, where) for each in assigned(table, sets))
         full = settings.merge(table, given)
         tables = ("data", "model", "method", "methods", *(name for name, _ in _PARTS))
         valid = ("name", "seed", *tables)
@@ -335,6 +338,7 @@ class Study:
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]")
             for part, kind in (*_PARTS, ("model", MODELS[recipe.model]))
         }
+        _check_private(layered.get("privacy"), where)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
@@ -358,11 +362,17 @@ class Study:
         return cls.from_table(*read_table(path), sets)
 
     def table(self) -> dict[str, Any]:
-        """Give the study as a nested table of plain values, nothing implied."""
+        """Give the study as a nested table of plain values, nothing implied.
+
+        The epsilon of a simulation, which is nobody's privacy, has a name that says so.
+        """
         table = settings.as_table(self)
         table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
             self.method.options
         )
+        if self.privacy.randomness == "simulation":
+            part = table["privacy"]
+            table["privacy"] = {SIMULATED_EPSILON if key == "epsilon" else key: part[key] for key in part}
         return table
 
     def to_toml(self) -> str:
@@ -417,6 +427,26 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
                 dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
                 table = {name: value for name, value in table.items() if name not in dropped}
     return table, given
+
+
+def _budgeted(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Read the epsilon of a simulation, which has a name of its own: giving it asks for a simulation."""
+    part = table.get("privacy")
+    if not isinstance(part, Mapping) or SIMULATED_EPSILON not in part:
+        return table
+    if "epsilon" in part or part.get("randomness", "simulation") != "simulation":
+        what = f"{where} [privacy] {SIMULATED_EPSILON} is the epsilon of a simulation alone"
+        raise PrivacyError(what, hint="give privacy.epsilon instead, or privacy.randomness = 'simulation'")
+    rest = {key: value for key, value in part.items() if key != SIMULATED_EPSILON}
+    return {**table, "privacy": {"epsilon": part[SIMULATED_EPSILON], "randomness": "simulation"} | rest}
+
+
+def _check_private(part: Any, where: str) -> None:
+    """Refuse a [privacy] table that does not say how private: its other keys alone would train in the clear."""
+    if isinstance(part, Mapping) and "epsilon" not in part:
+        given = ", ".join(map(str, part)) or "nothing"
+        what = f"{where} [privacy] gives {given} without epsilon, so that nothing would be private"
+        raise PrivacyError(what, hint="set privacy.epsilon to a budget, or to 'none' to train without privacy")
 
 
 def _model(method: Any) -> str | None:

@@ -6,24 +6,28 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, outside
 from pacbayes_fl.federation import private
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.privacy import accounting
-from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier
+from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier, rounded
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
+from pacbayes_fl.results import SUPPOSED
 from pacbayes_fl.study_file import TEMPERATURE, PrivacyPart, Study
 
 Round = TypeVar("Round")
 
 _DELTA: Final = 0.1  # of the largest that means anything, 1 / N
+_WEAK: Final = 1e-3  # a delta above it, or above 1 / N^1.1, is remarked
 _HIDDEN: Final = MappingProxyType({"add-or-remove": "one that sends zeros instead", "replace": "one replaced"})
 
 
@@ -38,6 +42,9 @@ def check(study: Study, folder: Path | None) -> None:
         PrivacyError: when a private study has no folder for its ledger, or looks at training rows outside of rounds.
     """
     if study.privacy.epsilon is None:
+        if replace(study.privacy, randomness="system") != PrivacyPart():
+            what = "[privacy] epsilon = 'none': this run is not private, whatever the other keys of the table say"
+            warnings.warn(what, stacklevel=outside())
         return
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
@@ -93,23 +100,29 @@ def enter(
     check(study, folder)
     if part.epsilon is None or folder is None:
         return None
-    cohorts, delta = _cohorts(part, study.federation.cohort, clients.clients), _delta(part, clients.clients)
+    remembers = plan.train == "cohort" and bool(tensors.leaves(state.clients))
+    cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
+    delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     released = 0 if saved is None else int(saved.get("released", 0))
-    ledger = Ledger(folder, Budget(limit, delta), released, ahead=plan.rounds - state.round)
+    ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
     if paper:
         mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, rounds)
     else:  # at the delta of the first release, whoever has left since
         multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
         mechanism = Mechanism(part.mechanism, part.clip, multiplier)
-    seed = plan.seed if part.randomness == "simulation" else None
+    for remark in _remarks(ledger.budget.delta, clients.clients):
+        warnings.warn(remark, stacklevel=outside())
+    seed = plan.seed if simulated else None
     return private.enter(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
 
 
-def _cohorts(part: PrivacyPart, size: int | None, clients: int) -> Cohorts:
+def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:
+    """Choose cohorts whose account holds; where clients remember who was drawn, that of a fixed size gains nothing."""
     paper = part.mechanism == "paper_algorithm_3"
-    kind: CohortKind = part.cohort or ("all" if size is None else "fixed" if paper else "poisson")
+    usual: CohortKind = "poisson" if not paper else "all" if remembers else "fixed"
+    kind: CohortKind = part.cohort or ("all" if size is None else usual)
     if kind != "all" and size is None:
         raise PrivacyError(f"[privacy] cohort = {kind!r} needs the size of a cohort", hint="give federation.cohort")
     moves_in = kind == "fixed" or (kind == "all" and size is not None and size < clients)  # one for another
@@ -127,6 +140,16 @@ def _delta(part: PrivacyPart, clients: int) -> float:
         what = "Gaussian noise has no guarantee with delta = 0"
         raise PrivacyError(what, hint="privacy.delta = 'none' takes 0.1 / N; or privacy.mechanism = 'laplace'")
     return delta
+
+
+def _remarks(delta: float, clients: int) -> list[str]:
+    """Say where a delta is legal and weak: with probability delta a guarantee may fail for good."""
+    limits = {f"{_WEAK:g}": _WEAK, f"N^-1.1 = {clients**-1.1:.3g}": clients**-1.1}
+    above = [name for name, limit in limits.items() if delta > limit]
+    if not above:
+        return []
+    what = f"delta = {rounded(delta)} is above {' and above '.join(above)} for N = {clients} clients, which is weak"
+    return [f"{what}: set privacy.delta to less, such as {10.0 ** math.floor(math.log10(min(limits.values()))):g}"]
 
 
 def until_spent(rounds: Iterator[Round]) -> Iterator[Round]:
@@ -153,9 +176,14 @@ def spent(room: Room | None) -> dict[str, float]:
         room: of the run; None where it is not private.
 
     Returns:
-        "epsilon", at the budget's delta; nothing without a room.
+        "epsilon", at the budget's delta, under another name in a simulation; nothing without a room.
     """
-    return {} if room is None else {"epsilon": room.ledger.epsilon()}
+    return {} if room is None else {_called("epsilon", room.ledger.simulated): room.ledger.epsilon()}
+
+
+def _called(number: str, simulated: bool) -> str:
+    """Name a number of a guarantee by what it is."""
+    return f"{number}{SUPPOSED}" if simulated else number
 
 
 def to_save(room: Room | None) -> dict[str, int]:
@@ -187,7 +215,8 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
     """
     if study.privacy.epsilon is None:
         return None
-    charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released).charges
+    simulated = study.privacy.randomness == "simulation"
+    charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released, simulated=simulated).charges
     return accounting.replacement(charges, at)
 
 
@@ -201,6 +230,7 @@ def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
 
     Returns:
         "privacy" with numbers and a statement in words, numbers that are not finite as None; nothing without a room.
+        In a simulation the numbers of a guarantee are called "epsilon_if_noise_were_secret" and so on.
     """
     if room is None:
         return {}
@@ -209,32 +239,36 @@ def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
     charges = room.ledger.charges
     releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
-    words = [
+    simulated = part.randomness == "simulation"
+    words = ["a simulation: its noise comes from the seed and hides nothing from whoever knows that"] * simulated
+    words += [
         f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds",
         f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
         f"on the sum of {' and '.join(crowds)}",
     ]
     if claimed is not None:
-        words.append(f"PAC-PFL claims epsilon = {claimed:g} for this noise, which does not hold")
+        called = _called("epsilon", simulated)
+        words.append(f"PAC-PFL claims {called} = {claimed:g} for this noise, which does not hold")
     if rounds < study.plan.rounds:
         words.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
-    if part.randomness == "simulation":
-        words.append("a simulation: its noise comes from the seed and hides nothing from whoever knows that")
+    words += (remarks := _remarks(given.delta, cohorts.clients))
     words.append("other runs on the same rows add to it")
     words.append("test scores and all else in the run folder were measured outside of the guarantee")
-    numbers = {"epsilon": given.epsilon, "delta": given.delta, "rho": given.rho, "pure": given.pure}
+    numbers = {"epsilon": given.epsilon, "rho": given.rho, "pure": given.pure}
     return {
         "privacy": {
             "mechanism": mechanism.kind,
             "clip": mechanism.clip,
             "multiplier": min(used),
-            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+            "delta": given.delta,
+            **{_called(name, simulated): value if math.isfinite(value) else None for name, value in numbers.items()},
             "claimed": claimed,
             "cohort": cohorts.kind,
             "neighbours": cohorts.neighbours,
             "releases": releases,
             "rounds": rounds,
             "randomness": part.randomness,
+            "remarks": remarks,
             "statement": "; ".join(words),
         }
     }

@@ -40,7 +40,7 @@ class Free(Ledger):
     """A ledger that costs nothing, for rounds that are about something else."""
 
     def __init__(self) -> None:
-        self.spent = 0
+        self.spent, self.simulated = 0, True
 
     def __len__(self) -> int:
         return self.spent
@@ -48,6 +48,12 @@ class Free(Ledger):
     def afford(self, charge: Any, round: int | None = None) -> None:
         assert math.isfinite(charge.multiplier)
 
-    def spend(self, charge: Any, round: int | None = None) -> int:
+    def kept(self, round: int) -> None:
+        return None
+
+    def invite(self, cohort: Any) -> None:
+        self.cohort = tuple(cohort)
+
+    def spend(self, charge: Any, round: int | None = None, mean: Any = None) -> int:
         self.spent += 1
         return self.spent - 1

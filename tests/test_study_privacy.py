@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shutil
 import signal
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, study, study_choice, study_privacy, tensors, tune
+from pacbayes_fl import cli, results, results_manifest, study, study_choice, study_privacy, tensors, tune
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.privacy import mechanisms
+from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon, noise_multiplier, pure_epsilon, rounded, zcdp
 from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
@@ -31,6 +32,8 @@ from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, st
 ANYTHING = Budget(1e300, 1e-9)
 COORDINATES = 2 * 32  # two particles of the tiny study's prior
 ON = "privacy.epsilon=10"
+SEEDED = "privacy.epsilon_if_noise_were_secret=10"
+"""The same budget in a simulation, which can be repeated."""
 
 
 def run(folder: Path, *sets: str, resume: bool = False) -> Result:
@@ -51,6 +54,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a private run that nobody disturbed; only to be read."""
     folder = tmp_path_factory.mktemp("private") / "run"
     run(folder, ON)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the same run in a simulation; only to be read."""
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    run(folder, SEEDED)
     return folder
 
 
@@ -79,11 +90,67 @@ def test_one_option_makes_a_run_private_and_its_labels_say_what_that_gives(finis
         "neighbours": "add-or-remove",
         "releases": ROUNDS,
         "rounds": ROUNDS,
-        "randomness": "simulation",
+        "randomness": "system",
+        "remarks": about["remarks"],
     }
     assert f"({rounded(about['epsilon'])}, 0.025)-DP" in statement and "sum of 4 clients" in statement
     assert "for whole clients (one that sends zeros instead) from" in statement
-    assert "comes from the seed" in statement and "test scores" in statement and "outside of the guarantee" in statement
+    assert "seed" not in statement and "test scores" in statement and "outside of the guarantee" in statement
+
+
+def test_a_simulation_says_what_would_hold_if_its_noise_were_secret(simulated: Path, finished: Path) -> None:
+    about, real = said(results.load(simulated)), said(results.load(finished))
+    for name in ("epsilon", "rho", "pure"):
+        assert about[f"{name}_if_noise_were_secret"] == real[name] and name not in about
+    assert {name: about[name] for name in ("delta", "multiplier", "cohort", "releases")} == {
+        name: real[name] for name in ("delta", "multiplier", "cohort", "releases")
+    }
+    assert about["statement"].startswith("a simulation: its noise comes from the seed and hides nothing")
+    assert f"epsilon_if_noise_were_secret = {rounded(real['epsilon'])} at delta = 0.025 for whole" in about["statement"]
+    for mine, theirs in zip(results.load(simulated).rounds, results.load(finished).rounds, strict=True):
+        assert mine.values["epsilon_if_noise_were_secret"] == theirs.values["epsilon"]
+        assert "epsilon" not in mine.values
+
+
+def test_asking_for_the_epsilon_of_a_simulation_asks_for_a_simulation() -> None:
+    one, other = tiny(SEEDED), tiny(ON, "privacy.randomness=simulation")
+    assert one == other == Study.from_table(one.table()) and one.privacy.epsilon == 10.0
+    assert "epsilon" not in one.table()["privacy"] and tiny(ON).table()["privacy"]["epsilon"] == 10.0
+    again = Study.from_table(one.table(), "again", ["privacy.epsilon=20"])  # another budget of the same simulation
+    assert (again.privacy.epsilon, again.privacy.randomness) == (20.0, "simulation")
+    for sets in ((SEEDED, "privacy.randomness=system"), (SEEDED, ON)):
+        with pytest.raises(PrivacyError, match="is the epsilon of a simulation alone"):
+            tiny(*sets)
+
+
+@pytest.mark.parametrize(
+    ("clients", "given", "above"),
+    [
+        (4, None, "above 0.001 for N = 4"),
+        (150, None, ""),  # 0.1 / N = 6.7e-4
+        (150, "0.0009", ""),
+        (1000, "0.00099", r"above N\^-1.1 = 0.000501 for N = 1000"),
+        (1000, "0.0005", ""),
+        (50, "0.015", r"above 0.001 and above N\^-1.1 = 0.0135 for N = 50"),
+    ],
+)
+def test_a_delta_that_is_weak_is_remarked(clients: int, given: str | None, above: str) -> None:
+    delta = 0.1 / clients if given is None else float(given)
+    remarks = study_privacy._remarks(delta, clients)
+    assert len(remarks) == bool(above) and all(re.search(above, one) for one in remarks)
+    if remarks:
+        less = re.search(r"such as (\S+)$", remarks[0])
+        assert less is not None and not study_privacy._remarks(float(less[1]), clients)
+
+
+def test_the_remark_is_a_warning_and_stands_in_the_labels(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"delta = 0.025 is above 0.001 for N = 4 clients, which is weak"):
+        about = said(run(tmp_path / "weak", ON, "federation.rounds=1"))
+    assert about["remarks"] and about["remarks"][0] in about["statement"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        about = said(run(tmp_path / "strong", ON, "federation.rounds=1", "privacy.delta=0.0001"))
+    assert about["remarks"] == [] and "weak" not in about["statement"]
 
 
 def test_what_was_spent_so_far_stands_beside_the_learning_curve(finished: Path) -> None:
@@ -136,6 +203,14 @@ def test_the_guarantee_depends_on_what_was_asked_for(tmp_path: Path) -> None:
         (["privacy.neighbours=replace"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3"], "all", "replace", 4),
         (["privacy.mechanism=paper_algorithm_3", "federation.cohort=2"], "fixed", "replace", 2),
+        ([*quick("pfedbayes"), "federation.cohort=2"], "poisson", "add-or-remove", 2),  # whose clients remember
+        ([*quick("bpfed"), "federation.cohort=2", "privacy.mechanism=paper_algorithm_3"], "all", "replace", 2),
+        (
+            [*quick("bpfed"), "federation.cohort=2", "privacy.mechanism=paper_algorithm_3", "federation.train=all"],
+            "fixed",
+            "replace",
+            2,
+        ),
     ],
 )
 def test_cohorts_and_neighbours_that_are_not_given(
@@ -205,6 +280,7 @@ def test_every_kind_of_method_runs_privately(tmp_path: Path, name: str) -> None:
         (["privacy.delta=0"], "Gaussian noise has no guarantee with delta = 0"),
         (["privacy.cohort=poisson"], r"cohort = 'poisson' needs the size of a cohort \(give federation.cohort\)"),
         (["federation.cohort=2", "privacy.cohort=poisson", "privacy.neighbours=replace"], "poisson cohorts have an"),
+        ([*quick("pfedbayes"), "federation.cohort=2", "privacy.cohort=fixed"], "remember who was drawn"),
         (["report.certify.scheme=folds", "report.certify.folds=2"], "trains several times"),
         (["method.name=fedavg"], "weighting = 'rows' needs"),
         (["method.name=cfedbayes"], "start = 'uploads' groups"),
@@ -355,8 +431,9 @@ class Crash(BaseException):
 
 def stages() -> dict[str, tuple[Any, str]]:
     return {
-        "before the payment": (Ledger, "spend"),
         "before the noise": (mechanisms, "noise"),
+        "before the payment": (ledger, "put"),
+        "between release and count": (results_manifest, "write_atomic"),
         "before the server's step": (_parts()[0].__class__, "server"),
         "before the record": (results, "append_round"),
         "before the checkpoint": (checkpoint, "save"),
@@ -365,66 +442,61 @@ def stages() -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.parametrize("stage", stages())
 @pytest.mark.parametrize("at", [1, 6])
-def test_a_crash_at_any_stage_costs_at_least_what_was_released(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, at: int
+def test_a_crash_at_any_stage_costs_nothing_and_loses_nothing(
+    simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, at: int
 ) -> None:
     home, name = stages()[stage]
-    real, calls, serials = getattr(home, name), [0], list[int]()
-    source = mechanisms.source
+    real, calls = getattr(home, name), [0]
 
     def crashing(*arguments: Any, **named: Any) -> Any:
-        calls[0] += 1
+        calls[0] += name != "write_atomic" or arguments[0].name == NAME
         if calls[0] == at:
             raise Crash
         return real(*arguments, **named)
 
+    monkeypatch.setattr(home, name, crashing)
+    with pytest.raises(Crash):
+        run(tmp_path / "run", SEEDED)
+    monkeypatch.setattr(home, name, real)
+    paid = at - (stage in ("before the noise", "before the payment"))
+    assert releases(tmp_path / "run") == paid
+    saved = checkpoint.load(tmp_path / "run")
+    assert (0 if saved is None else saved.meta["released"]) == at - 1
+    sources, source = list[int](), mechanisms.source
+
     def watched(seed: int | None, serial: int, *charge: Any) -> Any:
-        serials.append(serial)
+        sources.append(serial)
         return source(seed, serial, *charge)
 
     monkeypatch.setattr(mechanisms, "source", watched)
-    monkeypatch.setattr(home, name, crashing)
-    sets = (ON, "federation.checkpoint_every=1", "privacy.multiplier=5")
-    with pytest.raises(Crash):
-        run(tmp_path / "run", *sets)
-    monkeypatch.setattr(home, name, real)
-    paid, done = releases(tmp_path / "run"), len(serials)
-    assert paid >= done and paid == at - (stage == "before the payment")
-    saved = checkpoint.load(tmp_path / "run")
-    assert (0 if saved is None else saved.meta["released"]) <= paid
-    about = said(run(tmp_path / "run", *sets, resume=True))
-    assert len(set(serials)) == len(serials), "two releases shared their noise"
-    repeated = paid - (0 if saved is None else saved.round)
-    assert about["releases"] == releases(tmp_path / "run") == ROUNDS + repeated
-    charge = Ledger(tmp_path / "run", ANYTHING).charges[0]
-    assert about["epsilon"] == epsilon([charge] * (ROUNDS + repeated), 0.025)
+    run(tmp_path / "run", SEEDED, resume=True)
+    assert sources == [*range(paid, ROUNDS)], "what was paid for is not drawn again"
+    assert_same_results(tmp_path / "run", simulated)
+    for file in (NAME, "rounds.jsonl"):
+        assert (tmp_path / "run" / file).read_bytes() == (simulated / file).read_bytes()
 
 
-def test_a_kill_between_payment_and_checkpoint_is_paid_for_again(tmp_path: Path) -> None:
-    code = """
-import os, signal, sys
-from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.cli import main
-save, saved = checkpoint.save, []
-def killed(*arguments):
-    saved.append(1)
-    if len(saved) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return save(*arguments)
-checkpoint.save = killed
-main(sys.argv[1:])
-"""
-    path, folder = write_study(tmp_path), tmp_path / "run"
-    options = ["run", str(path), "--out", str(folder), "--set", ON, "--set", "privacy.multiplier=5", "--quiet"]
-    done = subprocess.run([sys.executable, "-c", code, *options], timeout=120, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    saved = checkpoint.load(folder)
-    assert saved is not None and saved.round == saved.meta["released"] == 4 and releases(folder) == 8
-    spent = Ledger(folder, Budget(10.0, 0.025)).epsilon()
-    assert cli.main([*options, "--resume"]) == 0
-    about = said(results.load(folder))
-    assert about["releases"] == ROUNDS + 4 and about["epsilon"] > spent
-    assert about["epsilon"] == Ledger(folder, Budget(10.0, 0.025)).epsilon()
+def test_a_round_that_is_lost_with_its_checkpoint_is_taken_from_its_release(simulated: Path, tmp_path: Path) -> None:
+    """The newest round is damaged after the run: the one before it goes on with the release that is kept."""
+    run(tmp_path, SEEDED)
+    (tmp_path / "checkpoints" / f"round_{ROUNDS:06d}" / "state.safetensors").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=f"using round {ROUNDS - 1}"):
+        run(tmp_path, SEEDED, resume=True)
+    assert releases(tmp_path) == ROUNDS
+    assert_same_state(tmp_path, simulated)
+    assert (tmp_path / "clients.csv").read_bytes() == (simulated / "clients.csv").read_bytes()
+
+
+def test_a_round_whose_release_is_not_kept_is_paid_for_again(tmp_path: Path) -> None:
+    """The release of the first round is that of the newest no more: what comes after its checkpoint is repeated."""
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tiny(SEEDED, "privacy.multiplier=5"), tmp_path / "run", on_round=stop_at(1))
+    shutil.copytree(tmp_path / "run" / "checkpoints", tmp_path / "early")
+    run(tmp_path / "run", SEEDED, "privacy.multiplier=5", resume=True)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.copytree(tmp_path / "early", tmp_path / "run" / "checkpoints")
+    about = said(run(tmp_path / "run", SEEDED, "privacy.multiplier=5", resume=True))
+    assert about["releases"] == releases(tmp_path / "run") == 2 * ROUNDS - 1
 
 
 def stop_at(round: int) -> Callable[[Any], None]:
@@ -432,57 +504,41 @@ def stop_at(round: int) -> Callable[[Any], None]:
 
 
 def test_a_run_that_is_stopped_in_order_goes_on_to_the_same_bits_for_the_same_price(
-    finished: Path, tmp_path: Path
+    simulated: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        study.run(tiny(ON), tmp_path, on_round=stop_at(5))
+        study.run(tiny(SEEDED), tmp_path, on_round=stop_at(5))
     assert releases(tmp_path) == 5
-    run(tmp_path, ON, resume=True)
-    assert_same_results(tmp_path, finished)
-    assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
+    run(tmp_path, SEEDED, resume=True)
+    assert_same_results(tmp_path, simulated)
+    assert (tmp_path / NAME).read_bytes() == (simulated / NAME).read_bytes()
 
 
-def test_the_same_seed_gives_the_same_run_and_the_systems_randomness_does_not(finished: Path, tmp_path: Path) -> None:
-    run(tmp_path / "again", ON)
-    assert_same_results(tmp_path / "again", finished)
+def test_the_same_seed_gives_the_same_simulation_and_the_systems_randomness_does_not(
+    simulated: Path, tmp_path: Path
+) -> None:
+    run(tmp_path / "again", SEEDED)
+    assert_same_results(tmp_path / "again", simulated)
     for name in ("one", "other"):
-        run(tmp_path / name, ON, "privacy.randomness=system", "federation.rounds=2")
+        run(tmp_path / name, ON, "federation.rounds=2")
     with pytest.raises(AssertionError, match=r"server\."):
         assert_same_state(tmp_path / "one", tmp_path / "other")
 
 
-def test_a_ledger_that_was_lost_or_damaged_ends_the_run(finished: Path, tmp_path: Path) -> None:
+def test_a_ledger_that_was_lost_or_damaged_ends_the_run(simulated: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        study.run(tiny(ON), tmp_path, on_round=stop_at(5))
+        study.run(tiny(SEEDED), tmp_path, on_round=stop_at(5))
     path = tmp_path / NAME
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"count": 5', b'"count": 4'))
     with pytest.raises(PrivacyError, match="is damaged"):
-        run(tmp_path, ON, resume=True)
+        run(tmp_path, SEEDED, resume=True)
     path.unlink()
     with pytest.raises(PrivacyError, match="knows of 0 releases, the run of 5"):
-        run(tmp_path, ON, resume=True)
+        run(tmp_path, SEEDED, resume=True)
     path.write_bytes(good)
-    run(tmp_path, ON, resume=True)
-    assert_same_results(tmp_path, finished)
-
-
-def test_a_crash_may_leave_too_little_for_the_last_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint.save
-
-    def crashing(folder: Path, round: int, *arguments: Any) -> Any:
-        if round == 8:
-            raise Crash
-        return real(folder, round, *arguments)
-
-    monkeypatch.setattr(checkpoint, "save", crashing)
-    with pytest.raises(Crash):
-        run(tmp_path, ON)
-    monkeypatch.setattr(checkpoint, "save", real)
-    assert releases(tmp_path) == 8
-    with pytest.warns(UserWarning, match="the run ends before its last round"):
-        about = said(run(tmp_path, ON, resume=True))
-    assert (about["rounds"], about["releases"]) == (8, ROUNDS) and about["epsilon"] <= 10
+    run(tmp_path, SEEDED, resume=True)
+    assert_same_results(tmp_path, simulated)
 
 
 # files ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.results_certificates import rounded_up
 
 Number = Tensor | float
@@ -79,6 +80,7 @@ class Provenance:
         delta: d0 of (epsilon, d0)-DP, for "client-level DP" alone: row-level privacy must be pure.
         draws: how many priors were drawn from the mechanism: they cost epsilon and d0 each.
         rows: rows of the client that a row-level mechanism saw, m_i; all rows of the bound when not given.
+        simulated: whether its noise came from a seed, fixed before any rows: a bound holds, but nothing is hidden.
     """
 
     source: Source = "unknown"
@@ -86,6 +88,7 @@ class Provenance:
     delta: float = 0.0
     draws: int = 1
     rows: int | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -119,7 +122,8 @@ class Provenance:
         if not self.private:
             return self.source
         delta = f" and delta {rounded_up(self.delta)}" if self.delta else ""
-        return f"{self.source} with epsilon {self.epsilon:g}{delta}" + (f", {self.draws} draws" * (self.draws > 1))
+        name = SIMULATED_EPSILON if self.simulated else "epsilon"
+        return f"{self.source} with {name} {self.epsilon:g}{delta}" + (f", {self.draws} draws" * (self.draws > 1))
 
 
 @dataclass(frozen=True)

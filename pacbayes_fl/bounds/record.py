@@ -17,6 +17,7 @@ from pacbayes_fl.bounds.client import FORMULAS as OF_CLIENTS
 from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds.server import FORMULAS as OF_SERVERS
 from pacbayes_fl.errors import AssumptionError, DataError
+from pacbayes_fl.results import SIMULATED_EPSILON
 
 FORMULAS: Mapping[str, Formula] = MappingProxyType({**OF_CLIENTS, **OF_SERVERS})
 """Every formula under the name that a record gives it."""
@@ -67,7 +68,9 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
             f"the formula of {certificate.theorem!r} is none of {', '.join(FORMULAS)}", hint="it cannot be recorded"
         )
     premises = {field.name: getattr(certificate.premises, field.name) for field in fields(Premises)}
-    premises |= {"prior": asdict(certificate.premises.prior), "loss": _loss_record(certificate.premises.loss)}
+    prior, simulated = asdict(certificate.premises.prior), certificate.premises.prior.simulated
+    del prior["simulated"]  # the name of its epsilon says so
+    premises |= {"prior": _renamed(prior, simulated), "loss": _loss_record(certificate.premises.loss)}
     number = certificate.value.tolist()
     record = {
         "theorem": certificate.theorem,
@@ -77,7 +80,7 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
         "vacuous": certificate.vacuous.tolist(),
         "delta": _plain(certificate.delta),
         "split": {name: _plain(share) for name, share in certificate.delta_split.items()},
-        "terms": {name: term.tolist() for name, term in certificate.terms.items()},
+        "terms": _renamed({name: term.tolist() for name, term in certificate.terms.items()}, simulated),
         "premises": premises,
         "reasons": list(certificate.reasons),
     }
@@ -125,10 +128,11 @@ def _read(record: Mapping[str, Any]) -> Certificate:
     name = record["formula"]
     if name not in FORMULAS:
         raise DataError(f"formula must be one of {', '.join(FORMULAS)}, got {name!r}")
-    given = dict(record["premises"])
-    premises = Premises(**{**given, "prior": Provenance(**given["prior"]), "loss": _loss(given["loss"])})
+    given, simulated = dict(record["premises"]), SIMULATED_EPSILON in record["premises"]["prior"]
+    prior = Provenance(**_renamed(given["prior"], simulated, back=True), simulated=simulated)
+    premises = Premises(**{**given, "prior": prior, "loss": _loss(given["loss"])})
     split = {str(key): _number(share) for key, share in record["split"].items()}
-    terms = {str(key): _numbers(term) for key, term in record["terms"].items()}
+    terms = {str(key): _numbers(term) for key, term in _renamed(record["terms"], simulated, back=True).items()}
     delta = _number(record["delta"])
     shares = torch.stack(torch.broadcast_tensors(*(_numbers(share) for share in split.values())))
     for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
@@ -154,6 +158,12 @@ def _checksum(record: Mapping[str, Any]) -> str:
     """Hash what `to_record` writes of a record; 1 and 1.0 are the same, as other programs write one for the other."""
     text = json.dumps({name: record[name] for name in _ENTRIES if name in record})
     return hashlib.sha256(json.dumps(json.loads(text, parse_int=float), sort_keys=True).encode()).hexdigest()
+
+
+def _renamed(entries: Mapping[str, Any], simulated: bool, back: bool = False) -> dict[str, Any]:
+    """Call an epsilon what it is where its noise came from a seed, or take that name back."""
+    names = (SIMULATED_EPSILON, "epsilon") if back else ("epsilon", SIMULATED_EPSILON)
+    return {names[1] if simulated and key == names[0] else str(key): value for key, value in entries.items()}
 
 
 def _numbers(values: Any) -> Tensor:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.errors import PrivacyError, ShapeError
 from pacbayes_fl.federation import cohort
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Charge
-from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results import RoundRecord
 
@@ -63,7 +63,8 @@ class Room:
         """Draw the cohort of the next release.
 
         It depends on the number of the release and not on that of the round: a round that is repeated after a crash
-        draws anew, as its account takes it.
+        draws anew, as its account takes it. Where the release of the round was paid for before the crash, it is used,
+        and those take part who did then.
 
         Args:
             ids: of all clients.
@@ -75,11 +76,18 @@ class Room:
         Raises:
             PrivacyError: when the budget does not allow another release.
         """
+        kept = self.ledger.kept(t)
+        if kept is not None:
+            came = set(kept.cohort)
+            return torch.tensor([k for k, client in enumerate(ids) if client in came], dtype=torch.int64)
         self.ledger.afford(self.charge, t)
         serial = len(self.ledger) + 1
         if self.cohorts.kind == "poisson":
-            return cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
-        return cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
+            drawn = cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
+        else:
+            drawn = cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
+        self.ledger.invite([ids[k] for k in drawn.tolist()])
+        return drawn
 
     def record(self, t: int, values: Mapping[str, float]) -> RoundRecord:
         """Say of a round what follows from its release.
@@ -143,7 +151,9 @@ class Gathering:
         self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped))
 
     def joined(self) -> Any:
-        """Pay, then release the noisy mean; divided by a number that does not depend on who replied.
+        """Make the noisy mean, divided by a number that does not depend on who replied, and pay before it leaves.
+
+        Mean and payment get to the disk in one piece: a crash before costs nothing, and after one the mean is there.
 
         Returns:
             The update that the method makes of it.
@@ -153,11 +163,28 @@ class Gathering:
             CheckpointError: when the payment cannot be written; nothing is released then.
         """
         room = self._room
-        serial = room.ledger.spend(room.charge, self._round)
-        source = mechanisms.source(room.seed, serial, room.mechanism, room.charge.coordinates)
-        mean = mechanisms.noisy_mean(self._sum, room.mechanism, room.cohorts, source)
-        mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, room.empty)
+        kept = room.ledger.kept(self._round)
+        if kept is not None:
+            mean = self._again(kept)
+        else:
+            charge = room.charge
+            source = mechanisms.source(room.seed, len(room.ledger), room.mechanism, charge.coordinates)
+            mean = mechanisms.noisy_mean(self._sum, room.mechanism, room.cohorts, source)
+            mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, room.empty)
+            room.ledger.spend(charge, self._round, tensors.leaves(mean))
         return self._method.received(self._message, mean, room.cohorts.divisor)
+
+    def _again(self, kept: Release) -> Any:
+        """Take the release that was paid for before a crash; what the clients have sent now is left aside."""
+        empty = self._room.empty
+        try:
+            like = tensors.tree_map(lambda leaf: leaf.new_empty((1, *leaf.shape[1:])), empty)
+            mean = tensors.unleaves(like, kept.mean)
+        except ShapeError as error:
+            what = f"the release of this round that the run folder keeps does not fit: {error}"
+            raise PrivacyError(what, round=self._round, hint="restore the study, or start anew") from error
+        self._room.ledger.take(kept)
+        return tensors.tree_map(lambda leaf, like: leaf.to(like.device), mean, empty)
 
 
 def enter(
@@ -216,5 +243,6 @@ def enter(
             "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
             "cohorts of a fixed size tie that to one another: their account does not hold"
         )
-        raise PrivacyError(what, hint="federation.train = 'all', or privacy.cohort = 'poisson'")
+        hint = "privacy.cohort = 'poisson'; 'all', which gains nothing from chance; or federation.train = 'all'"
+        raise PrivacyError(what, hint=hint)
     return Room(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))

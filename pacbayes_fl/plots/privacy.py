@@ -22,7 +22,7 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
-from pacbayes_fl.results import GROUPS, Result, nested_bootstrap
+from pacbayes_fl.results import GROUPS, SIMULATED_EPSILON, Result, nested_bootstrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
                 _line(axis, _points(runs, group, chosen), name, colour)
             for colour, (name, runs) in zip(_LEVELS * len(levels), levels.items(), strict=False):
                 _level(axis, [values for run in runs if (values := _finite(run, group, chosen))], name, colour)
-            axis.set(xscale="log", xlabel=f"ε spent, {at}\n(smaller is more private)")
+            axis.set(xscale="log", xlabel=_axis_label(private, at))
             axis.set(title=f"{group} clients, mean with 95 % interval", ylabel=metric_label(chosen, private[0]))
         marks = [zip(*reversed(axis.get_legend_handles_labels()), strict=True) for axis in axes[0]]
         legend = {label: mark for pairs in marks for label, mark in pairs}
@@ -92,12 +92,21 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
     return figure
 
 
+def _axis_label(private: Sequence[Result], at: str) -> str:
+    """Say what the axis shows: of simulations what would have been spent if their noise were secret."""
+    simulated = [SIMULATED_EPSILON in _about(result) for result in private]
+    if all(simulated):
+        return f"ε if the noise were secret, {at}\n(a simulation: private against nobody)"
+    words = "; of simulations if their noise were secret" * any(simulated)
+    return f"ε spent, {at}{words}\n(smaller is more private)"
+
+
 def _about(result: Result) -> Mapping[str, Any]:
     return result.labels.get("privacy") or {}
 
 
 def _spent(result: Result) -> float:
-    epsilon = _about(result).get("epsilon")
+    epsilon = _about(result).get("epsilon", _about(result).get(SIMULATED_EPSILON))
     return math.nan if epsilon is None else float(epsilon)
 
 

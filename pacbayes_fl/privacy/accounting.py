@@ -23,6 +23,7 @@ from scipy.special import log_ndtr, ndtr
 
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
+from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.results_certificates import rounded_up
 
 Method = Literal["auto", "pure", "zcdp", "rdp", "pld"]
@@ -406,6 +407,7 @@ class Statement(NamedTuple):
         epsilon: with `delta`, by the best account there is.
         delta: the one asked for.
         secret: whether `epsilon` needs that nobody knows who took part.
+        simulated: whether the noise comes from a seed, so that nothing is hidden from whoever knows it.
     """
 
     pure: float
@@ -413,9 +415,12 @@ class Statement(NamedTuple):
     epsilon: float
     delta: float
     secret: bool = False
+    simulated: bool = False
 
     def __str__(self) -> str:
-        """Say it in one line, no number less than it is."""
+        """Say it in one line, no number less than it is; of a simulation what would hold if its noise were secret."""
+        if self.simulated:
+            return f"{SIMULATED_EPSILON} = {rounded(self.epsilon)} at delta = {rounded(self.delta)}"
         said = f"({rounded(self.epsilon)}, {rounded(self.delta)})-DP; {rounded(self.rho)}-zCDP"
         if not math.isfinite(self.pure) or (self.delta == 0 and not self.secret):  # there is none, or it is epsilon
             return said

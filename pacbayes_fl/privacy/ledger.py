@@ -1,29 +1,59 @@
-"""The ledger: what was spent is on disk before anything is released.
+"""The ledger: what was spent is on disk before anything is released, and what was released is not lost.
 
-`RUN/privacy.json` counts the releases of a federation by their charges. A charge is written, synced and renamed into
-place before its noise is even drawn: a crash in between counts a release that nobody saw, never the other way round. A
-run that goes on from an older round pays for the rounds that it repeats, with fresh noise. The smallest delta that
-releases were paid for with stays beside them: a larger one, as fewer clients would have by default, would make what was
-spent look like less. One process at a time may write; a run holds the lock of its folder anyway.
+`RUN/privacy.json` counts the releases of a federation by their charges. A release is written in one piece with its
+charge, as `RUN/release.safetensors`, before anything is made of it: from then on it is paid, and it counts until it
+stands in privacy.json too. A crash before that has released nothing and costs nothing; after a crash later on the round
+takes the release that is there, so that none is paid for and lost. Both files are synced and renamed into place. A run
+that goes on from an older round pays for the rounds that it repeats, with fresh noise. The smallest delta that releases
+were paid for with stays beside them: a larger one, as fewer clients would have by default, would make what was spent
+look like less. One process at a time may write; a run holds the lock of its folder anyway.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pacbayes_fl.errors import PrivacyError
+import safetensors
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pacbayes_fl.errors import CheckpointError, PrivacyError, outside
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.results_manifest import put
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
+RELEASE: Final = "release.safetensors"
 _AHEAD: Final = 1024
+Entries = list[tuple[Charge, int]]  # equal charges in a row with their number
+
+
+class Release(NamedTuple):
+    """The newest release of a run, as its folder keeps it for a round that a crash has cut short.
+
+    Args:
+        serial: its number, counted from 0.
+        round: that it is of.
+        charge: what it costs.
+        cohort: ids of the clients who took part.
+        mean: what was released, flat names with tensors [1, *].
+    """
+
+    serial: int
+    round: int
+    charge: Charge
+    cohort: tuple[int, ...]
+    mean: Mapping[str, Tensor]
 
 
 class Ledger:
@@ -36,19 +66,37 @@ class Ledger:
         released: how many releases the state to go on with has seen; a ledger that knows of fewer was lost.
         ahead: releases that are looked ahead for at once, since one account by PLD takes a second: those that a run
             still plans, so that one account is all it needs.
+        simulated: whether noise and cohorts come from a seed.
 
     Raises:
-        PrivacyError: when the ledger on disk is damaged, of a later version, or knows of fewer releases than that.
+        PrivacyError: when the ledger on disk is damaged, of a later version, knows of fewer releases than that, or is
+            of a simulation and this is none, or the other way round.
     """
 
-    def __init__(self, folder: Path | str, budget: Budget, released: int = 0, ahead: int = _AHEAD) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        budget: Budget,
+        released: int = 0,
+        ahead: int = _AHEAD,
+        simulated: bool | None = None,
+    ) -> None:
         """Read what was spent."""
-        self.path, self._ahead = Path(folder) / NAME, max(1, ahead)
-        self._entries, delta = _read(self.path)
+        self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
+        self._entries, delta, randomness = _read(self.path)
+        self._cohort: tuple[int, ...] = ()
+        self._release = _read_release(self.path.with_name(RELEASE), self._entries)
+        if self._release is not None and self._release.serial == len(self):  # paid, and a crash came before the count
+            self._entries = _with(self._entries, self._release.charge)
         self.budget = budget if delta is None else replace(budget, delta=min(budget.delta, delta))
+        self.simulated = randomness == "simulation" if simulated is None else simulated
+        if randomness is not None and (randomness == "simulation") != self.simulated:
+            what = f"{self.path} has releases whose randomness is of the {randomness}, and those to come would not be"
+            raise PrivacyError(what, hint="set privacy.randomness back, or start anew in another folder")
         self._limit: tuple[Charge, int, bool] | None = None  # of one charge, how many releases in all, and may be more
-        if len(self) < released:
-            what = f"{self.path} knows of {len(self)} releases, the run of {released}"
+        known = max(released, 0 if self._release is None else self._release.serial + 1)
+        if len(self) < known:
+            what = f"{self.path} knows of {len(self)} releases, the run of {known}"
             raise PrivacyError(f"{what}: what was spent is not known", hint="start anew in another folder")
 
     def __len__(self) -> int:
@@ -66,7 +114,7 @@ class Ledger:
 
     def statement(self) -> Statement:
         """Say what was spent so far, in every currency."""
-        return statement(self.charges, self.budget.delta)
+        return statement(self.charges, self.budget.delta)._replace(simulated=self.simulated)
 
     def room(self, charge: Charge) -> int:
         """Count the releases that the budget still allows, as far as it looks ahead.
@@ -94,20 +142,52 @@ class Ledger:
             PrivacyError: when the budget would be exceeded.
         """
         if self.room(charge) < 1:
+            name = SIMULATED_EPSILON if self.simulated else "epsilon"
             raise PrivacyError(
-                f"one more release would exceed (epsilon, delta) = ({rounded(self.budget.epsilon)}, "
-                f"{rounded(self.budget.delta)}); {len(self)} releases have spent epsilon = {rounded(self.epsilon())}",
+                f"one more release would exceed ({name}, delta) = ({rounded(self.budget.epsilon)}, "
+                f"{rounded(self.budget.delta)}); {len(self)} releases have spent {name} = {rounded(self.epsilon())}",
                 round=round,
                 cause="budget spent",
                 hint="the model of the last round is what this budget buys",
             )
 
-    def spend(self, charge: Charge, round: int | None = None) -> int:
+    def kept(self, round: int) -> Release | None:
+        """Give the release of a round that was paid for and then cut short: no state has seen it yet.
+
+        Args:
+            round: number of the round.
+
+        Returns:
+            The release; None where the round has to be paid for.
+        """
+        last = self._release
+        unseen = last is not None and last.round == round and self._seen <= last.serial == len(self) - 1
+        return last if unseen else None
+
+    def invite(self, cohort: Sequence[int]) -> None:
+        """Say who takes part in the next release.
+
+        Args:
+            cohort: ids of the clients.
+        """
+        self._cohort = tuple(cohort)
+
+    def take(self, release: Release) -> None:
+        """Say that the state has seen a release, which is not to be used again.
+
+        Args:
+            release: as `kept` gives it.
+        """
+        self._seen = release.serial + 1
+
+    def spend(self, charge: Charge, round: int | None = None, mean: Mapping[str, Tensor] | None = None) -> int:
         """Pay for one release: on return it is on disk.
 
         Args:
             charge: of the release.
-            round: number of the round, for the error.
+            round: number of the round, also for the error.
+            mean: what is to be released, flat names with tensors [1, *], which nobody has seen yet: it is written in
+                one piece with its charge. None where it need not outlive a crash.
 
         Returns:
             The serial number of the release, counted from 0: no two have the same, so noise may be drawn from it.
@@ -118,25 +198,90 @@ class Ledger:
         """
         self.afford(charge, round)
         serial = len(self)
-        last, count = self._entries[-1] if self._entries else (None, 0)
-        entries = [*self._entries[:-1], (charge, count + 1)] if last == charge else [*self._entries, (charge, 1)]
-        _write(self.path, entries, self.budget.delta)
-        self._entries = entries
+        entries, folder = _with(self._entries, charge), self.path.parent
+        release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}
+        if mean is not None and round is not None:
+            release = Release(serial, round, charge, self._cohort, mean)
+            files = {RELEASE: _release_bytes(release), **files}
+        try:
+            put(folder, files)
+        except CheckpointError:
+            kept = None if release is None else _read_release(folder / RELEASE, list(entries))
+            if kept is not None and kept.serial == serial:  # paid, although the other file could not be written
+                self._release, self._entries = release, entries
+            raise
+        self._release, self._entries, self._seen = release or self._release, entries, serial + 1
         return serial
 
 
-def _write(path: Path, entries: list[tuple[Charge, int]], delta: float) -> None:
+def _with(entries: Entries, charge: Charge) -> Entries:
+    """Count one more charge."""
+    last, count = entries[-1] if entries else (None, 0)
+    return [*entries[:-1], (charge, count + 1)] if last == charge else [*entries, (charge, 1)]
+
+
+def _release_bytes(release: Release) -> bytes:
+    head = {
+        "format_version": FORMAT_VERSION,
+        "serial": release.serial,
+        "round": release.round,
+        "cohort": list(release.cohort),
+        "charge": asdict(release.charge),
+    }
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
+    text = json.dumps(head, sort_keys=True)
+    about = json.dumps({"sha256": _sum(text, flat), "text": text})
+    data: bytes = safetensors.torch.save(flat, {"release": about})  # one entry: several have no order
+    return data
+
+
+def _sum(text: str, flat: Mapping[str, Tensor]) -> str:
+    """Hash what a release says of itself and its numbers."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(flat):
+        tensor = flat[name]
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_release(path: Path, entries: Entries) -> Release | None:
+    """Read the newest release; of one that is damaged only that it was paid for counts."""
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["release"])
+            flat = {name: file.get_tensor(name) for name in file.keys()}
+        if about["sha256"] != _sum(about["text"], flat):
+            raise ValueError("its checksum is of other bytes")
+        head = json.loads(about["text"])
+        if head["format_version"] != FORMAT_VERSION:
+            raise ValueError("it is of another version")
+        charge, _ = _entry({**head["charge"], "count": 1})
+        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        if not entries:
+            raise _damaged(path) from error
+        text = "counted as one more release, and its round is paid for again"
+        warnings.warn(f"{path} is damaged or cannot be read: {text}", stacklevel=outside())
+        entries[:] = _with(entries, entries[-1][0])
+        return None
+
+
+def _ledger_bytes(entries: Entries, delta: float, simulated: bool) -> bytes:
     releases = [asdict(charge) | {"count": n} for charge, n in entries]
-    body = {"format_version": FORMAT_VERSION, "delta": delta, "releases": releases}
-    put(path.parent, {path.name: json.dumps(body | {"sha256": _digest(body)}, indent=1).encode()})
+    randomness = "simulation" if simulated else "system"
+    body = {"format_version": FORMAT_VERSION, "delta": delta, "randomness": randomness, "releases": releases}
+    return json.dumps(body | {"sha256": _digest(body)}, indent=1).encode()
 
 
-def _read(path: Path) -> tuple[list[tuple[Charge, int]], float | None]:
-    """Read entries and delta; none where there is no file. A damaged ledger is never taken for an empty one."""
+def _read(path: Path) -> tuple[Entries, float | None, str | None]:
+    """Read entries, delta and randomness; none where there is no file. Damage is never taken for an empty ledger."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        return [], None
+        return [], None, None
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path) from error
     try:
@@ -150,7 +295,8 @@ def _read(path: Path) -> tuple[list[tuple[Charge, int]], float | None]:
     if version != FORMAT_VERSION:
         what = f"{path} has ledger format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
         raise PrivacyError(what, hint="update pacbayes_fl")
-    return [_entry(saved) for saved in body["releases"]], body.get("delta")  # the first ledgers had none
+    entries = [_entry(saved) for saved in body["releases"]]
+    return entries, body.get("delta"), body.get("randomness")  # the first ledgers had neither
 
 
 def _entry(saved: Mapping[str, Any]) -> tuple[Charge, int]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pacbayes_fl import cli, study
-from tests.tiny import rows, tiny, write_csv, write_study
+from pacbayes_fl import cli, results, study
+from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.privacy.accounting import Budget
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.study_file import PrivacyPart, Study
+from tests.tiny import TABLE, assert_same_results, rows, tiny, write_csv, write_study
 
 # modes ----------------------------------------------------------------------------------------------------------
 
@@ -61,3 +68,168 @@ def test_a_folder_with_other_files_is_not_changed_and_the_run_says_so(tmp_path: 
     with pytest.warns(UserWarning, match="holds other files: it stays so"):
         study.run(tiny("federation.rounds=1"), tmp_path)
     assert open_to_others(tmp_path) == {".": "0o755", "mine.csv": "0o644"}
+
+
+# budgets --------------------------------------------------------------------------------------------------------
+
+ANYTHING = Budget(1e300, 1e-9)
+KEYS = [key for key in PrivacyPart.__dataclass_fields__ if key != "epsilon"]
+VALUES = {"mechanism": "laplace", "cohort": "all", "neighbours": "replace", "randomness": "system"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_privacy_table_without_a_budget_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Every key of the table, from a file and from the command line."""
+    value = VALUES.get(key, 0.5)
+    with pytest.raises(PrivacyError, match=rf"\[privacy\] gives {key} without epsilon"):
+        Study.from_table(TABLE | {"privacy": {key: value}})
+    with pytest.raises(PrivacyError, match=rf"\[privacy\] gives {key} without epsilon"):
+        Study.from_table(TABLE | {"methods": {"pac-pfl": {"privacy": {key: value}}}})
+    path, folder = write_study(tmp_path), tmp_path / "run"
+    assert cli.main(["run", str(path), "--set", f"privacy.{key}={value}", "--out", str(folder)]) == 1
+    printed = capsys.readouterr()
+    assert (
+        f"gives {key} without epsilon" in printed.err and "set privacy.epsilon to a budget, or to 'none'" in printed.err
+    )
+    assert not folder.exists() and printed.out == ""
+    assert Study.from_table(TABLE | {"privacy": {key: value, "epsilon": 1.0}}).privacy.epsilon == 1.0
+
+
+def test_an_empty_privacy_table_is_refused_and_one_that_says_none_is_remarked(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="gives nothing without epsilon"):
+        Study.from_table(TABLE | {"privacy": {}})
+    with pytest.warns(UserWarning, match="epsilon = 'none': this run is not private"):
+        study.run(tiny("privacy.epsilon=none", "privacy.clip=2", "federation.rounds=1"), tmp_path / "clear")
+    assert "privacy" not in results.load(tmp_path / "clear").labels
+
+
+KILLER = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from pacbayes_fl import results, results_manifest, study
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.privacy import ledger, mechanisms
+from pacbayes_fl.study_file import Study
+
+PLACES = [  # what a private round calls, in its order, and of which file
+    (mechanisms, "noise", ""), (ledger, "put", ""), (results_manifest, "write_atomic", "release.safetensors"),
+    (results_manifest, "write_atomic", "privacy.json"), (PacPFL, "server", ""), (results, "append_round", ""),
+    (checkpoint, "save", ""), (checkpoint, "sync_folder", ""),
+]
+
+def life(folder, path, sets, home, name, file, at, after):
+    real, calls = getattr(home, name), [0]
+    def fatal(*arguments, **named):
+        calls[0] += not file or arguments[0].name == file
+        found = real(*arguments, **named) if after or calls[0] != at else None
+        if calls[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    setattr(home, name, fatal)
+    study.run(Study.from_toml(path, sets), folder, resume=True)
+
+folder, path, at, wanted, *sets = sys.argv[1:]
+for home, name, file in PLACES:
+    for after in (False, True):
+        if wanted not in ("all", f"{name} {after}"):
+            continue
+        child = os.fork()  # of a process that has trained nothing: no thread is lost
+        if not child:
+            try:
+                life(folder, path, sets, home, name, file, int(at), after)
+            finally:
+                os._exit(99)
+        if os.WTERMSIG(os.waitpid(child, 0)[1]) != signal.SIGKILL:
+            sys.exit(f"not killed at {name}, after: {after}")
+        saved = checkpoint.load(folder)
+        charges, _, _ = ledger._read(ledger.Path(folder) / ledger.NAME)
+        print(name, after, saved.round if saved else 0, saved.meta["released"] if saved else 0,
+              sum(count for _, count in charges), flush=True)
+"""
+
+
+def killed(folder: Path, study_file: Path, at: int, wanted: str, *sets: str) -> list[list[str]]:
+    """Run and kill at the `at`-th call of every place, before it and after it; tell what each life has left.
+
+    Returns:
+        Lists of the place, whether it was after the call, the saved round, its releases, and those that are counted.
+    """
+    command = [sys.executable, "-c", KILLER, str(folder), str(study_file), str(at), wanted, *sets]
+    done = subprocess.run(command, timeout=240, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> None:
+    """One run, killed at every place of a round in turn; its budget is for its rounds and no more."""
+    whole, folder, path = tmp_path / "whole", tmp_path / "run", write_study(tmp_path)
+    sets = ("privacy.epsilon_if_noise_were_secret=10", "federation.cohort=2", "federation.rounds=30")
+    sets += ("federation.checkpoint_every=50", "report.evaluate_every=30", "privacy.mechanism=laplace")
+    lives = killed(folder, path, 2, "all", *sets)
+    assert len(lives) == 16
+    before = 0
+    for name, after, *numbers in lives:
+        round, released, counted = map(int, numbers)
+        assert round == released >= before, "a state is never older than it was"
+        assert counted - released in (0, 1), f"at most the round in flight is paid and not saved: {name} {after}"
+        before = round
+    assert 10 < before < 30
+    study.run(tiny(*sets), folder, resume=True)
+    study.run(tiny(*sets), whole)
+    assert_same_results(folder, whole)
+    for file in ("privacy.json", "rounds.jsonl", "release.safetensors"):
+        assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_noise_of_the_system_is_not_drawn_twice_for_one_round(tmp_path: Path) -> None:
+    """Killed with the release on disk and the round not saved: the round that is repeated takes that release."""
+    sets = ("privacy.epsilon=10", "federation.cohort=2", "federation.rounds=3", "privacy.mechanism=laplace")
+    ((*_, round, released, counted),) = killed(tmp_path, write_study(tmp_path), 3, "server False", *sets)
+    assert (round, released, counted) == ("2", "2", "3")
+    kept = Ledger(tmp_path, ANYTHING, released=2).kept(3)
+    assert kept is not None and kept.mean
+    study.run(tiny(*sets), tmp_path, resume=True)
+    found = Ledger(tmp_path, ANYTHING, released=2).kept(3)
+    assert found is not None and found.cohort == kept.cohort and len(Ledger(tmp_path, ANYTHING)) == 3
+    assert all((found.mean[name] == mean).all() for name, mean in kept.mean.items())
+    assert results.load(tmp_path).labels["privacy"]["releases"] == len(results.load(tmp_path).rounds) == 3
+
+
+# names ----------------------------------------------------------------------------------------------------------
+
+PLAIN = re.compile(rb"(?<![\w-])(epsilon|\xce\xb5)(?!\w| if (the )?noise were secret)", re.IGNORECASE)
+
+
+def test_a_simulation_shows_no_epsilon_by_its_plain_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file of two run folders, of their certificates, figures and comparison, and all that is printed."""
+    monkeypatch.chdir(tmp_path)
+    path = str(write_study(tmp_path))
+    seeded = ["--set", "privacy.randomness=simulation", "--set", "report.certify.independent=true"]
+    for words in (
+        ["run", path, *seeded, "--set", "privacy.epsilon=0.5", "--set", "privacy.delta=0.002", "--out", "gaussian"],
+        ["certify", "gaussian"],
+        ["show", "gaussian"],
+        ["plot", "gaussian"],
+        ["run", path, *seeded, "--set", "privacy.epsilon=3", "--set", "privacy.mechanism=paper_algorithm_3"],
+        ["run", path, *seeded, "--set", "privacy.epsilon=0.5", "--set", "privacy.multiplier=9", "--out", "spent"],
+    ):
+        assert cli.main(words) == 0, capsys.readouterr().err
+    varied = ["--vary", "privacy.epsilon=1,10", "--out", "both"]
+    assert cli.main(["compare", path, *seeded, *varied, "--rounds", "2"]) == 0
+    printed = "".join(capsys.readouterr())
+    assert not PLAIN.findall(printed.encode()), printed
+    assert printed.count("epsilon_if_noise_were_secret") > 5
+    files = [one for one in tmp_path.rglob("*") if one.is_file() and one.name != "tiny.toml"]
+    assert len(files) > 50
+    for file in files:
+        text = file.read_bytes()
+        assert not PLAIN.search(file.name.encode())
+        assert not PLAIN.search(text) or file.suffix in (".png", ".safetensors", ".npz"), file
+    certified = (tmp_path / "gaussian" / "certificates" / "seeger.json").read_text("utf-8")
+    assert "epsilon_if_noise_were_secret" in certified

@@ -33,6 +33,7 @@ from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free, enter
 
 PLAN = FederationPlan(rounds=1, seed=3)
+ANY = Budget(1e9, 1e-3)
 
 
 class Server(NamedTuple):
@@ -258,14 +259,14 @@ def paid_room(tmp_path: Path, budget: Budget, batch: ClientBatch) -> Room:
     return enter(Sends(6), batch, PLAN, tmp_path, Mechanism("laplace", 1.0, 10.0), budget=budget)
 
 
-def test_a_round_is_paid_for_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, counted, real = drawn(4, 6), list[int](), mechanisms.noise
+def test_a_round_is_paid_for_before_anything_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, counted, real = drawn(4, 6), list[int](), Sends.received
 
-    def noise(*arguments: Any, **named: Any) -> Tensor:
+    def received(*arguments: Any) -> Any:
         counted.append(len(Ledger(tmp_path, Budget(1.0, 0.0))))
-        return real(*arguments, **named)
+        return real(*arguments)
 
-    monkeypatch.setattr(mechanisms, "noise", noise)
+    monkeypatch.setattr(Sends, "received", received)
     room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
     assert len(room.ledger) == 0  # the look at the payload's shape has cost nothing
     play(batch, room, 3)
@@ -283,12 +284,43 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
         raise CheckpointError(f"cannot write {folder}: No space left on device")
 
     monkeypatch.setattr(ledger, "put", full)
-    monkeypatch.setattr(mechanisms, "noise", lambda *_: pytest.fail("released without payment"))
+    monkeypatch.setattr(Sends, "received", lambda *_: pytest.fail("released without payment"))
     before = bits(first.server)
     with pytest.raises(CheckpointError, match="No space left"):
         list(engine.rounds(Sends(6), batch, replace(PLAN, rounds=2), first, room))
     assert bits(first.server) == before and first.clients.seen.tolist() == [1] * 4
-    assert len(room.ledger) == 1
+    assert len(room.ledger) == len(Ledger(tmp_path, Budget(1.0, 0.0))) == 1
+
+
+@pytest.mark.parametrize("seed", [5, None])
+def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(tmp_path: Path, seed: int | None) -> None:
+    """Cohort and mean are those of before, whatever the clients send now."""
+    batch, cohorts = drawn(6, 4), Cohorts(6, 3.0, "poisson")
+    plan, mechanism = replace(PLAN, rounds=2), Mechanism("gaussian", 1.0, 1.0)
+    room = enter(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
+    (_, first), (record, second) = engine.rounds(Sends(4), batch, plan, None, room)
+    turned = replace(batch, x=-batch.x).select(torch.tensor([3, 0, 5, 1, 4, 2]))  # in another order
+    clients = tensors.select(first.clients, torch.tensor([3, 0, 5, 1, 4, 2]))
+    again = private.enter(
+        Sends(4), first.server, turned, plan, mechanism, cohorts, Ledger(tmp_path, ANY, released=1), seed
+    )
+    ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(clients=clients), again)
+    assert told == record and len(again.ledger) == 2
+    assert bits(state.server) == bits(second.server)
+    assert state.clients.seen.tolist() == second.clients.seen[[3, 0, 5, 1, 4, 2]].tolist()
+    ((_, third),) = engine.rounds(Sends(4), turned, replace(plan, rounds=3), state, again)
+    assert len(again.ledger) == 3 and bits(third.server) != bits(state.server)
+    ((_, fresh),) = engine.rounds(Sends(4), turned, plan, first._replace(clients=clients), again)
+    assert len(again.ledger) == 4 and bits(fresh.server) != bits(second.server), "its release is not kept any more"
+
+
+def test_a_release_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    room = enter(Sends(6), drawn(4, 6), PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
+    play(drawn(4, 6), room)
+    other = drawn(4, 5)
+    again = enter(Sends(5), other, PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
+    with pytest.raises(PrivacyError, match=r"round 1: the release of this round .* does not fit"):
+        play(other, again)
 
 
 def test_a_budget_that_is_spent_ends_the_rounds_before_anybody_works(
@@ -379,7 +411,7 @@ def test_of_all_who_train_only_the_drawn_are_heard(cohorts: Cohorts) -> None:
 def test_fixed_cohorts_of_clients_that_remember_who_was_drawn_are_refused() -> None:
     batch, fixed = drawn(4, 6), Cohorts(4, 2, "fixed", "replace")
     mechanism = Mechanism("gaussian", 1.0, 1.0)
-    with pytest.raises(PrivacyError, match=r"remember who was drawn.*federation.train = 'all', or .* 'poisson'"):
+    with pytest.raises(PrivacyError, match=r"who was drawn.*'poisson'; 'all', which gains nothing.*train = 'all'"):
         room_of(batch, mechanism, fixed)
     for cohorts, plan in (
         (fixed, replace(PLAN, train="all")),

@@ -209,6 +209,29 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
             assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
 
 
+@every_released
+def test_chance_in_fixed_cohorts_counts_where_clients_remember_nothing(case: Case) -> None:
+    """Whether they do is what they would send after two rounds, beside what they would send afresh."""
+    s = scene(case, 1)
+    fresh = s.method.init_clients(s.message, s.batch)
+
+    def sent(state: Any) -> dict[str, bytes]:
+        update, _ = s.method.client(s.message, state, s.batch, s.noise(s.batch.ids))
+        return bits(s.method.payload(s.message, update))
+
+    remember = sent(s.clients) != sent(fresh)
+    assert remember <= bool(tensors.leaves(s.clients)), "what is not kept cannot be remembered"
+    fixed = Cohorts(s.batch.clients, 2, "fixed", "replace")
+    if tensors.leaves(s.clients):
+        with pytest.raises(PrivacyError, match=r"keep something between rounds.*privacy.cohort = 'poisson'; 'all'"):
+            room_of(s, cohorts=fixed)
+    else:
+        assert room_of(s, cohorts=fixed).charge.cohorts.share == 2 / 5
+    for other in (Cohorts(5, 2, "poisson"), Cohorts(5, 2, "all", "replace")):
+        charge = room_of(s, cohorts=other).charge
+        assert charge.cohorts.share == (1.0 if other.kind == "all" else 0.4)
+
+
 @pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedavg"])
 def test_clients_that_weigh_by_their_rows_are_refused(name: str) -> None:
     with pytest.raises(PrivacyError, match="weighting = 'rows' needs every client's number of rows"):

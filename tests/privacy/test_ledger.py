@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl import results_folder
+from pacbayes_fl import results_folder, results_manifest
 from pacbayes_fl.errors import CheckpointError, PrivacyError
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
@@ -205,3 +205,92 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     with pytest.raises(PrivacyError, match=r"ledger format 2, this pacbayes_fl reads 1 \(update pacbayes_fl\)"):
         Ledger(tmp_path, PURE)
+
+
+MEAN = {"w.loc": torch.tensor([[1.5, -2.0]], dtype=torch.float64), "w.scale": torch.ones(1, 3)}
+
+
+def paid(folder: Path, count: int) -> Ledger:
+    """Return a ledger with releases that are kept, the last of round `count`."""
+    ledger = Ledger(folder, PURE, simulated=False)
+    for round in range(1, count + 1):
+        ledger.invite([7, round])
+        ledger.spend(LAPLACE, round, MEAN)
+    return ledger
+
+
+def test_the_newest_release_is_kept_for_a_state_that_has_not_seen_it(tmp_path: Path) -> None:
+    assert paid(tmp_path, 3).kept(3) is None  # who pays goes on with it
+    for seen, expected in ((0, True), (2, True), (3, False)):
+        ledger = Ledger(tmp_path, PURE, released=seen)
+        kept = ledger.kept(3)
+        assert (kept is not None) == expected and ledger.kept(2) is None and ledger.kept(4) is None
+    ledger = Ledger(tmp_path, PURE, released=2)
+    kept = ledger.kept(3)
+    assert kept is not None and (kept.serial, kept.round, kept.charge, kept.cohort) == (2, 3, LAPLACE, (7, 3))
+    assert kept.mean.keys() == MEAN.keys() and all(torch.equal(kept.mean[name], MEAN[name]) for name in MEAN)
+    ledger.take(kept)
+    assert ledger.kept(3) is None and len(ledger) == 3
+
+
+def test_a_release_counts_before_the_ledger_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paid(tmp_path, 2)
+    ledger = Ledger(tmp_path, PURE, released=2)
+
+    real = results_manifest.write_atomic
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "privacy.json":
+            raise CheckpointError("no space left")
+        real(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results_manifest, "write_atomic", full)
+        with pytest.raises(CheckpointError):
+            ledger.spend(LAPLACE, 3, MEAN)
+    assert json.loads(ledger.path.read_text())["releases"][0]["count"] == 2
+    again = Ledger(tmp_path, PURE, released=2)
+    assert len(again) == len(ledger) == 3 and again.kept(3) is not None and ledger.kept(3) is not None
+    assert again.spend(LAPLACE, 4, MEAN) == 3 and len(Ledger(tmp_path, PURE)) == 4
+
+
+@pytest.mark.parametrize("released", [0, 1])
+def test_a_damaged_release_counts_and_is_not_used(tmp_path: Path, released: int) -> None:
+    ledger = paid(tmp_path, 1)
+    path = tmp_path / "release.safetensors"
+    good = path.read_bytes()
+    for at in range(0, len(good), 7):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.warns(UserWarning, match="counted as one more release, and its round is paid for again"):
+            again = Ledger(tmp_path, PURE, released)
+        assert len(again) == 2 and again.kept(1) is None
+    path.write_bytes(good[:-3])
+    ledger.path.unlink()
+    with pytest.raises(PrivacyError, match="what was spent is not known"):
+        Ledger(tmp_path, PURE)
+
+
+def test_an_older_ledger_beside_a_newer_release_is_refused(tmp_path: Path) -> None:
+    paid(tmp_path, 1)
+    early = (tmp_path / "privacy.json").read_bytes()
+    for round in (2, 3):
+        Ledger(tmp_path, PURE).spend(LAPLACE, round, MEAN)
+    (tmp_path / "privacy.json").write_bytes(early)
+    with pytest.raises(PrivacyError, match="knows of 1 releases, the run of 3"):
+        Ledger(tmp_path, PURE)
+
+
+def test_what_is_secret_and_what_is_simulated_do_not_mix(tmp_path: Path) -> None:
+    paid(tmp_path, 1)
+    assert json.loads((tmp_path / "privacy.json").read_text())["randomness"] == "system"
+    with pytest.raises(PrivacyError, match="randomness is of the system"):
+        Ledger(tmp_path, PURE, simulated=True)
+    assert not Ledger(tmp_path, PURE).simulated
+    seeded = Ledger(tmp_path / "seeded", PURE, simulated=True)
+    (tmp_path / "seeded").mkdir()
+    while seeded.room(LAPLACE):
+        seeded.spend(LAPLACE)
+    with pytest.raises(PrivacyError, match=r"exceed \(epsilon_if_noise_were_secret, .*spent epsilon_if_noise_were"):
+        seeded.spend(LAPLACE)
+    assert Ledger(tmp_path / "seeded", PURE).simulated
+    assert str(seeded.statement()) == "epsilon_if_noise_were_secret = 1 at delta = 0"
