@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, outside
 from pacbayes_fl.federation import private
@@ -100,7 +99,7 @@ def enter(
     check(study, folder)
     if part.epsilon is None or folder is None:
         return None
-    remembers = plan.train == "cohort" and bool(tensors.leaves(state.clients))
+    remembers = plan.train == "cohort" and private.remember(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)

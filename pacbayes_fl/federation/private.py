@@ -187,6 +187,21 @@ class Gathering:
         return tensors.tree_map(lambda leaf, like: leaf.to(like.device), mean, empty)
 
 
+def remember(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBatch) -> bool:
+    """Whether clients of a method keep anything between rounds.
+
+    Args:
+        method: the algorithm.
+        server: its state.
+        batch: rows of all clients, of which the first is asked.
+
+    Returns:
+        True where a client's state has any tensor.
+    """
+    one = batch.select(torch.zeros(1, dtype=torch.int64)).trim()
+    return bool(tensors.leaves(method.init_clients(method.broadcast(server), one)))
+
+
 def enter(
     method: Method[Any, Any, Any, Any],
     server: Any,
@@ -238,7 +253,7 @@ def enter(
     state = method.init_clients(message, one)
     update, _ = method.client(message, state, one, noise)
     payload = method.payload(message, update)
-    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and tensors.leaves(state):
+    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and remember(method, server, batch):
         what = (
             "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
             "cohorts of a fixed size tie that to one another: their account does not hold"

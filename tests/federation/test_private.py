@@ -304,13 +304,13 @@ def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(tmp_p
     again = private.enter(
         Sends(4), first.server, turned, plan, mechanism, cohorts, Ledger(tmp_path, ANY, released=1), seed
     )
-    ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(clients=clients), again)
+    ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(kept=clients), again)
     assert told == record and len(again.ledger) == 2
     assert bits(state.server) == bits(second.server)
     assert state.clients.seen.tolist() == second.clients.seen[[3, 0, 5, 1, 4, 2]].tolist()
     ((_, third),) = engine.rounds(Sends(4), turned, replace(plan, rounds=3), state, again)
     assert len(again.ledger) == 3 and bits(third.server) != bits(state.server)
-    ((_, fresh),) = engine.rounds(Sends(4), turned, plan, first._replace(clients=clients), again)
+    ((_, fresh),) = engine.rounds(Sends(4), turned, plan, first._replace(kept=clients), again)
     assert len(again.ledger) == 4 and bits(fresh.server) != bits(second.server), "its release is not kept any more"
 
 
