@@ -110,7 +110,7 @@ def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
             row.append("-" if theirs is None else f"{theirs[position]:.2f}")
         row += [_ours(cells, (method, group, metric), interval=False) for metric in ("nlpd", "crps")]
         lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_not_finite(summary, (*METRICS, "nlpd", "crps"))]) + "\n"
 
 
 def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping[str, Any]]) -> str:
@@ -149,11 +149,24 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     ]
     lines += [f"The papers' calibration errors have {' or '.join(map(str, sorted(theirs_by)))} bins."] * bool(theirs_by)
     lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred
+    shown = ("pm.accuracy", "gm.accuracy", "pm.ece", "pm.mce", "pm.brier", "pm.nll")
+    lines += _not_finite(summary, shown)
     return "\n".join(lines) + "\n"
 
 
 def _cells(summary: Mapping[str, Any]) -> Cells:
     return {(cell["method"], cell["group"], cell["metric"]): cell for cell in summary["cells"]}
+
+
+def _not_finite(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """Say of which shown means clients are left out, or are not finite, and who: lines below a table."""
+    found = []
+    for cell in summary["cells"]:
+        if cell["metric"] in metrics and cell.get("not_finite"):
+            who = ", ".join(f"{name}: {value}" for name, value in cell["not_finite"])
+            of = f"{cell['method']}, {cell['group']} clients, {cell['metric']}"
+            found.append(f"{of}: mean over {cell['scores']} of {cell['asked']} scores ({who}).")
+    return ["", *found] if found else []
 
 
 def _heading(summary: Mapping[str, Any]) -> str:

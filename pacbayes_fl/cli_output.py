@@ -27,6 +27,7 @@ _METRICS = MappingProxyType(
         "classification": ("pm.accuracy", "pm.ece", "pm.nll", "pm.brier", "gm.accuracy", "gm.ece"),
     }
 )
+_SHOWN = 5  # names in a line
 _NEWS = ("rsmse", "pm.accuracy", "log_evidence", "log_likelihood", "loss")
 OnRound = Callable[[RoundRecord], None]
 
@@ -73,6 +74,8 @@ def print_table(result: Result) -> None:
     for group, entry in result.summary()["groups"].items():
         cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
         say(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+    for group, entry in result.summary()["groups"].items():
+        _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
     print_bins([result])
     print_rows([result])
     if "privacy" in result.labels:
@@ -81,6 +84,18 @@ def print_table(result: Result) -> None:
         for rule, chosen in rules.items():
             words = f"accuracy {chosen['accuracy']:.4f} at round {chosen['round']}, mean weights"
             say(f"{model}.{rule}: {words} ({chosen['rule']})")
+
+
+def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, Any]], what: str) -> None:
+    """Print of which scores a mean is, and who has none that is finite: a line for metrics that say the same."""
+    alike: dict[tuple[int, tuple[tuple[str, str], ...]], list[str]] = {}
+    for name, entry in entries.items():
+        if odd := entry.get("not_finite"):
+            alike.setdefault((entry.get("n_clients", asked), tuple(odd.items())), []).append(name)
+    for (count, odd), names in alike.items():
+        shown = ", ".join(f"{client}: {value}" for client, value in odd[:_SHOWN])
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
 
 
 def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -100,7 +115,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 def _cell(*numbers: float | None) -> str:
     """Print mean, interval and median; None and what is not finite as "-"."""
     mean, low, high, median = ("-" if n is None or not math.isfinite(n) else f"{n:.3f}" for n in numbers)
-    return f"{mean} [{low}, {high}] {median}"
+    return f"{mean} [{low}, {high}] {median}" if {mean, low, high, median} != {"-"} else "-"
 
 
 def print_cells(cells: Sequence[Cell]) -> None:
@@ -112,7 +127,7 @@ def print_cells(cells: Sequence[Cell]) -> None:
     groups: dict[tuple[str, str], dict[str, str]] = {}
     seeds = 0
     for cell in cells:
-        method, group, metric, mean, low, high, median, seeds = cell
+        method, group, metric, mean, low, high, median, seeds, *_ = cell
         groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
     names = list(dict.fromkeys(name for row in groups.values() for name in row))
     width = max(14, *(len(method) + 2 for method, _ in groups))
@@ -120,6 +135,10 @@ def print_cells(cells: Sequence[Cell]) -> None:
     say(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
         say(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+    for method, group in groups:
+        own = [cell for cell in cells if (cell.method, cell.group) == (method, group)]
+        entries = {cell.metric: {"n_clients": cell.scores, "not_finite": dict(cell.not_finite)} for cell in own}
+        _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
 
 
 def print_bins(found: Sequence[Result]) -> None:
@@ -140,11 +159,11 @@ def print_rows(found: Sequence[Result]) -> None:
         found: results of a table.
     """
     for text in dict.fromkeys(result.labels["test_rows"] for result in found if "test_rows" in result.labels):
-        print(f"test rows: {text}")
+        say(f"test rows: {text}")
     for how, words in (("across clients", "scaled across clients"), ("own units", "not scaled")):
         every = [result.labels.get("scaling", {}).get(how) for result in found]
         for columns in dict.fromkeys(filter(None, every)):
-            print(f"{words}: {columns}")
+            say(f"{words}: {columns}")
 
 
 def print_privacy(found: Sequence[Result]) -> None:

@@ -162,13 +162,19 @@ class Result:
         """Return a metric of every client of a group, in the order of the rows; NaN where a client has none."""
         return [float(row.metrics.get(metric, math.nan)) for row in self.clients if row.group == group]
 
+    def not_finite(self, group: str, metric: str) -> dict[str, str]:
+        """Name the clients of a group whose score is no finite number, with what it is: "nan", "inf" or "-inf"."""
+        scores = {row.name: row.metrics[metric] for row in self.clients if row.group == group and metric in row.metrics}
+        return {name: f"{score:g}" for name, score in scores.items() if not math.isfinite(score)}
+
     def summary(self, seed: int = 0) -> dict[str, Any]:
         """Summarise the clients of each group: what `metrics.json` holds.
 
         Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
         the 95 % percentile bootstrap of the mean over clients. Clients whose value is NaN are left out, and then
-        the entry says over how many `n_clients` it was taken; a metric that is NaN for all is left out itself. A number
-        that is not finite is None. A dot nests: "pm.accuracy" stands in `["pm"]["accuracy"]`.
+        the entry says over how many `n_clients` it was taken; `not_finite` names them, and those whose value is
+        infinite, with what they have. A number that is not finite is None. A dot nests: "pm.accuracy" stands in
+        `["pm"]["accuracy"]`.
 
         Args:
             seed: of the bootstrap.
@@ -192,17 +198,23 @@ class Result:
                 continue
             groups[group] = {"n_clients": n_clients}
             columns = {metric: np.asarray(self.column(group, metric), dtype=np.float64) for metric in self.metrics}
-            known = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
-            known = {metric: values for metric, values in known.items() if values.size}
+            every = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
+            known = {metric: values for metric, values in every.items() if values.size}
             with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
-                intervals = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
-            for (metric, values), interval in zip(known.items(), intervals, strict=True):
+                found = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
+            intervals = dict(zip(known, found, strict=True))
+            for metric, values in every.items():
+                odd = self.not_finite(group, metric)
+                if not (values.size or odd):  # a metric of other groups
+                    continue
                 entry = groups[group]
                 for part in metric.split("."):
                     entry = entry.setdefault(part, {})
-                entry.update(_statistics(values, interval))
+                entry.update(_statistics(values, intervals.get(metric, (math.nan,) * 3)))
                 if values.size < n_clients:
                     entry["n_clients"] = int(values.size)
+                if odd:
+                    entry["not_finite"] = odd
         about = {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "round": self.round}
         fell_back = {"fell_back": list(self.labels["fell_back"])} if "fell_back" in self.labels else {}
         return about | fell_back | {"groups": groups}
@@ -268,8 +280,8 @@ def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> dic
 
     mean, low, high = interval
     with np.errstate(invalid="ignore"):
-        std = float(values.std(ddof=1)) if values.size > 1 else 0.0
-        median = float(np.median(values))
+        std = float(values.std(ddof=1)) if values.size > 1 else 0.0 if values.size else math.nan
+        median = float(np.median(values)) if values.size else math.nan
     return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
 
 

@@ -27,7 +27,7 @@ from pacbayes_fl import (
 )
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import ClientError, NumericalError, StudyError
+from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -263,6 +263,7 @@ def _restore(
     fresh = engine.start(method, clients, study.plan)
     if saved is None:
         return fresh
+    _check_finite(saved)
     flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
     server = tensors.unleaves(
         {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False
@@ -278,6 +279,19 @@ def _restore(
     kept = fresh.kept.after(known, apart=study.plan.cohort is not None and study.plan.train == "cohort")
     watch = Watch.from_saved(saved.meta.get("watch", {}))
     return FederationState(server["server"], kept, saved.round, watch)
+
+
+def _check_finite(saved: checkpoint.Checkpoint) -> None:
+    """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
+    name_of = dict(zip(saved.meta["ids"], saved.meta["names"], strict=True))
+    ids = saved.meta.get("kept", saved.meta["ids"])
+    for name, tensor in saved.tensors.items():
+        if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+            continue
+        whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
+        client = None if whose is None else name_of[ids[int((~whose).nonzero()[0])]]
+        hint = f"restore checkpoints/round_{saved.round:06d} from a copy, or remove it: the round before is then used"
+        raise CheckpointError(f"the saved state is not finite: {name}", client=client, round=saved.round, hint=hint)
 
 
 def report(trained: Trained) -> Result:

@@ -48,6 +48,10 @@ class Cell(NamedTuple):
         high: upper end.
         median: over clients and seeds.
         seeds: number of runs.
+        scores: how many the mean is of: those that are not NaN.
+        asked: how many there are, of all clients and seeds.
+        not_finite: clients that have none that is finite, with what they have, such as ("c1", "nan"); with several
+            seeds under the first in which it is so.
     """
 
     method: str
@@ -58,6 +62,9 @@ class Cell(NamedTuple):
     high: float
     median: float
     seeds: int
+    scores: int = 0
+    asked: int = 0
+    not_finite: tuple[tuple[str, str], ...] = ()
 
 
 def compare(
@@ -204,13 +211,24 @@ def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list
         runs = [result for result in found if result.method == method]
         for group in GROUPS:
             for metric in metrics:
-                columns = [result.column(group, metric) for result in runs]
-                known = [[value for value in column if not math.isnan(value)] for column in columns]
-                known = [column for column in known if column]
-                if known:
-                    middle = statistics.median(value for column in known for value in column)
-                    cells.append(Cell(method, group, metric, *nested_bootstrap(known), middle, len(runs)))
+                cell = _cell(method, group, metric, runs)
+                cells += [] if cell is None else [cell]
     return cells
+
+
+def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell | None:
+    """Summarise a metric over the clients of all runs; None where no client has it."""
+    columns = [result.column(group, metric) for result in runs]
+    known = [[value for value in column if not math.isnan(value)] for column in columns]
+    known = [column for column in known if column]
+    odd = {name: value for result in reversed(runs) for name, value in result.not_finite(group, metric).items()}
+    if not (known or odd):
+        return None
+    numbers = (math.nan,) * 4
+    if known:
+        numbers = *nested_bootstrap(known), statistics.median(value for column in known for value in column)
+    counts = sum(map(len, known)), sum(map(len, columns))
+    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()))
 
 
 def write(out: Path | str, found: Sequence[Result]) -> None:
@@ -225,7 +243,9 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
-    writer.writerows((*map(to_cell, cell[:3]), *cell[3:]) for cell in cells)
+    for cell in cells:
+        odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
+        writer.writerow((*map(to_cell, cell[:3]), *cell[3:-1], to_cell(odd)))
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of

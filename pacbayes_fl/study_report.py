@@ -184,14 +184,17 @@ def curve(
         plan: gives chunk, waste and seed.
 
     Returns:
-        "rsmse", the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN.
+        "rsmse", the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN, and
+        "unscored", how many have none, where there are such.
     """
     values = []
     for index, posterior in engine.personalise(method, state, scaled.train, plan):
         rows = scaled.test.select(index.cpu())
         found: Any = posterior.predict(rows.x)
         values.append(metrics.rsmse(found, rows.y, rows.mask))
-    return {"rsmse": float(torch.cat(values).nanmean())}
+    scores = torch.cat(values)
+    unscored = int(scores.isnan().sum())
+    return {"rsmse": float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})
 
 
 def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:

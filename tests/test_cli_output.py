@@ -27,7 +27,8 @@ def test_predictions_are_csv_or_json(capsys: Captured) -> None:
 def test_a_table_shows_mean_interval_and_median_and_a_dash_for_what_is_missing(capsys: Captured) -> None:
     rows = tuple(ClientRow(k, f"c{k}", "existing", 3, {"rsmse": v, "ce": math.nan}) for k, v in enumerate((1.0, 1.0)))
     print_table(Result("s", "ridge", 4, "regression", clients=rows))
-    header, names, row = capsys.readouterr().out.splitlines()
+    header, names, row, odd = capsys.readouterr().out.splitlines()
+    assert odd == "existing ce: mean over 0 of 2 clients; c0: nan, c1: nan"
     assert header.startswith("s, ridge, seed 4") and names.split() == ["group", "clients", "rsmse", "ce"]
     assert row.split() == ["existing", "2", "1.000", "[1.000,", "1.000]", "1.000", "-"]
 
@@ -103,3 +104,21 @@ def test_tables_of_classifiers_say_how_many_bins(capsys: Captured) -> None:
     assert capsys.readouterr().out == "ece and mce: 10 or 20 bins of confidence\n"
     print_bins([Result("s", "ridge", 4, "regression")])
     assert not capsys.readouterr().out
+
+
+def test_whom_a_mean_leaves_out_is_said_once_for_metrics_that_agree_and_shortened(capsys: Captured) -> None:
+    rows = [ClientRow(k, f"c{k}", "existing", 3, {"rsmse": math.nan, "ce": math.nan, "nlpd": 1.0}) for k in range(8)]
+    rows.append(ClientRow(9, "c9", "existing", 3, {"rsmse": 1.0, "ce": 2.0, "nlpd": math.inf}))
+    print_table(Result("s", "ridge", 4, "regression", clients=tuple(rows)))
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "existing rsmse, ce: mean over 1 of 9 clients; c0: nan, c1: nan, c2: nan, c3: nan, c4: nan and 3 more",
+        "existing nlpd: mean over 9 of 9 clients; c9: inf",
+    ]
+
+
+def test_a_table_says_which_rows_are_test_rows_and_what_is_scaled_in_another_way(capsys: Captured) -> None:
+    rows = (ClientRow(0, "c", "existing", 3, {"rsmse": 0.125}),)
+    labels = {"test_rows": "column split", "scaling": {"across clients": "cap", "own units": "y"}}
+    print_table(Result("s", "a", 4, "regression", clients=rows, labels=labels))
+    said = ["test rows: column split", "scaled across clients: cap", "not scaled: y"]
+    assert capsys.readouterr().out.splitlines()[3:] == said

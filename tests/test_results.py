@@ -162,17 +162,24 @@ def test_summary_is_numpys_and_is_what_metrics_json_holds(tmp_path: Path) -> Non
     assert new["rsmse"] == {"mean": 1e-300, "std": 0.0, "median": 1e-300, "interval": [1e-300, 1e-300]}
     # two clients have no CE: the mean says over how many it goes; an infinite value is null, not a made-up number
     assert existing["ce"]["mean"] == 0.2 and existing["ce"]["n_clients"] == 1
+    assert existing["ce"]["not_finite"] == {'say "2"': "nan"}
     assert existing["nlpd"]["mean"] is None and existing["nlpd"]["n_clients"] == 1
+    assert list(existing["nlpd"]["not_finite"].values()) == ["inf"]
     assert "ce" not in new
     result().save(tmp_path)
     assert json.loads((tmp_path / "metrics.json").read_text()) == summary
 
 
-def test_summary_nests_at_dots_and_leaves_out_what_no_client_has() -> None:
+def test_summary_nests_at_dots_and_names_whom_it_leaves_out() -> None:
     metrics = {"pm.accuracy": 0.5, "gm.accuracy": 0.25, "ce": math.nan}
-    groups = Result("s", "m", 0, "classification", clients=(ClientRow(0, "a", "new", 1, metrics),)).summary()["groups"]
+    rows = (ClientRow(0, "a", "new", 1, metrics), ClientRow(1, "b", "existing", 1, {"kept": 1.0}))
+    groups = Result("s", "m", 0, "classification", clients=rows).summary()["groups"]
+    nothing = {"mean": None, "std": None, "median": None, "interval": [None, None]}
+    assert set(groups["existing"]) == {"n_clients", "kept"}  # a metric of the other group is none of theirs
+    del groups["existing"]
     assert groups == {
         "new": {
+            "ce": {**nothing, "n_clients": 0, "not_finite": {"a": "nan"}},
             "n_clients": 1,
             "pm": {"accuracy": {"mean": 0.5, "std": 0.0, "median": 0.5, "interval": [0.5, 0.5]}},
             "gm": {"accuracy": {"mean": 0.25, "std": 0.0, "median": 0.25, "interval": [0.25, 0.25]}},

@@ -67,14 +67,17 @@ def test_every_cell_is_the_bootstrap_of_its_runs(compared: tuple[Path, list[Resu
         assert cell.low <= cell.mean <= cell.high and cell.seeds == 2
 
 
-def test_clients_without_a_number_are_left_out() -> None:
+def test_clients_without_a_number_are_left_out_and_named() -> None:
     nan = math.nan
     (cell,) = table([result([1.0, nan, 5.0]), result([3.0, 4.0, nan], seed=1)])
     assert cell[3:6] == nested_bootstrap([[1.0, 5.0], [3.0, 4.0]])
     assert (cell.mean, cell.median, cell.seeds) == (3.25, 3.5, 2)
     (odd,) = table([result([1.0, 2.0, nan]), result([nan] * 3, seed=1), result([6.0, nan, nan], seed=2)])
     assert (odd.mean, odd.median) == (3.75, 2.0)
-    assert table([result([nan, nan])]) == []
+    assert (odd.scores, odd.asked, odd.not_finite) == (3, 9, (("c1", "nan"), ("c2", "nan"), ("c0", "nan")))
+    (none,) = table([result([nan, nan])])
+    assert math.isnan(none.mean) and (none.scores, none.asked) == (0, 2)
+    assert (cell.scores, cell.asked, cell.not_finite) == (4, 6, (("c2", "nan"), ("c1", "nan")))
     assert [cell.group for cell in table([result([1.0], "new")])] == ["new"]
 
 
@@ -84,9 +87,10 @@ def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> 
     with (out / "compare.csv").open(newline="") as file:
         lines = list(csv.reader(file))
     assert tuple(lines[0]) == Cell._fields
-    assert [(*line[:3], *map(float, line[3:])) for line in lines[1:]] == [tuple(cell) for cell in cells]
+    assert all(not cell.not_finite for cell in cells)
+    assert [(*line[:3], *map(float, line[3:-1]), ()) for line in lines[1:]] == [tuple(cell) for cell in cells]
     summary = json.loads((out / "compare.json").read_text())
-    assert summary == {"study": "tiny", "cells": [cell._asdict() for cell in cells]}
+    assert summary == {"study": "tiny", "cells": [cell._asdict() | {"not_finite": []} for cell in cells]}
     assert {"rmse_raw", "rsmse", "coverage_95"} <= {cell["metric"] for cell in summary["cells"]}
     assert {"box_plots.png", "box_plots.svg"} <= {path.name for path in (out / "figures").iterdir()}
 

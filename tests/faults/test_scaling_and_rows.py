@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pacbayes_fl import cli, results, study
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import Result
 from pacbayes_fl.study_file import Study
@@ -379,3 +380,123 @@ def test_rows_of_another_time_are_later_rows_however_alike(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="2 of 2"):  # without a column of times a row is known by its numbers
         blind = predict(trained, "house_1", ask, without(tmp_path / "moved.csv", "at"))
     assert torch.equal(blind.std, before.std)
+
+
+# --- numbers that are none ---
+
+
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three clients, one of which has a test target of 1e308."""
+    root = tmp_path_factory.mktemp("huge")
+    table = [row for row in rows() if row["client"] in ("existing_0", "existing_1", "existing_2")]
+    last = max(i for i, row in enumerate(table) if row["client"] == "existing_1")
+    table[last]["y"] = 1e308
+    path = write_csv(root / "rows.csv", table)
+    study_file = root / "huge.toml"
+    study_file.write_text(f'name = "huge"\n[data]\nsource = "{path}"\n[method]\nname = "ridge"\n')
+    return study_file
+
+
+def test_a_client_whose_score_is_no_number_is_counted_and_named_in_every_table(
+    huge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("run", huge, "--out", tmp_path / "run", "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "\nexisting rsmse: mean over 2 of 3 clients; existing_1: nan\n" in out
+    assert "\nexisting nlpd, rmse_raw: mean over 3 of 3 clients; existing_1: inf\n" in out
+    assert command("show", tmp_path / "run") == 0
+    assert out.splitlines()[:-1] == capsys.readouterr().out.splitlines()
+    summary = json.loads((tmp_path / "run" / "metrics.json").read_text())["groups"]["existing"]
+    assert summary["rsmse"]["n_clients"] == 2 and summary["rsmse"]["not_finite"] == {"existing_1": "nan"}
+    assert summary["nlpd"]["mean"] is None and summary["nlpd"]["not_finite"] == {"existing_1": "inf"}
+    rounds = results.read_rounds(tmp_path / "run")
+    assert rounds == () or rounds[-1].values.get("unscored", 1.0) == 1.0
+
+
+def test_a_comparison_names_them_too(huge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.tables import markdown
+
+    assert command("compare", huge, "--methods", "ridge,persistence", "--seeds", "2", "--out", tmp_path, "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "\nridge existing rsmse: mean over 4 of 6 scores; existing_1: nan\n" in out
+    summary = json.loads((tmp_path / "compare.json").read_text())
+    (cell,) = [c for c in summary["cells"] if (c["method"], c["metric"]) == ("ridge", "rsmse")]
+    assert (cell["scores"], cell["asked"], cell["not_finite"]) == (4, 6, [["existing_1", "nan"]])
+    with (tmp_path / "compare.csv").open() as file:
+        rows_ = [row for row in csv.DictReader(file) if (row["method"], row["metric"]) == ("ridge", "rsmse")]
+    assert [(row["scores"], row["asked"], row["not_finite"]) for row in rows_] == [("4", "6", "existing_1: nan")]
+    assert "ridge, existing clients, rsmse: mean over 4 of 6 scores (existing_1: nan)." in markdown(
+        summary, {"rows": {}}
+    )
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of straight lines, which far away leave the numbers."""
+    root = tmp_path_factory.mktemp("linear")
+    study.run(on_csv(write_csv(root / "rows.csv", rows()), "method.name=ridge"), root / "run")
+    return root / "run"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_prediction_that_is_no_number_ends_with_an_error(
+    linear: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    ask = [{"lag_1": 100.0, "wind": 100.0}, {"lag_1": 1e308, "wind": -1e308}]
+    path = write_csv(tmp_path / "ask.csv", ask)
+    more = ["--json"] if as_json else []
+    assert command("predict", linear, "--client", "existing_1", "--data", path, *more) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith("pacbayes-fl: client 'existing_1': its prediction of row 1 is not finite (mean ")
+
+
+def test_newcomers_beside_a_broken_one_are_printed_before_the_error(
+    linear: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = [{k: row[k] for k in COLUMNS} for row in rows() if row["client"] in ("new_0", "new_1")]
+    good = [row for row in table if row["client"] == "new_1"]
+    broken = [
+        row | ({"lag_1": 1e308, "wind": -1e308, "y": math.nan} if i == 2 else {}) for i, row in enumerate(table[:7])
+    ]
+    both = [*broken, *good[:-1], good[-1] | {"y": math.nan}]
+    assert command("join", linear, "--data", write_csv(tmp_path / "both.csv", both)) == 1
+    out, err = capsys.readouterr()
+    assert [line.split(",")[:2] for line in out.splitlines()] == [["client", "row"], ["new_1", "0"]]
+    assert "pacbayes-fl: client 'new_0': its prediction of row 0 is not finite" in err
+    assert command("join", linear, "--data", write_csv(tmp_path / "broken.csv", broken)) == 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "cohort"),
+    [("server", math.nan, "none"), ("clients", math.inf, "none"), ("clients", math.nan, "1")],
+)
+def test_a_saved_state_that_is_not_finite_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, value: float, cohort: str
+) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    one = on_csv(path, *quick("pfedbayes"), *FEW, f"federation.cohort={cohort}")
+    study.run(one, tmp_path / "run")
+    saved = checkpoint.load(tmp_path / "run")
+    assert saved is not None
+    tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
+    name = next(name for name, tensor in tensors.items() if name.startswith(what) and tensor.is_floating_point())
+    last = len(tensors[name]) - 1  # with a cohort of one a client that took part in one of two rounds
+    tensors[name][last, ...] = value
+    ids = saved.meta.get("kept", saved.meta["ids"])
+    whom = saved.meta["names"][saved.meta["ids"].index(ids[last])] if what == "clients" else ""
+    assert cohort == "none" or len(ids) < 4
+    checkpoint.save(tmp_path / "run", saved.round, tensors, dict(saved.meta))
+    ask = write_csv(tmp_path / "ask.csv", [{"lag_1": 100.0, "wind": 100.0}])
+    source = tmp_path / "tiny.toml"
+    source.write_text(one.to_toml())
+    for arguments in (
+        ("predict", tmp_path / "run", "--client", "existing_1", "--data", ask),
+        ("run", source, "--out", tmp_path / "run", "--resume", "--rounds", "4"),
+    ):
+        assert command(*arguments) == 1
+        err = capsys.readouterr().err
+        whose = f"client {whom!r}: " if what == "clients" else ""
+        assert f"pacbayes-fl: round 2: {whose}the saved state is not finite: {name}" in err

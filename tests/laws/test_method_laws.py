@@ -213,6 +213,14 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
 
 
 @every_method
+def test_states_are_finite_from_the_start_so_that_a_saved_one_that_is_not_was_altered(case: Case, d: int) -> None:
+    s = scene(case, d)
+    start = engine.start(s.method, s.batch, s.plan)
+    for tree in (s.server, s.clients, start.server, start.clients):
+        assert all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(tree).values())
+
+
+@every_method
 def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
     s = scene(case, d)
     update, after = play(s, (list(range(s.batch.clients)), unchanged))
