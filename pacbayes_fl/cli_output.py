@@ -259,7 +259,7 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
         step = max(1, total // 10)
 
         def line(record: RoundRecord) -> None:
-            if record.round % step == 0 or record.round == total or record.dropped:
+            if record.round % step == 0 or record.round == total or record.dropped or record.undone:
                 say(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
 
         yield line
@@ -277,7 +277,8 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
             task = shown.add_task(printable(text), total=total, news="")
 
             def bar(record: RoundRecord) -> None:
-                scored = not record.round or record.dropped or {"rsmse", "pm.accuracy"} & record.values.keys()
+                scored = not record.round or record.dropped or record.undone
+                scored = scored or {"rsmse", "pm.accuracy"} & record.values.keys()
                 score = {"news": printable(_news(record))} if scored else {}
                 shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
 
@@ -287,4 +288,6 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 def _news(record: RoundRecord) -> str:
     names = _NEWS if record.round else record.values  # round 0: what was tried before the first
     shown = [f"{name} {record.values[name]:.4g}" for name in names if name in record.values]
+    if record.undone:
+        shown.append(f"undone {len(record.undone)}, rates x {record.rates:g}")
     return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])

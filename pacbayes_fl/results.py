@@ -73,6 +73,8 @@ class RoundRecord:
             predictive entropy over ln C lies in each of equal bins on [0, 1].
         steps: norms of the clients' steps; None in private rounds, and where no client moves the server.
         reasons: why somebody was left out, or something that came did not count, by the name of who sent it.
+        undone: why the round was undone and played again with learning rates halved, each time.
+        rates: factor of the study's learning rates in this round.
     """
 
     round: int
@@ -82,6 +84,8 @@ class RoundRecord:
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     steps: Steps | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    undone: tuple[str, ...] = ()
+    rates: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,8 @@ def _line(record: RoundRecord) -> str:
         line["steps"] = record.steps._asdict()
     if record.reasons:
         line["reasons"] = dict(record.reasons)
+    if record.undone or record.rates != 1.0:
+        line |= {"undone": list(record.undone), "rates": record.rates}
     return names.in_json(json.dumps(line, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
@@ -426,7 +432,9 @@ def _record(number: int, line: bytes) -> RoundRecord:
         if steps is not None:
             steps = Steps(float(steps["median"]), float(steps["largest"]), str(steps["whose"]))
         reasons = {key: str(text) for key, text in read.get("reasons", {}).items()}
-        return RoundRecord(read["round"], read["clients"], tuple(read["dropped"]), values, histograms, steps, reasons)
+        undone, rates = tuple(map(str, read.get("undone", ()))), float(read.get("rates", 1.0))
+        dropped = tuple(read["dropped"])
+        return RoundRecord(read["round"], read["clients"], dropped, values, histograms, steps, reasons, undone, rates)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"line {number}: {error}") from error
 

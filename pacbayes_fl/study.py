@@ -164,7 +164,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             for record, after in study_privacy.until_spent(engine.rounds(method, clients, study.plan, state, room)):
                 state = after
                 last = record.round == study.plan.rounds
-                record = _watched(study, method, state, groups["existing"], record, room, last)
+                settled = engine.at_rates(method, state)
+                record = _watched(study, settled, state, groups["existing"], record, room, last)
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -180,11 +181,12 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             if folder is not None:
                 _save(folder, study, clients, state, room, fell_back)  # nothing is lost: the last good round is on disk
             raise
+    method = engine.at_rates(method, state)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _watched(study, method, state, groups["existing"], records[-1], room, last=True)
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
         _save(folder, study, clients, state, room, fell_back)
-    notes = {**notes, **study_privacy.labels(study, room, state.round)}
+    notes = {**notes, **study_privacy.labels(study, room, state.round), **_of_rates(state)}
     return Trained(
         study,
         method,
@@ -198,6 +200,12 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         folder=folder,
         fell_back=fell_back,
     )
+
+
+def _of_rates(state: FederationState) -> dict[str, Any]:
+    """What labels say of learning rates that a run had to give up."""
+    times = state.watch.halved
+    return {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
 
 
 def _watched(
@@ -396,6 +404,7 @@ def open_run(folder: Path | str) -> Trained:
     folds, shared = memory.fold_of(dataset.groups["existing"].train), study_scaling.read(folder, dataset)
     method, groups = prepare(study, division.dataset, folds, shared)
     state = _restore(method, groups["existing"].train, study, saved)
+    method = engine.at_rates(method, state)
     spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
     known = tuple(record for record in results.read_rounds(folder) if record.round <= state.round)
     return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder, fell_back)

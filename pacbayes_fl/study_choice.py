@@ -118,15 +118,16 @@ def _by_training(
     study: Study, asked: HeldOut, part: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, dict[str, Any]]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
-    rounds, scores = min(study.method.options.trial_rounds, study.plan.rounds), {}
+    rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
     first = {one.option: one.candidates(study.method.options)[:1] for one in _later(study)}
     for candidate in asked.candidates(study.method.options):
         try:
             ((_, scores[candidate], _, _),) = _trial(_with(study, asked, candidate), part, rounds, first)
-        except (ClientError, NumericalError):  # no reason to stop
+        except (ClientError, NumericalError) as error:  # no reason to stop
             scores[candidate] = math.nan
+            causes.append(str(error))
         tell(f"{asked.option}={candidate}", scores[candidate])
-    chosen, note = _chosen(asked.option, scores, rounds)
+    chosen, note = _chosen(asked.option, scores, rounds, causes)
     return _with(study, asked, chosen), note
 
 
@@ -158,11 +159,14 @@ def _after_training(
     return study, notes
 
 
-def _chosen(option: str, scores: Mapping[Any, float], rounds: int) -> tuple[Any, dict[str, Any]]:
+def _chosen(
+    option: str, scores: Mapping[Any, float], rounds: int, causes: Sequence[str] = ()
+) -> tuple[Any, dict[str, Any]]:
     """Take the candidate of the highest score, the first of equals, and say how."""
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
     if not known:
-        raise StudyError(f"no candidate of {option} could be trained: {', '.join(map(str, scores))}")
+        why = f"; the first failed so: {causes[0]}" if causes else ""
+        raise StudyError(f"no candidate of {option} could be trained: {', '.join(map(str, scores))}{why}")
     best = max(known, key=lambda candidate: known[candidate])
     shown = {str(candidate): score if candidate in known else None for candidate, score in scores.items()}
     return best, {"chosen": best, "scores": shown, "rule": _words(rounds)}
@@ -189,11 +193,11 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     studies = [_settled(study, _later(study), some) for some in combinations]
     (method, groups), *others = [prepare(one, part) for one in studies]
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
-    methods, sums = [method, *(other for other, _ in others)], [_Held(group) for _ in studies]
-    state = engine.run_rounds(method, group.train, plan)
+    state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
+    method, *rest = (engine.at_rates(one, state) for one in (method, *(other for other, _ in others)))
     for index, (message, clients, rows, noise) in engine.personal_calls(method, state, group.train, plan):
         first = method.personalise(message, clients, rows, noise.copy())
-        for one, held in zip(methods, sums, strict=True):
+        for one, held in zip((method, *rest), sums, strict=True):
             again = first if one is method else one.personalise_again(first, message, clients, rows, noise.copy())
             held.add(again, index)
     tempering = TEMPERATURE in study.held_out

@@ -106,6 +106,7 @@ class FederationPart:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
     checkpoint_every: int = 50
+    diverges_at: float | None = FederationPlan.diverges_at
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing; the plan refuses the others."""

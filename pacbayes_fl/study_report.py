@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from pacbayes_fl import metrics
 from pacbayes_fl.data.scaling import power_of_two, standardised
+from pacbayes_fl.errors import outside
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.guard import listed
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import METRICS
@@ -22,6 +25,7 @@ from pacbayes_fl.study_data import ScaledGroup
 
 _IN_DATA_UNITS = ("rmse", "nlpd", "crps")
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
+_FAR = 1e3
 BAND = (0.025, 0.975)
 """Levels of the lower and upper end of every predictive band."""
 
@@ -142,6 +146,7 @@ def evaluate(
     empty = test.y.new_full(test.y.shape, torch.nan)
     tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
     columns: dict[str, Tensor] = {}
+    far = test.y.new_zeros(test.clients)
     for index, posterior in engine.personalise(method, state_of(method, state, group, scaled), scaled.train, plan):
         rows, own_rows = scaled.test.select(index.cpu()), test.select(index.cpu())
         standard, own, unit = units_of(posterior.predict(rows.x), scaled, index)
@@ -153,10 +158,12 @@ def evaluate(
         scores |= {f"{name}_raw": found + unit.log() if name == "nlpd" else found * unit for name, found in raw.items()}
         for name, values in scores.items():
             columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
+        far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
         lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
         numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
         for tensor, values in zip(tensors.values(), numbers, strict=True):
             tensor[index] = torch.where(own_rows.mask, values, torch.nan)
+    _say_far(test.names, far.tolist())
     sizes = [int(m) for m in scaled.train.size.tolist()]
     names = (test.ids, test.names, sizes)
     lists = {name: column.tolist() for name, column in columns.items()}
@@ -165,6 +172,17 @@ def evaluate(
         for k, (i, name, m) in enumerate(zip(*names, strict=True))
     ]
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
+
+
+def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
+    """Warn of predictions that cannot have been learned from the targets that a client has."""
+    those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR]
+    if those:
+        what = (
+            f"predictions of {listed(those)} are up to {max(far):.2g} standard deviations of their own targets away "
+            "from these: local training has diverged, or the rows asked for are far from all others"
+        )
+        warnings.warn(what, stacklevel=outside())
 
 
 def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:

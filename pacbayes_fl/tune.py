@@ -113,7 +113,8 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     rounds = engine.rounds(method, group.train, replace(study.plan, rounds=max(sums)), start)
     for state in chain((start,), (state for _, state in rounds)):
         if state.round in sums:
-            for index, posterior in engine.personalise(method, state, group.train, study.plan):
+            settled = engine.at_rates(method, state)
+            for index, posterior in engine.personalise(settled, state, group.train, study.plan):
                 loss, log_prob = _losses(posterior, group, index, sums[state.round].unit)
                 sums[state.round].add(index, group.raw.test.mask[index], loss, log_prob)
 

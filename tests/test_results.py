@@ -98,10 +98,11 @@ def test_equality_sees_every_part() -> None:
 
 
 def test_norms_of_steps_survive(tmp_path: Path) -> None:
-    records = (RoundRecord(1, 2, steps=Steps(0.1, 1.7e308, "house [7]")), RoundRecord(2, 2))
+    slowed = RoundRecord(3, 2, undone=("it is not finite", "nor now"), rates=0.25)
+    records = (RoundRecord(1, 2, steps=Steps(0.1, 1.7e308, "house [7]")), RoundRecord(2, 2), slowed)
     replace(result(), rounds=records).save(tmp_path)
     assert load(tmp_path).rounds == records
-    first, second = map(json.loads, (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines())
+    first, second, _ = map(json.loads, (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines())
     assert first["steps"] == {"median": 0.1, "largest": 1.7e308, "whose": "house [7]"} and "steps" not in second
 
 

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,10 +16,11 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation.guard import Culprit, Start, Told, divergence, far_out, lengths, listed, outlier
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import Method, slowed
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
@@ -30,6 +31,9 @@ from pacbayes_fl.results import RoundRecord
 AnyMethod = Method[Any, Any, Any, Any]
 _TIRES_AFTER = 3
 _JOINED_AT = 32
+_HALVINGS = 3
+_FRACTIONS = ("all", "a half", "a quarter", "an eighth")
+_ALMOST_NONE = 1e-30
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class FederationPlan:
         train: who makes a client's step in a round: the drawn "cohort", as PAC-PFL, BPFed and FedSI print it and public
             code does everywhere, or "all" clients, of whom the cohort's updates enter the server while the others keep
             what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
+        diverges_at: a round is undone, and all learning rates are halved, when it leaves the mean objective or the
+            server's parameters beyond this multiple of the start's; None asks only for finite numbers. See `rounds`.
     """
 
     rounds: int = 100
@@ -59,6 +65,7 @@ class FederationPlan:
     waste: float = 1.1
     noise: Engine = "philox"
     train: Literal["cohort", "all"] = "cohort"
+    diverges_at: float | None = 1e3
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -68,6 +75,8 @@ class FederationPlan:
             raise StudyError(f"seed must be in [0, 2**32), got {self.seed}")
         if self.cohort is not None and self.cohort < self.min_clients:
             raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
+        if self.diverges_at is not None and not self.diverges_at > 1:
+            raise StudyError(f"diverges_at must be above 1, got {self.diverges_at:g}", hint="'none' turns it off")
         if self.train not in ("cohort", "all"):
             raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
 
@@ -164,6 +173,14 @@ def rounds(
 ) -> Iterator[tuple[RoundRecord, FederationState]]:
     """Run the rounds that are left, one at a time.
 
+    A round after which the federation has diverged is undone, as if it had never been, and played again with all
+    learning rates halved, for good and up to three times in a run; then there is an error. Diverged means: no client
+    gave a finite update; the server's state or the mean objective of the clients is not finite; the root mean square of
+    the server's parameters is above diverges_at max(1, that of the start); or the objective is worse than that of the
+    start theta^0 by more than diverges_at max(1 nat per row, that of the start). Of a method without a learning rate
+    only finite numbers are asked for. In private rounds only the server's state is looked at, which is known from what
+    was released; an undone round has been paid for all the same.
+
     Args:
         method: the algorithm.
         batch: training rows of all clients [K, N, *].
@@ -177,7 +194,8 @@ def rounds(
 
     Raises:
         ClientError: when fewer than `min_clients` were good; the last state that was yielded still holds.
-        NumericalError: when a client fails and `on_bad_client` is "stop", or the server's state is not finite.
+        NumericalError: when a client fails and `on_bad_client` is "stop", or the federation diverges at an eighth of
+            its learning rates too; it names the client whose step was far longer than others', if there is one.
         PrivacyError: when the budget does not allow another round.
     """
     if plan.min_clients > batch.clients:
@@ -187,50 +205,40 @@ def rounds(
     said = set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        played = federation.play(state)
-        if room is None:
-            _judge(plan, t, played.told)
-        if not played.told.finite:
-            raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
-        state = played.state
+        played, undone = federation.play(state), list[str]()
+        while (trouble := federation.trouble(played)) is not None:
+            state = federation.undo(state, played.told, trouble)
+            undone.append(trouble)
+            played = federation.play(state)
+        state, told = played
         if room is not None:
-            yield room.record(t, played.told.values), state
-            continue
-        values = {**played.told.values, "seconds": time.perf_counter() - begun}
-        _say(method, t, values, state.watch, played.told.dropped, said)
-        yield RoundRecord(t, len(played.told.present), played.told.dropped, values, steps=state.watch.steps), state
+            record = room.record(t, told.values)
+        else:
+            _judge(plan, t, told)
+            values = {**told.values, "seconds": time.perf_counter() - begun}
+            _say(method, t, values, state.watch, told.dropped, said)
+            record = RoundRecord(t, len(told.present), told.dropped, values, steps=state.watch.steps)
+        yield replace(record, undone=tuple(undone), rates=0.5**state.watch.halved), state
 
 
-class _Told(NamedTuple):
-    """What the host learns of a round.
+def at_rates(method: AnyMethod, state: FederationState) -> AnyMethod:
+    """Give a method the learning rates to which a federation had to come; everything after the rounds is done at these.
 
     Args:
-        heard: names of the clients whose updates were to enter the server.
-        members: names of all clients that made a step.
-        dropped: of these who failed.
-        norms: of the steps of those who are heard and count, by name.
-        finite: whether the server's state is.
-        values: numbers that the method reports.
+        method: the algorithm.
+        state: after some round.
+
+    Returns:
+        The method with its rates halved as often as rounds were undone; the very same where none was.
     """
-
-    heard: tuple[str, ...]
-    members: tuple[str, ...]
-    dropped: tuple[str, ...]
-    norms: Mapping[str, float]
-    finite: bool
-    values: Mapping[str, float]
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the clients whose updates have entered the server."""
-        return tuple(name for name in self.heard if name not in set(self.dropped))
+    return slowed(method, 0.5**state.watch.halved) if state.watch.halved else method
 
 
 class _Played(NamedTuple):
     """A round that holds as soon as somebody takes its state for the federation's; until then nothing has changed."""
 
     state: FederationState
-    told: _Told
+    told: Told
 
 
 class _Federation:
@@ -241,10 +249,12 @@ class _Federation:
         self._sizes = [int(m) for m in batch.size.tolist()]
         some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
         self._everyone = None if some else self._calls(list(range(batch.clients)))
+        self._steps = slowed(method, 0.5) is not method  # without a learning rate, what is finite has not diverged
+        self._start: Start | None = None
 
-    def play(self, state: FederationState) -> _Played:
-        """Play the round after a state, which stays as it is."""
-        method, plan, t = self.method, self.plan, state.round + 1
+    def play(self, state: FederationState, without: str | None = None) -> _Played:
+        """Play the round after a state, which stays as it is; a client may be left out as if it had failed."""
+        method, plan, t = at_rates(self.method, state), self.plan, state.round + 1
         drawn = self._drawn(t)
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
@@ -258,6 +268,8 @@ class _Federation:
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             update, after = method.client(message, before, rows, noise)
             good = tensors.finite({"update": update, "state": after})
+            if without in rows.names:
+                good[rows.names.index(without)] = False
             _hear(joining, update, good, [name in asked for name in rows.names])
             written.append((positions, tensors.where(good, after, before)))
             if self.room is None:
@@ -268,6 +280,65 @@ class _Federation:
         watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
         kept = kept.after(written, apart=self._everyone is None)
         return _Played(FederationState(server, kept, t, watch), told)
+
+    def trouble(self, played: _Played) -> str | None:
+        """Say how the federation has diverged in a round, if so."""
+        told = played.told
+        if self.room is None and not told.present:
+            return f"0 of {len(told.heard)} clients gave a finite update"
+        return self._divergence(told)
+
+    def _divergence(self, told: Told) -> str | None:
+        name = self.method.objective if self.room is None else None
+        rows = sum(self._sizes) / max(1, len(self._sizes))
+        most = self.plan.diverges_at if self._steps else None
+        return divergence(told, name, rows, most, self._at_start)
+
+    def undo(self, state: FederationState, told: Told, trouble: str) -> FederationState:
+        """Go back to before a round, with learning rates halved; raise where that is to no purpose any more."""
+        t, times = state.round + 1, state.watch.halved
+        if self._steps and times < _HALVINGS:
+            paid = "" if self.room is None else ", and its release is paid for all the same"
+            what = f"round {t} undone: {trouble}; learning rates halved, {times + 1} of at most {_HALVINGS} times{paid}"
+            warnings.warn(what, stacklevel=outside())
+            return state._replace(watch=state.watch._replace(halved=times + 1))
+        what = f"{trouble}, at {_FRACTIONS[times]} of the learning rates too" if times else trouble
+        culprit = None if self.room is not None else self._culprit(state, told)
+        if culprit is not None:
+            hint = "look at its rows, or bound what one client can do: federation.aggregate = 'clipped'"
+            raise NumericalError(f"{what}; {culprit.words}", client=culprit.client, round=t, hint=hint)
+        hint = "lower the learning rates" if self._steps else "nothing was changed; the last round's state holds"
+        raise NumericalError(what, round=t, hint=hint)
+
+    def _culprit(self, state: FederationState, told: Told) -> Culprit | None:
+        """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
+        found = outlier(told.norms)
+        if found is not None:
+            without = self.play(state, found.whose).told
+            if without.present and self._divergence(without) is None:
+                return Culprit(found.whose, f"without its step, {lengths(found)}, the round would hold")
+        before = state.watch.steps
+        if before is None or not far_out(before):
+            return None
+        return Culprit(before.whose, f"its step in round {state.round} was {lengths(before)}")
+
+    def _at_start(self) -> Start:
+        """Measure the parameters before the first round, and how well they fit every client: by almost no step."""
+        if self._start is None:
+            fresh, name = start(self.method, self.batch, self.plan), self.method.objective
+            fits: dict[str, float] = {}
+            if self.room is None and name is not None:
+                method, everybody = slowed(self.method, _ALMOST_NONE), list(range(self.batch.clients))
+                message = method.broadcast(fresh.server)
+                kept = Kept.of(fresh.kept, self.batch.clients)
+                for positions, rows in self._calls(everybody):
+                    noise = Noise(self.plan.seed, 1, rows.ids, rows.x.device, self.plan.noise)
+                    update, _ = method.client(message, kept.select(positions), rows, noise)
+                    each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(positions))]
+                    told = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
+                    fits |= dict(zip(rows.names, torch.stack(told).tolist(), strict=True))
+            self._start = Start(float(_size(self.method, fresh.server)), fits)
+        return self._start
 
     def _drawn(self, t: int) -> list[int]:
         if self.room is not None:
@@ -294,20 +365,29 @@ class _Notes:
         self._flags.append(good)
         self._norms.append(torch.where(counts, torch.nan if norm is None else norm, torch.nan))
 
-    def read(self, heard: tuple[str, ...], server: Any, values: Mapping[str, Tensor]) -> _Told:
+    def read(self, heard: tuple[str, ...], server: Any, values: Mapping[str, Tensor]) -> Told:
         """Look at the device, for the only time in a round."""
         sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
         device = sound[0].device if sound else self._flags[0].device
         whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=device)
-        scalars = [value.view(1) for value in (whole, *values.values())]
+        size = _size(self._method, server)
+        scalars = [value.view(1).to(device) for value in (whole, size, *values.values())]
         host: list[float] = torch.cat([part.double() for part in (*self._flags, *self._norms, *scalars)]).tolist()
         many = len(self._members)
-        good, norms, (finite, *numbers) = host[:many], host[many : 2 * many], host[2 * many :]
+        good, norms, (finite, rms, *numbers) = host[:many], host[many : 2 * many], host[2 * many :]
         dropped = tuple(name for name, whole in zip(self._members, good, strict=True) if not whole)
         lengths = {name: norm for name, norm in zip(self._members, norms, strict=True) if not math.isnan(norm)}
         norms_heard = {name: lengths[name] for name in heard if name in lengths}
         reported = dict(zip(values, numbers, strict=True))
-        return _Told(heard, tuple(self._members), dropped, norms_heard, bool(finite), reported)
+        return Told(heard, tuple(self._members), dropped, norms_heard, bool(finite), reported, rms)
+
+
+def _size(method: AnyMethod, server: Any) -> Tensor:
+    """Root mean square of what training moves [], float64."""
+    position = method.position(method.broadcast(server))
+    count = sum(leaf.numel() for leaf in tensors.leaves(position).values())
+    norm = tensors.norm(tensors.expand(position, 1))
+    return torch.zeros((), dtype=torch.float64) if norm is None or not count else norm[0] / math.sqrt(count)
 
 
 def _calls(
@@ -329,18 +409,23 @@ def _hear(joining: _Joining | Gathering, update: Any, good: Tensor, heard: list[
         joining.add(tensors.select(update, index), good[index])
 
 
-def _judge(plan: FederationPlan, t: int, told: _Told) -> None:
+def _judge(plan: FederationPlan, t: int, told: Told) -> None:
     """Raise when the round must not count."""
     dropped, present = told.dropped, len(told.present)
+    one = dropped[0] if len(dropped) == 1 else None
     if dropped and plan.on_bad_client == "stop":
         raise NumericalError(
-            "its update is not finite", client=dropped[0], round=t, hint="on_bad_client = 'drop' goes on"
+            "its update is not finite" if one else f"updates that are not finite came from {listed(dropped)}",
+            client=one,
+            round=t,
+            hint="on_bad_client = 'drop' goes on",
         )
     if present < plan.min_clients:
         raise ClientError(
-            f"{present} of {len(told.heard)} clients gave a finite update, {plan.min_clients} are needed",
+            f"{present} of {len(told.heard)} clients gave a finite update, {plan.min_clients} are needed"
+            + ("" if one else f"; not so {listed(dropped)}"),
             round=t,
-            client=dropped[0] if dropped else None,
+            client=one,
             hint="nothing was changed; the last round's state holds",
         )
 

@@ -16,10 +16,12 @@ class Watch(NamedTuple):
     Args:
         failures: how often in a row clients have failed, by name; who did not fail when last asked is not in it.
         steps: norms of the clients' steps in the last round; None where there are none.
+        halved: how often the learning rates had to be halved.
     """
 
     failures: Mapping[str, int] = MappingProxyType({})
     steps: Steps | None = None
+    halved: int = 0
 
     def after(self, members: Collection[str], dropped: Collection[str], norms: Mapping[str, float]) -> Watch:
         """Remember a round.
@@ -34,17 +36,19 @@ class Watch(NamedTuple):
         """
         absent = {name: count for name, count in self.failures.items() if name not in set(members)}
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
-        return Watch(absent | failed, summary(norms))
+        return Watch(absent | failed, summary(norms), self.halved)
 
     def to_save(self) -> dict[str, Any]:
         """Give everything as JSON."""
-        return {"failures": dict(self.failures), "steps": None if self.steps is None else self.steps._asdict()}
+        steps = None if self.steps is None else self.steps._asdict()
+        return {"failures": dict(self.failures), "steps": steps, "halved": self.halved}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
         """Read what `to_save` gave; of what an older version did not know nothing is remembered."""
         steps = saved.get("steps")
-        return cls(dict(saved.get("failures", {})), None if steps is None else Steps(**steps))
+        memory = None if steps is None else Steps(**steps)
+        return cls(dict(saved.get("failures", {})), memory, int(saved.get("halved", 0)))
 
 
 def summary(norms: Mapping[str, float]) -> Steps | None:

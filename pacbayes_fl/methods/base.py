@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,14 @@ from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Posterior
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Server = TypeVar("Server")
 Message = TypeVar("Message")
 Client = TypeVar("Client")
 Update = TypeVar("Update")
+Value = TypeVar("Value", bound="DataclassInstance")
 
 
 _RANGES = MappingProxyType({"variance": (0.0, math.inf), "inclusion": (0.0, 1.0)})
@@ -57,6 +62,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
 
     personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
     """What `personalise` gives a client that took part, in words for people."""
+
+    objective: ClassVar[str | None] = None
+    """Number of `report` that says how well clients fit: a "loss" in nats per row, or, under another name, what is the
+    better the larger it is, in nats per client; None where nothing is fitted in rounds."""
 
     @abstractmethod
     def init_server(self, generator: torch.Generator) -> Server:
@@ -113,6 +122,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         server's step. A tree without leaves where no single client moves the server by a step of its own.
         """
         return Nothing()
+
+    def position(self, message: Message) -> Any:
+        """What of a message training moves: floating leaves [*], of the order of 1 where all is well."""
+        return {name: leaf for name, leaf in tensors.leaves(message).items() if leaf.is_floating_point()}
 
     def check_private(self) -> None:
         """Raise PrivacyError where the clients' steps may not be released, whatever noise is added."""
@@ -177,3 +190,23 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
         return 1
+
+
+def slowed(method: Value, factor: float) -> Value:
+    """Scale every learning rate of a method: fields called `rate`, also of the parts that it is made of.
+
+    Args:
+        method: a frozen dataclass of hyper-parameters.
+        factor: of the rates; powers of two change no other digit.
+
+    Returns:
+        The method with these rates; the very same value where it has none.
+    """
+    changes: dict[str, Any] = {}
+    for field in fields(method):
+        old = getattr(method, field.name)
+        if field.name == "rate":
+            changes[field.name] = old * factor
+        elif is_dataclass(old) and not isinstance(old, type) and (new := slowed(old, factor)) is not old:
+            changes[field.name] = new
+    return replace(method, **changes) if changes else method

@@ -85,6 +85,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
         weighting: of the priors' posteriors in the predictive mixture, by "evidence" (eq. 37) or "equal".
     """
 
+    objective: ClassVar[str | None] = "log_evidence"
     beta_tempers: ClassVar[bool] = False
     """True where beta is the clients' temperature too, and not only a number behind tau."""
     personal_messages: ClassVar[bool] = False

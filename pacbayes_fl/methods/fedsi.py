@@ -137,6 +137,8 @@ class FedSI(Method[Server, Message, Client, Update]):
         "decision layers that were fine-tuned"
     )
 
+    objective: ClassVar[str | None] = "loss"
+
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)
     choice: SubnetworkChoice = field(default_factory=partial(LargestVariance, 0.01))
@@ -232,6 +234,10 @@ class FedSI(Method[Server, Message, Client, Update]):
     def client_steps(self, message: Message, update: Update) -> Moments:
         """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
         return release.steps(update.moments, self._known(message))
+
+    def position(self, message: Message) -> Tensor:
+        """The means [D]: variances are bounded by the prior's, and curvatures have units of their own."""
+        return message.prior.mean
 
     def check_private(self) -> None:
         """Refuse curvatures, and clients that weigh by their rows."""

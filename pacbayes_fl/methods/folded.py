@@ -93,6 +93,11 @@ class Folded(Method[Server, Message, Nothing, Update]):
         if not self.inner.personal_messages:
             raise StudyError(f"{type(self.inner).__name__} cannot give clients of one call different priors")
 
+    @property
+    def objective(self) -> str | None:  # type: ignore[override]
+        """As the method that is folded."""
+        return self.inner.objective
+
     def init_server(self, generator: torch.Generator) -> Server:
         """Start every fold from the same draw."""
         return tensors.tree_map(torch.clone, tensors.expand(self.inner.init_server(generator), self.folds))

@@ -50,6 +50,11 @@ class Tempered(Method[Any, Any, Any, Any]):
         return self.inner.raw_units
 
     @property
+    def objective(self) -> str | None:  # type: ignore[override]
+        """As the method itself."""
+        return self.inner.objective
+
+    @property
     def personal_model(self) -> str:  # type: ignore[override]
         """As the method itself."""
         return self.inner.personal_model
@@ -103,6 +108,10 @@ class Tempered(Method[Any, Any, Any, Any]):
     def client_steps(self, message: Any, update: Any) -> Any:
         """As the method itself."""
         return self.inner.client_steps(message, update)
+
+    def position(self, message: Any) -> Any:
+        """As the method itself."""
+        return self.inner.position(message)
 
     def check_private(self) -> None:
         """As the method itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -74,6 +74,8 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         draws: S, of predictions.
         join_passes: times the minibatches of a round for a client that never trained.
     """
+
+    objective: ClassVar[str | None] = "elbo"
 
     model: WeightModel
     local: LocalInference = field(default_factory=LocalInference)

@@ -18,7 +18,6 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
-from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl import Message, PacPFL
@@ -241,6 +240,7 @@ def test_a_round_gives_finite_numbers_or_a_named_error(
     plan = FederationPlan(rounds=2, cohort=cohort)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", r"round \d undone")
         batch = ClientBatch.pad(clients)
         try:
             for record, state in engine.rounds(method, batch, plan):
@@ -250,7 +250,7 @@ def test_a_round_gives_finite_numbers_or_a_named_error(
                 assert record.clients + len(record.dropped) == min(cohort or 9, len(clients))
         except PacBayesFLError as error:
             event(type(error).__name__)
-            assert error.round is not None and (error.client is not None or "server" in str(error))
+            assert error.round is not None and (error.client is not None or "learning rates" in str(error))
             return
         kept = bits(state.server)
         for index, posterior in engine.personalise(method, state, batch, plan):
@@ -268,13 +268,17 @@ def test_a_round_gives_finite_numbers_or_a_named_error(
 def test_every_method_predicts_finitely_on_ugly_rows(clients: Rows, case: Case) -> None:
     batch, plan = ClientBatch.pad(clients), FederationPlan(rounds=1, noise=case.noise, on_bad_client="stop")
     method = case.build(batch.x.shape[2])
-    if isinstance(local := getattr(method, "local", None), LocalInference) and local.optimiser == "sgd":
-        try:  # plain descent at a fixed rate may diverge on rows of 1e4 and beyond, and then says so
-            engine.run_rounds(method, batch, plan)
-        except NumericalError as error:
-            assert "not finite" in str(error)
+    optimisers = getattr(method, "optimiser", None), getattr(getattr(method, "local", None), "optimiser", None)
+    plain = optimisers[0] == "ascent" or optimisers[1] == "sgd"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "round 1 undone")
+            state = engine.run_rounds(method, batch, plan)
+    except NumericalError as error:  # steps at a fixed rate may diverge on rows of 1e4 and beyond, and then say so
+        assert plain and (error.client is not None or "lower the learning rates" in str(error))
         return
-    state = engine.run_rounds(method, batch, plan)
+    if plain:
+        return
     for index, posterior in engine.personalise(method, state, batch, plan):
         predictive = posterior.predict(batch.x[index])
         assert predictive.mean.isfinite().all() and predictive.variance.isfinite().all()

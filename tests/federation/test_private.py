@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import CheckpointError, PrivacyError
+from pacbayes_fl.errors import CheckpointError, NumericalError, PrivacyError
 from pacbayes_fl.federation import cohort, engine, private
 from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.federation.private import Room
@@ -32,7 +32,7 @@ from pacbayes_fl.results import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free, enter
 
-PLAN = FederationPlan(rounds=1, seed=3)
+PLAN = FederationPlan(rounds=1, seed=3, diverges_at=None)  # noise of any size is no trouble here
 ANY = Budget(1e9, 1e-3)
 
 
@@ -453,3 +453,25 @@ def test_what_would_tell_of_clients_is_refused(plan: dict[str, Any], cohorts: Co
     server = engine.start(method, batch, PLAN).server
     with pytest.raises(PrivacyError, match=text):
         private.enter(method, server, batch, replace(PLAN, **plan), Mechanism("gaussian", 1.0, 1.0), cohorts, Free(), 5)
+
+
+def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
+    """What decides is the server's state, made of what was released: a look at it costs nothing, the release does."""
+    batch = federation(1)
+    method: Any = from_recipe(METHODS["pac-pfl"], 1, {"optimiser": "ascent", "rate": 1e3})
+    plan = FederationPlan(rounds=3)
+    server = engine.start(method, batch, plan).server
+    room = private.enter(method, server, batch, plan, Mechanism("gaussian", 30.0, 1e-3), Cohorts(5), Free(), 5)
+    words = r"round \d undone: the server's parameters have come to .*, and its release is paid for all the same"
+    records, ended = [], None
+    with pytest.warns(UserWarning, match=words) as said:
+        try:
+            for record, state in engine.rounds(method, batch, plan, None, room):
+                records.append(record)
+                assert state.watch.steps is None and not state.watch.failures
+                assert record.steps is None and record.values.keys() <= {"spread", "score_norm"}
+        except NumericalError as error:
+            ended = error
+    assert len(said) == 3 and all("client" not in str(warning.message) for warning in said)
+    assert ended is not None and ended.client is None and "clip" not in str(ended)
+    assert len(room.ledger) == len(records) + 3 + 1, "rounds that hold, those that were undone, and the last one"

@@ -20,10 +20,11 @@ def test_failures_are_counted_in_a_row_and_only_of_those_who_were_asked() -> Non
     assert first == Watch({"a": 1, "b": 1}, Steps(1.0, 1.0, "c"))
     assert first.after(("a", "c"), ("a",), {}) == Watch({"a": 2, "b": 1}, None)
     assert first.after(("a", "b"), (), {"b": 2.0}).failures == {}
+    assert first._replace(halved=2).after(("a",), (), {}).halved == 2
     assert Watch().failures == {}, "a memory is never changed"
 
 
 def test_what_is_remembered_survives_as_json() -> None:
-    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"))):
+    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"), 3)):
         assert Watch.from_saved(json.loads(json.dumps(watch.to_save()))) == watch
     assert Watch.from_saved({}) == Watch()

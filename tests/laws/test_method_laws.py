@@ -326,6 +326,7 @@ def test_a_record_holds_what_the_method_climbs_or_descends_under_a_name_that_fig
     record, _ = next(iter(engine.rounds(s.method, s.batch, replace(s.plan, rounds=1))))
     objectives = OBJECTIVES.keys() & record.values.keys()
     assert len(objectives) == (case.name != "toy")
+    assert objectives == ({s.method.objective} - {None}), "the guard watches what figures draw"
     study = Result("tiny", case.name, 0, "regression", (record,), (), {}, {})
     if objectives:
         titles = [axis.get_title() for axis in learning_curve(study).axes]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.base import Method, Nothing, slowed
+from pacbayes_fl.methods.tempered import Tempered
 from tests.laws.cases import Toy, ToyUpdate, from_recipe
 
 
@@ -54,3 +56,34 @@ def test_more_rows_never_cost_less(name: str) -> None:
     method = from_recipe(METHODS[name], 1)
     costs = [method.footprint(rows) for rows in (0, 1, 10, 1000)]
     assert costs == sorted(costs) and costs[0] >= 1
+
+
+def rates(value: object, path: str = "") -> dict[str, float]:
+    """List every number whose name has a rate in it, in whatever a method is made of."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, tuple | list):
+        parts = dict(enumerate(value))  # type: ignore[arg-type]
+    elif isinstance(value, dict):
+        parts = value
+    else:
+        parts = {}
+    found = {f"{path}.{name}": part for name, part in parts.items() if "rate" in str(name) and isinstance(part, float)}
+    return found | {key: rate for name, part in parts.items() for key, rate in rates(part, f"{path}.{name}").items()}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda method: method, lambda method: Tempered(method, 2.0)], ids=["bare", "tempered"]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_slowed_method_has_all_its_rates_halved_and_nothing_else_changed(name: str, wrap: Any) -> None:
+    method = wrap(from_recipe(METHODS[name], 1))
+    known = rates(method)
+    slower = slowed(method, 0.5)
+    assert rates(slower) == {path: rate / 2 for path, rate in known.items()}
+    options = METHODS[name].options.__dataclass_fields__.keys()
+    assert bool(known) == any("rate" in option for option in options), "an option that is a rate is one of the method"
+    assert slowed(slower, 2.0) == method
+    if not known:
+        assert slower is method
+    assert type(slower) is type(method) and slower.federated == method.federated

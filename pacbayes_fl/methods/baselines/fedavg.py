@@ -77,6 +77,8 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
 
     personal_model: ClassVar[str] = "personal models are the global one, fine-tuned where `finetune` says so"
 
+    objective: ClassVar[str | None] = "loss"
+
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)
     weighting: average.Weighting = "rows"

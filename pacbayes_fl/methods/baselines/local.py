@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         init_std: spread of the initial weights, the same for all clients.
         join_passes: times the minibatches of a round, for a client that never trained.
     """
+
+    objective: ClassVar[str | None] = "loss"
 
     model: WeightModel
     local: LocalDescent = field(default_factory=LocalDescent)

@@ -198,6 +198,10 @@ class PooledGP(Pooled[Server]):
             p, moments = adam(Parameters(leaf.theta.detach(), leaf.inducing.detach()), gradient, moments, self.rate)
         return p
 
+    def position(self, message: Server) -> Tensor:
+        """Hyper-parameters [D]; inducing inputs lie where the rows do, and the rest follows from both."""
+        return message.theta
+
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> PooledPosterior:
         """Give every client the same GP."""
         return PooledPosterior(self.model, message, batch.clients)

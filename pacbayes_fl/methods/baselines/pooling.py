@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,6 +72,10 @@ class Pooled(Method[Model, Model, Nothing, Rows]):
     def client(self, message: Model, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Rows, Nothing]:
         """Send all rows."""
         return send(batch), state
+
+    def position(self, message: Model) -> Any:
+        """Nothing: what is fitted at once, in any units, cannot diverge."""
+        return Nothing()
 
     def check_private(self) -> None:
         """Nothing private: the rows themselves leave."""

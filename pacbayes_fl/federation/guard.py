@@ -1,0 +1,148 @@
+"""When a round must not hold, and whose fault that is: judged by numbers and names on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pacbayes_fl.federation.watch import summary
+from pacbayes_fl.results import Steps
+
+STANDS_OUT = 10.0
+"""Times the median that a step may be long before its client can have spoilt the round alone."""
+
+FAR_OUT = 1e3
+"""The same for a round that held, of which nobody can say any more how it would have been without that client."""
+
+
+class Told(NamedTuple):
+    """What the host learns of a round.
+
+    Args:
+        heard: names of the clients whose updates were to enter the server.
+        members: names of all clients that made a step.
+        dropped: of these who failed.
+        norms: of the steps of those who are heard and count, by name.
+        finite: whether the server's state is.
+        values: numbers that the method reports.
+        size: root mean square of the server's parameters; 0 where it has none.
+    """
+
+    heard: tuple[str, ...]
+    members: tuple[str, ...]
+    dropped: tuple[str, ...]
+    norms: Mapping[str, float]
+    finite: bool
+    values: Mapping[str, float]
+    size: float
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the clients whose updates have entered the server."""
+        return tuple(name for name in self.heard if name not in set(self.dropped))
+
+
+class Start(NamedTuple):
+    """What a federation was before its first round.
+
+    Args:
+        size: root mean square of the server's parameters.
+        fits: the objective of every client at them, in nats, by name; where rounds are private, nobody's.
+    """
+
+    size: float
+    fits: Mapping[str, float]
+
+
+def divergence(
+    told: Told, objective: str | None, rows: float, most: float | None, at_start: Callable[[], Start]
+) -> str | None:
+    """Say how a federation has diverged in a round.
+
+    The objective of a round's clients is compared with that of the same clients at the start, so that a cohort of
+    clients that are hard to fit is no divergence.
+
+    Args:
+        told: of the round.
+        objective: name of the reported number to be looked at, see `Method.objective`; none when None.
+        rows: mean number of rows of a client.
+        most: multiple of the start's that is too much; when None, only what is not finite is.
+        at_start: measures the start, which takes a round's time: it is asked only where the answer may depend on it.
+
+    Returns:
+        What is wrong; None where nothing is.
+    """
+    if not told.finite:
+        return "the server's state is not finite"
+    fit = 0.0 if objective is None else told.values[objective]
+    if not math.isfinite(fit):
+        return f"the clients' mean {objective} is not finite"
+    if most is None:
+        return None
+    unit = 1.0 if objective == "loss" else max(1.0, rows)  # a nat per row
+    if told.size <= most and abs(fit) <= (most - 1.0) * unit:  # whatever the start was
+        return None
+    size, fits = at_start()
+    if told.size > most * max(1.0, size):
+        return f"the server's parameters have come to {told.size:.3g} (root mean square), from {size:.3g}"
+    known = [fits[name] for name in told.present if math.isfinite(fits.get(name, math.nan))]
+    if not known:
+        return None
+    first = math.fsum(known) / len(known)
+    if (fit - first if objective == "loss" else first - fit) > most * max(unit, abs(first)):
+        return f"the clients' mean {objective} has come to {fit:.3g} nats, from {first:.3g} at the start"
+    return None
+
+
+class Culprit(NamedTuple):
+    """One client that a divergence is laid to.
+
+    Args:
+        client: its name.
+        words: why.
+    """
+
+    client: str
+    words: str
+
+
+def outlier(norms: Mapping[str, float]) -> Steps | None:
+    """Find the one client of a round whose step is far longer than the others'.
+
+    Args:
+        norms: of the steps of the clients that moved the server, by name.
+
+    Returns:
+        How long its step is, beside the median of the others; None where it does not stand out.
+    """
+    longest = summary(norms)
+    if longest is None or len(norms) < 2:
+        return None
+    rest = summary({name: norm for name, norm in norms.items() if name != longest.whose})
+    found = None if rest is None else longest._replace(median=rest.median)
+    return found if found is not None and found.largest > STANDS_OUT * found.median else None
+
+
+def far_out(steps: Steps) -> bool:
+    """Say whether the longest step of a round can have spoilt the server, and through it what all clients sent next."""
+    return steps.largest > FAR_OUT * steps.median
+
+
+def lengths(steps: Steps) -> str:
+    """Give the longest step and the usual one in words."""
+    return f"{steps.largest:.3g} long where the median client's was {steps.median:.3g}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Name some clients in a sentence.
+
+    Args:
+        names: of the clients.
+        most: names that are written out.
+
+    Returns:
+        The first of them, and how many more there are.
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(map(repr, names[:most]))}{more}"

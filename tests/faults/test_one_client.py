@@ -1,0 +1,287 @@
+"""One client, or one learning rate, that would ruin a federation: rounds are undone, and the cause is named."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import cli, results, study, tensors
+from pacbayes_fl.cli_output import progress
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.watch import Watch
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.results import RoundRecord
+from tests.laws.cases import bits, federation, from_recipe
+from tests.tiny import quick, state, tiny, write_study
+
+UPLOADS = ("score", "w", "moments", "theta", "value")
+"""Names under which methods send what moves the server."""
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A method of which one client sends a multiple of what it should, in some rounds.
+
+    Args:
+        inner: the method.
+        client_id: of the client.
+        factor: of everything that moves the server.
+        rounds: in which it does so; in all when None.
+    """
+
+    inner: Any
+    client_id: int
+    factor: float
+    rounds: tuple[int, ...] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def client(self, message: Any, state: Any, batch: ClientBatch, noise: Any) -> tuple[Any, Any]:
+        update, after = self.inner.client(message, state, batch, noise)
+        if self.client_id not in batch.ids or (self.rounds is not None and noise.round not in self.rounds):
+            return update, after
+        k = batch.ids.index(self.client_id)
+
+        def spoilt(leaf: torch.Tensor) -> torch.Tensor:
+            leaf = leaf.clone()
+            leaf[k] *= self.factor
+            return leaf
+
+        fields = {name: getattr(update, name) for name in UPLOADS if name in update._fields}
+        return update._replace(**{name: tensors.tree_map(spoilt, part) for name, part in fields.items()}), after
+
+
+@contextmanager
+def silently() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def ended(method: Any, batch: ClientBatch, plan: FederationPlan) -> tuple[list[RoundRecord], NumericalError | None]:
+    """Play to the end, or to the error."""
+    records = []
+    with silently():
+        try:
+            for record, _ in engine.rounds(method, batch, plan):
+                records.append(record)
+        except NumericalError as error:
+            return records, error
+    return records, None
+
+
+# a rate that is too large -----------------------------------------------------------------------------------------
+
+
+RUINOUS = [
+    ["method.optimiser=ascent", "method.rate=1"],
+    ["method.optimiser=ascent", "method.rate=1e12"],
+    ["method.rate=1e12"],
+    ["method.name=fedavg", "method.rate=1e3"],
+    ["method.name=pfedbayes", "method.rate=1e3"],
+    ["method.name=pfedbayes", "method.rate=1e8"],
+    [*quick("fedsi"), "method.rate=1e8"],
+    ["method.name=local", "method.rate=1e3"],
+]
+
+
+@pytest.mark.parametrize("sets", RUINOUS, ids=",".join)
+def test_a_rate_that_ruins_everything_ends_with_one_line_that_names_it(
+    sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    options = [word for value in sets for word in ("--set", value)]
+    assert cli.main(["run", str(write_study(tmp_path)), "--out", str(folder), "--quiet", *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "at an eighth of the learning rates too (lower the learning rates)" in line
+    assert "poly_0" not in line, "no client is to blame"
+    saved, records = checkpoint.load(folder), results.read_rounds(folder)
+    assert saved is not None and saved.round == len(records), "the last good round is on disk"
+    assert all(bool(tensor.isfinite().all()) for tensor in saved.tensors.values())
+    assert Watch.from_saved(saved.meta["watch"]).halved == (0 if not records else [0, 1, 2, 3][len(undone(records))])
+
+
+def undone(records: tuple[RoundRecord, ...]) -> list[str]:
+    return [why for record in records for why in record.undone]
+
+
+SLOWED = ("method.name=fedavg", "method.steps=5", "federation.rounds=6", "federation.checkpoint_every=1")
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run whose first round was undone until it held; only to be read."""
+    folder = tmp_path_factory.mktemp("slow") / "run"
+    with pytest.warns(UserWarning, match=r"round 1 undone: .* nats, from .*; learning rates halved, 1 of at most 3"):
+        study.run(tiny(*SLOWED, "method.rate=4"), folder)
+    return folder
+
+
+def test_a_run_that_was_slowed_says_so_in_records_labels_and_progress(
+    slow: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = results.read_rounds(slow)
+    times = len(records[0].undone)
+    assert 1 <= times <= 3 and undone(records) == list(records[0].undone)
+    assert all("the clients' mean loss has come to" in why for why in records[0].undone)
+    assert [record.rates for record in records] == [0.5**times] * 6
+    labels = json.loads((slow / "labels.json").read_text("utf-8"))
+    assert labels["rates"].startswith(f"{0.5**times:g} of the study's")
+    with progress("tiny", 60, quiet=False) as line:
+        for record in records:
+            line(record)
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("tiny: 1/60 ") and first.endswith(f"undone {times}, rates x {0.5**times:g}")
+
+
+def test_a_slowed_run_is_that_of_the_slower_study(slow: Path, tmp_path: Path) -> None:
+    """Undone bit by bit: nothing of what did not hold is left, and what comes after the rounds is slower too."""
+    rate = 4 * 0.5 ** len(results.read_rounds(slow)[0].undone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        study.run(tiny(*SLOWED, f"method.rate={rate}"), tmp_path / "slower")
+    same(tmp_path / "slower", slow)
+    opened = study.open_run(slow).method
+    assert opened.local.rate == rate
+
+
+def same(one: Path, other: Path) -> None:
+    """Check that two runs ended in the same state and predict the same, bit by bit."""
+    assert bits(state(one)) == bits(state(other))
+    for name in ("clients.csv", "predictions.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+def stop_at(round: int) -> Any:
+    def stop(record: RoundRecord) -> None:
+        if record.round == round:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_path: Path) -> None:
+    folder, one = tmp_path / "run", tiny(*SLOWED, "method.rate=4")
+    with silently():
+        for round in (1, 2, 5):  # the first before anything is saved
+            with pytest.raises(KeyboardInterrupt):
+                study.run(one, folder, resume=round > 1, on_round=stop_at(round))
+        study.run(one, folder, resume=True)
+    same(folder, slow)
+    assert [record.rates for record in results.read_rounds(folder)] == [
+        record.rates for record in results.read_rounds(slow)
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("rate", [1e2, 1e5, 1e12])
+def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float) -> None:
+    """Targets are of the order of 1: what is a thousand times that was not learned from them."""
+    method = from_recipe(METHODS[name], 1, {"rate": rate, "prior_rate": rate, "finetune": 0})
+    if isinstance(method, Alone):
+        return  # whose rounds do nothing
+    batch, plan = federation(1), FederationPlan(rounds=4, seed=1)
+    try:
+        with silently():
+            last = engine.run_rounds(method, batch, plan)
+    except NumericalError as error:
+        assert error.client is None and "lower the learning rates" in str(error)
+        return
+    for index, posterior in engine.personalise(engine.at_rates(method, last), last, batch, plan):
+        mean = posterior.predict(batch.x[index]).mean[batch.mask[index]]
+        assert bool((mean.abs() < 1e3).all()), mean.abs().max()
+
+
+def test_steps_after_the_rounds_that_diverge_are_said() -> None:
+    with pytest.warns(UserWarning, match=r"predictions of .*'poly_0\d'.* are up to .* standard deviations .* away"):
+        study.run(tiny("method.name=vanilla-gp", "method.rate=1e5"))
+
+
+# one client -------------------------------------------------------------------------------------------------------
+
+
+MOVED = [
+    name
+    for name, recipe in METHODS.items()
+    if type(from_recipe(recipe, 1)).client_steps is not Method.client_steps  # type: ignore[comparison-overlap]
+]
+
+
+@pytest.mark.parametrize("rounds", [None, (2,)], ids=["always", "once"])
+@pytest.mark.parametrize("name", MOVED)
+def test_who_ruins_a_federation_is_named_or_stands_in_the_records(name: str, rounds: tuple[int, ...] | None) -> None:
+    batch, plan = federation(1), FederationPlan(rounds=4, seed=1)
+    method = from_recipe(METHODS[name], 1)
+    records, error = ended(Poisoned(method, batch.ids[3], 1e6, rounds), batch, plan)
+    if error is not None:
+        assert error.client == "client_03" and "federation.aggregate = 'clipped'" in str(error)
+        return
+    for record in records:
+        if rounds is None or record.round in rounds:
+            assert record.steps is not None and record.steps.whose == "client_03"
+            assert record.steps.largest > 1e4 * record.steps.median
+
+
+def test_an_honest_client_that_fails_because_of_another_is_not_to_blame() -> None:
+    """In the round after a poison that nobody noticed, all clients fail but the one that sent it."""
+    batch, plan = federation(1), FederationPlan(rounds=5, seed=1, diverges_at=None)
+    method = Poisoned(from_recipe(METHODS["pfedbayes"], 1), batch.ids[3], 1e200, (2,))
+    records, error = ended(method, batch, plan)
+    assert [record.round for record in records] == [1, 2], "the poison is finite"
+    assert error is not None and error.client == "client_03" and error.round == 3
+    assert "0 of 5 clients gave a finite update" in str(error) and "its step in round 2 was" in str(error)
+
+
+def test_a_negative_client_is_named_when_it_has_ruined_everything() -> None:
+    batch, plan = federation(1), FederationPlan(rounds=60, seed=1)
+    method = Poisoned(from_recipe(METHODS["fedavg"], 1), batch.ids[1], -1e3)
+    _, error = ended(method, batch, plan)
+    assert error is not None and error.client == "client_01"
+
+
+def test_clients_that_fail_together_are_all_named() -> None:
+    batch = federation(1)
+    x = batch.x.clone()
+    x[[1, 4], 0] = torch.nan
+    hurt = replace(batch, x=x)
+    with pytest.raises(
+        ClientError, match=r"round 1: 3 of 5 .* 4 are needed; not so 'client_01', 'client_04'"
+    ) as caught:
+        engine.run_rounds(from_recipe(METHODS["pac-pfl"], 1), hurt, FederationPlan(rounds=1, min_clients=4))
+    assert caught.value.client is None
+    with pytest.raises(NumericalError, match="not finite came from 'client_01', 'client_04'") as stopped:
+        engine.run_rounds(from_recipe(METHODS["pac-pfl"], 1), hurt, FederationPlan(rounds=1, on_bad_client="stop"))
+    assert stopped.value.client is None
+
+
+def test_three_failures_in_a_row_are_counted_over_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PacPFL.client
+
+    def failing(self: PacPFL, message: Any, state: Any, rows: ClientBatch, noise: Any) -> Any:
+        update, after = original(self, message, state, rows, noise)
+        bad = torch.tensor([name == "poly_02" for name in rows.names])
+        return update._replace(score=torch.where(bad.view(-1, 1, 1), torch.nan, update.score)), after
+
+    monkeypatch.setattr(PacPFL, "client", failing)
+    one = tiny("federation.checkpoint_every=1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyboardInterrupt):
+            study.run(one, tmp_path / "run", on_round=stop_at(2))
+    with pytest.warns(UserWarning, match=r"client 'poly_02' was dropped 3 times in a row \(round 3\)"):
+        study.run(one, tmp_path / "run", resume=True)
