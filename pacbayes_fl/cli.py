@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pacbayes_fl.study_certify_request import Request
     from pacbayes_fl.study_file import Study
     from pacbayes_fl.study_predict import AnyPrediction
-    from pacbayes_fl.tune import Trial
+    from pacbayes_fl.study_search import Trial
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -189,7 +189,9 @@ def _compare(options: argparse.Namespace) -> None:
         studies = [Study.from_toml(options.study, sets) for sets in every]
     else:
         studies = [study for sets in every for study in varied(options.study, key, values, sets)]
-    again = "run it again with the same --out, finished runs are read"
+    if options.resume and not options.out:
+        raise StudyError("--resume needs the folder of the comparison", hint="give --out DIR")
+    again = "go on with --resume, finished runs are read"
     options.stopped = again if options.out else "nothing was kept, for want of --out"
     runs = len(studies) * options.seeds
     with progress("runs", runs, options.quiet) as on_round:
@@ -198,7 +200,7 @@ def _compare(options: argparse.Namespace) -> None:
         def on_run(study: Study) -> None:
             on_round(RoundRecord(next(done) - 1, 0))
 
-        found = compare(studies, options.seeds, options.out, on_run, key)
+        found = compare(studies, options.seeds, options.out, on_run, key, options.resume)
         on_round(RoundRecord(runs, 0))
     print_cells(table(found))
     print_bins(found)
@@ -221,6 +223,7 @@ def _varied(text: str | None) -> tuple[str | None, list[str]]:
 def _tune(options: argparse.Namespace) -> None:
     from pacbayes_fl import tune
     from pacbayes_fl.study_file import Study
+    from pacbayes_fl.study_search import Trials
 
     tune.check(options.budget, options.folds, options.score)
     sets = _sets(options)
@@ -228,12 +231,17 @@ def _tune(options: argparse.Namespace) -> None:
     names = _tunable(options, list(dict.fromkeys(names)), sets)
     out = options.out or Path(f"{to_folder(Path(options.study).stem)}-tuned.toml")
     out.parent.mkdir(parents=True, exist_ok=True)  # now, and not after hours of search
-    options.stopped = "no method was finished"
+    numbers = (options.folds, options.seed or 0, options.score)
+    asked = tune.asked(options.study, names, *numbers, sets, options.budget)
+    log = Trials(out.with_suffix(".search.json"), asked, options.resume)
+    options.stopped = "go on with --resume" if len(log) else "no method was finished"
     chosen: dict[str, Trial] = {}
     every: dict[str, list[Trial]] = {}
     written = False
 
     def told(number: int, trial: Trial) -> None:
+        if not written:
+            options.stopped = "go on with --resume"
         if not options.quiet:
             values = ", ".join(f"{key}={value}" for key, value in trial.values.items()) or "the study's own values"
             outcome = trial.failure or _scores(trial)
@@ -241,12 +249,11 @@ def _tune(options: argparse.Namespace) -> None:
 
     try:
         for name in names:
-            chosen[name], every[name] = tune.tune(
-                options.study, name, options.budget, options.folds, options.seed or 0, options.score, sets, told
-            )
+            chosen[name], every[name] = tune.tune(options.study, name, options.budget, *numbers, sets, told, log)
             _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
-            written, options.stopped = True, f"the methods that were finished are in {out}"
+            written, options.stopped = True, f"the methods that were finished are in {out}; go on with --resume"
             say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
+        log.finish()
     finally:
         if written:
             say(f"study: {out}")
@@ -414,17 +421,20 @@ def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import joined
 
+    trained = open_run(options.run)
     sound: list[AnyPrediction] = []
     try:
-        for one in joined(open_run(options.run), options.data):
+        for one in joined(trained, options.data):
             sound.append(one)
     finally:  # what is known of the others is printed before one client's error is
         if sound:
-            print_predictions(sound, options.json)
+            print_predictions(sound, options.json, trained.state.round)
 
 
 def _predict(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import predict
 
-    print_predictions([predict(open_run(options.run), options.client, options.data, options.later)], options.json)
+    trained = open_run(options.run)
+    found = predict(trained, options.client, options.data, options.later)
+    print_predictions([found], options.json, trained.state.round)

@@ -43,23 +43,24 @@ def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
     print(printable(text), file=file, flush=flush)
 
 
-def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool) -> None:
+def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round: int) -> None:
     """Print a row per predicted row: CSV, or JSON by client.
 
     Args:
         predictions: of some clients.
         as_json: print JSON.
+        round: whose models predict.
     """
     fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
     if as_json:
-        rows = {p.client: {name: getattr(p, name).tolist() for name in fields} for p in predictions}
+        rows = {p.client: {**{name: getattr(p, name).tolist() for name in fields}, "round": round} for p in predictions}
         print(json.dumps(rows))
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("client", "row", *fields))
+    writer.writerow(("client", "row", *fields, "round"))
     for p in predictions:
         for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
-            writer.writerow((to_cell(p.client), row, *(f"{value:.6g}" for value in values)))
+            writer.writerow((to_cell(p.client), row, *(f"{value:.6g}" for value in values), round))
 
 
 def print_table(result: Result) -> None:
@@ -68,7 +69,8 @@ def print_table(result: Result) -> None:
     Args:
         result: a finished run.
     """
-    say(f"{result.study}, {result.method}, seed {result.seed}: mean over clients [95 % interval] median")
+    about = f"{result.study}, {result.method}, seed {result.seed}, round {result.round}"
+    say(f"{about}: mean over clients [95 % interval] median")
     names = [name for name in _METRICS[result.task] if name in result.metrics]
     say(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
     for group, entry in result.summary()["groups"].items():
@@ -76,6 +78,7 @@ def print_table(result: Result) -> None:
         say(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
     for group, entry in result.summary()["groups"].items():
         _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
+    _print_fallen(result.labels)
     print_bins([result])
     print_rows([result])
     if "privacy" in result.labels:
@@ -96,6 +99,12 @@ def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, A
         shown = ", ".join(f"{client}: {value}" for client, value in odd[:_SHOWN])
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
+
+
+def _print_fallen(labels: Mapping[str, Any]) -> None:
+    """Say which newer rounds were damaged, so that an older one was used; nothing where none was."""
+    for text in labels.get("fell_back", ()):
+        say(f"fell back: {text}")
 
 
 def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -128,13 +137,13 @@ def print_cells(cells: Sequence[Cell]) -> None:
     seeds = 0
     for cell in cells:
         method, group, metric, mean, low, high, median, seeds, *_ = cell
-        groups.setdefault((method, group), {})[metric] = _cell(mean, low, high, median)
-    names = list(dict.fromkeys(name for row in groups.values() for name in row))
+        groups.setdefault((method, group), {"round": cell.round})[metric] = _cell(mean, low, high, median)
+    names = list(dict.fromkeys(name for row in groups.values() for name in row if name != "round"))
     width = max(14, *(len(method) + 2 for method, _ in groups))
     say(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    say(f"{'method':{width}}{'group':10}" + "".join(f"  {name:>26}" for name in names))
+    say(f"{'method':{width}}{'group':10}{'round':>8}" + "".join(f"  {name:>26}" for name in names))
     for (method, group), row in groups.items():
-        say(f"{method:{width}}{group:10}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
+        say(f"{method:{width}}{group:10}{row['round']:>8}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
     for method, group in groups:
         own = [cell for cell in cells if (cell.method, cell.group) == (method, group)]
         entries = {cell.metric: {"n_clients": cell.scores, "not_finite": dict(cell.not_finite)} for cell in own}
@@ -199,6 +208,7 @@ def print_certificates(table: CertifiedRun) -> None:
     whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
     at = f", round {table.model['round']}" if table.model else ""
     say(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
+    _print_fallen(table.labels)
     say(f"risk: {table.risk}")
     if table.number is not None:
         words = (

@@ -130,6 +130,7 @@ def _of_training(commands: Any) -> None:
     sub.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the comparison and its runs (default: nothing is written)"
     )
+    sub.add_argument("--resume", action="store_true", help="go on with the very comparison that --out holds")
 
     sub = _command(
         commands,
@@ -152,6 +153,7 @@ def _of_training(commands: Any) -> None:
         help="what is to be small on held-out blocks (default: rsmse of regression, error of classification)",
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
+    sub.add_argument("--resume", action="store_true", help="go on with the search of which --out has the trials so far")
 
 
 def _of_finished_runs(commands: Any) -> None:

@@ -327,10 +327,10 @@ def load(folder: Path | str) -> Result:
         )
     import safetensors.torch
 
-    with _readable(folder / "metrics.json") as path:
+    with readable(folder / "metrics.json") as path:
         head = json.loads(path.read_text("utf-8"))
         study, method, seed, task = (head[key] for key in ("study", "method", "seed", "task"))
-    with _readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
+    with readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
         if tuple(rows[0][:4]) != _FIXED:
             raise ValueError(f"expected columns {', '.join(_FIXED)}, got {', '.join(rows[0][:4])}")
@@ -345,9 +345,9 @@ def load(folder: Path | str) -> Result:
             )
             for client, group, name, m, *cells in rows[1:]
         )
-    with _readable(folder / "predictions.safetensors") as path:
+    with readable(folder / "predictions.safetensors") as path:
         predictions = safetensors.torch.load(path.read_bytes())
-    with _readable(folder / "labels.json") as path:
+    with readable(folder / "labels.json") as path:
         labels = json.loads(path.read_text("utf-8"))
     result = Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
     verify(folder, needed)  # what can be read may have been altered as well
@@ -355,8 +355,18 @@ def load(folder: Path | str) -> Result:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[Path]:
-    """Turn whatever is wrong with the contents of a file into an error that names it."""
+def readable(path: Path) -> Iterator[Path]:
+    """Turn whatever is wrong with the contents of a file into an error that names it.
+
+    Args:
+        path: of the file.
+
+    Yields:
+        The path.
+
+    Raises:
+        DataError: naming the file and what is wrong.
+    """
     try:
         yield path
     except (ValueError, KeyError, IndexError, TypeError, OSError, SafetensorError, csv.Error) as error:
@@ -451,7 +461,7 @@ def read_rounds(folder: Path | str) -> tuple[RoundRecord, ...]:
     Raises:
         DataError: naming the line that cannot be read.
     """
-    with _readable(Path(folder) / "rounds.jsonl") as path:
+    with readable(Path(folder) / "rounds.jsonl") as path:
         return tuple(_record(number, line) for number, line in _lines(path))
 
 

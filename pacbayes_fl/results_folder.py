@@ -42,6 +42,9 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "predictions.safetensors": Content("the predictions of test rows", again=True),
         "labels.json": Content("what the numbers of the run are", again=True),
         "metrics.json": Content("the run's metrics", again=True),
+        "comparison.json": Content("what a comparison is of"),
+        "compare.csv": Content("a comparison's table", again=True),
+        "compare.json": Content("a comparison's table", again=True),
     }
 )
 """The files of a run folder and what they hold; its state is in `checkpoints`, tables of bounds in `certificates`."""

@@ -44,12 +44,12 @@ class Print(NamedTuple):
     """What a file is known by.
 
     Args:
-        bytes: its length.
+        length: in bytes.
         sha256: of its bytes.
         grows: whether more may follow these bytes.
     """
 
-    bytes: int
+    length: int
     sha256: str
     grows: bool = False
 
@@ -298,7 +298,7 @@ def _fits(path: Path, one: Print) -> bool:
     """Whether a file is what was written; of one that grows, its beginning."""
     try:
         with path.open("rb") as file:
-            found, left = _hashed(file, one.bytes)
+            found, left = _hashed(file, one.length)
             return not left and found == one.sha256 and (one.grows or not file.read(1))
     except FileNotFoundError:
         return False
@@ -311,7 +311,7 @@ def _grown(path: Path, one: Print) -> Print:
     if not one.grows or not _fits(path, one):
         return one
     data = path.read_bytes()
-    return Print.of(data[: data.rfind(b"\n") + 1], grows=True) if len(data) > one.bytes else one
+    return Print.of(data[: data.rfind(b"\n") + 1], grows=True) if len(data) > one.length else one
 
 
 def _hashed(file: Any, count: int) -> tuple[str, int]:

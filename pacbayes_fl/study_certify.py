@@ -426,7 +426,7 @@ def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]
         rows[name] = f"{seen}; prior: {prior}"
         own = found.prior.source == "split"
         units[name] = "standardised by " + ("the client's rows that the prior saw" if own else "others' average units")
-    words = {
+    words: dict[str, Any] = {
         "scheme": part.scheme,
         "rows": rows,
         "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"
@@ -439,7 +439,10 @@ def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]
         if trained.folder is not None
         else "not counted, as the run has no folder",
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
+        "round": trained.state.round,
     }
+    if trained.fell_back:
+        words["fell_back"] = list(trained.fell_back)
     return words if trained.dataset.classes is not None else words | {"units": units}
 
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -19,8 +20,8 @@ from pacbayes_fl import files, plots, results, settings, study_check, study_choi
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.names import to_cell, to_folder
-from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap
-from pacbayes_fl.results_manifest import put
+from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap, readable
+from pacbayes_fl.results_manifest import put, read, verify
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
 
@@ -32,6 +33,9 @@ METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What a comparison's table shows, by task; the files have every metric."""
 
+
+COMPARISON: Final = "comparison.json"
+"""What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""
 
 _FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
 
@@ -52,6 +56,7 @@ class Cell(NamedTuple):
         asked: how many there are, of all clients and seeds.
         not_finite: clients that have none that is finite, with what they have, such as ("c1", "nan"); with several
             seeds under the first in which it is so.
+        round: whose models were scored; the first and the last one where runs have ended at different rounds.
     """
 
     method: str
@@ -65,6 +70,7 @@ class Cell(NamedTuple):
     scores: int = 0
     asked: int = 0
     not_finite: tuple[tuple[str, str], ...] = ()
+    round: str = ""
 
 
 def compare(
@@ -73,11 +79,12 @@ def compare(
     out: Path | str | None = None,
     on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
     vary: str | None = None,
+    resume: bool = False,
 ) -> list[Result]:
     """Run studies that differ in their method or in one value, each over several seeds.
 
-    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated. What
-    any of the runs would refuse is refused before the first one.
+    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated; one
+    that was stopped goes on from its last checkpoint. What any of the runs would refuse is refused before the first.
 
     Args:
         studies: one per method and value, on the same data; what `varied` makes, for example.
@@ -86,13 +93,14 @@ def compare(
         on_run: called before every run; what it returns is called after every round.
         vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
             then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
+        resume: take only the very comparison that the folder was begun with.
 
     Returns:
         The results, seed by seed within study by study. With `vary` their labels say `{"varied": {"key", "value",
         "method"}}`, which their folders do not: these hold runs as any other.
 
     Raises:
-        CheckpointError: when a folder holds a run of another study.
+        CheckpointError: when a folder holds a run of another study, or is to be resumed and holds another comparison.
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
         PacBayesFLError: as `study_check.check`, naming the method and value that cannot run.
@@ -108,19 +116,56 @@ def compare(
         for name, study in zip(names, studies, strict=True)
         for seed in range(study.seed, study.seed + seeds)
     ]
+    asked = _asked(names, seeds, studies, vary)
+    if out is not None and resume:
+        _refuse_other(Path(out), asked)
     _check(runs)
+
+    @cache
+    def begin() -> None:  # not before a run has begun: what is refused leaves nothing
+        if out is not None:
+            put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
+
     found = []
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
         for name, study, folder in runs:
-            on_round = on_run(study) if on_run is not None else None
+            on_round = _after(begin, on_run(study) if on_run is not None else None)
             if folder is not None and _finished(folder):
                 result = results.load(folder)
             else:
                 result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+            begin()
             found.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
     if out is not None:
         write(out, found)
     return found
+
+
+def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | None) -> Callable[[RoundRecord], None]:
+    def told(record: RoundRecord) -> None:
+        begin()
+        if on_round is not None:
+            on_round(record)
+
+    return told
+
+
+def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
+    """Say what a comparison is of, as JSON."""
+    tables = {name: study.table() for name, study in zip(names, studies, strict=True)}
+    return {"methods": list(names), "seeds": seeds, "vary": vary, "studies": tables}
+
+
+def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:
+    """Refuse to go on with another comparison than a folder was begun with; in one without any it begins."""
+    if read(out) is None and not (out / COMPARISON).exists():
+        return
+    verify(out, (COMPARISON,))
+    with readable(out / COMPARISON) as path:
+        before = json.loads(path.read_text("utf-8"))
+        then, now = ({name: one[name] for name in ("methods", "seeds", "vary")} for one in (before, asked))
+        checkpoint.check_study(then, now, what="comparison")
+        checkpoint.check_study(before["studies"], asked["studies"], (*_FINISHED, "out"), what="comparison")
 
 
 class _Run(NamedTuple):
@@ -228,7 +273,9 @@ def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell 
     if known:
         numbers = *nested_bootstrap(known), statistics.median(value for column in known for value in column)
     counts = sum(map(len, known)), sum(map(len, columns))
-    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()))
+    rounds = sorted({result.round for result in runs})
+    ends = "-".join(str(number) for number in (rounds[0], *rounds[1:][-1:]))
+    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()), ends)
 
 
 def write(out: Path | str, found: Sequence[Result]) -> None:
@@ -245,7 +292,7 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     writer.writerow(Cell._fields)
     for cell in cells:
         odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
-        writer.writerow((*map(to_cell, cell[:3]), *cell[3:-1], to_cell(odd)))
+        writer.writerow((*map(to_cell, cell[:3]), *cell[3:-2], to_cell(odd), cell.round))
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import TEMPERATURE, Study, assigned, read_table
 from pacbayes_fl.study_report import unit_of, units_of
+from pacbayes_fl.study_search import Trial, Trials
 from pacbayes_fl.study_setup import prepare
 
 SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -33,21 +35,6 @@ SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """What may be small, by task; the first is the default."""
 
 _ROUNDS = "federation.rounds"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration and what cross-validation says of it.
-
-    Args:
-        values: dotted key -> value.
-        scores: mean over clients of every score, over all held-out rows; infinite where training failed.
-        failure: why it failed, or nothing.
-    """
-
-    values: Mapping[str, Any]
-    scores: Mapping[str, float]
-    failure: str = ""
 
 
 def candidates(search: Search, budget: int, seed: int) -> list[dict[str, Any]]:
@@ -172,6 +159,31 @@ def check(budget: int, folds: int, score: str | None) -> None:
         raise StudyError(f"folds must be at least 2, got {folds}")
 
 
+def asked(
+    path: Path | str, methods: Sequence[str], folds: int, seed: int, score: str | None, sets: Sequence[str], budget: int
+) -> dict[str, Any]:
+    """Say what a search is of: what two starts of it must have in common, and its budget.
+
+    Args:
+        path: the study.
+        methods: names of `METHODS`.
+        folds: of the cross-validation.
+        seed: of the search.
+        score: what is to be small.
+        sets: assignments.
+        budget: configurations per method.
+
+    Returns:
+        Numbers, names, what each method's search varies, and every value of each study, as JSON.
+    """
+    table, where = read_table(path)
+    studies = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]).table() for name in methods}
+    varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
+    numbers = {"folds": folds, "seed": seed, "score": score, "budget": budget}
+    found: dict[str, Any] = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
+    return found | {"studies": json.loads(json.dumps(studies))}
+
+
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
     """Say what a search would vary: the method's search space without the keys that assignments fix.
 
@@ -215,6 +227,7 @@ def tune(
     score: str | None = None,
     sets: Sequence[str] = (),
     on_trial: Callable[[int, Trial], None] | None = None,
+    log: Trials | None = None,
 ) -> tuple[Trial, list[Trial]]:
     """Search a method's configurations for a study.
 
@@ -226,7 +239,8 @@ def tune(
         seed: of the search.
         score: "rsmse" or "nlpd", for classification "error" or "nll", the smaller the better; the first when None.
         sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
-        on_trial: called after every configuration with its number.
+        on_trial: called after every configuration that is tried, with its number.
+        log: where trials are kept; those that it holds are not made again.
 
     Returns:
         The best trial, and all of them.
@@ -249,28 +263,42 @@ def tune(
     wanted = score or scores[0]
     if wanted not in scores:
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
-    trials: list[Trial] = []
+    log, trials = log or Trials(), []
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     first = {key: values[0] for key, values in _open(base).items()}
     for number, values in enumerate([first, *(first | other for other in others)]):
-        chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
-        study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
-        try:
-            scored = cross_validate(study, dataset, folds, marks if number else sorted({*marks, study.plan.rounds}))
-            found = [
-                Trial(values | ({_ROUNDS: mark} if base.recipe.rounds else {}), scores)
-                for mark, scores in scored.items()
-            ]
-        except PacBayesFLError as error:
-            found = [Trial(values, dict.fromkeys(scores, math.inf), str(error))]
+        if (found := log.known(method, number, values)) is None:
+            chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
+            study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
+            wish = marks if number else sorted({*marks, study.plan.rounds})
+            found = _tried(study, dataset, folds, wish, values, scores)
+            log.keep(method, found)
+            if on_trial is not None:
+                on_trial(number, min(found, key=lambda trial: _rank(trial, wanted)))
         trials += found
-        if on_trial is not None:
-            on_trial(number, min(found, key=lambda trial: _rank(trial, wanted)))
     best = min(trials, key=lambda trial: _rank(trial, wanted))
     if not math.isfinite(_rank(best, wanted)):
         why = trials[-1].failure or "no score is finite"
         raise StudyError(f"every configuration of {method} failed, the last one: {why}", cause=why)
     return best, trials
+
+
+def _tried(
+    study: Study,
+    dataset: tables.Dataset,
+    folds: int,
+    marks: Sequence[int],
+    values: Mapping[str, Any],
+    scores: Sequence[str],
+) -> list[Trial]:
+    """Try one configuration: a trial for every number of rounds, or one that says why it failed."""
+    try:
+        scored = cross_validate(study, dataset, folds, marks)
+    except PacBayesFLError as error:
+        return [Trial(values, dict.fromkeys(scores, math.inf), str(error))]
+    return [
+        Trial({**values, **({_ROUNDS: mark} if study.recipe.rounds else {})}, found) for mark, found in scored.items()
+    ]
 
 
 def _rank(trial: Trial, score: str) -> float:

@@ -115,7 +115,7 @@ def test_run_prints_the_table_and_writes_the_folder(call: Call, finished: Path, 
     assert code == 0
     assert_same_results(tmp_path / "here", finished)
     title, header, existing, new, folder = out.splitlines()
-    assert title == "tiny, pac-pfl, seed 3: mean over clients [95 % interval] median"
+    assert title == "tiny, pac-pfl, seed 3, round 12: mean over clients [95 % interval] median"
     assert header.split() == ["group", "clients", "rsmse", "ce", "nlpd", "crps", "rmse_raw"]
     assert folder == "run folder: here"
     summary = json.loads((finished / "metrics.json").read_text())["groups"]
@@ -446,7 +446,8 @@ def test_predict_gives_what_the_run_reported(call: Call, finished: Path, tmp_pat
             assert got[client][name] == pytest.approx(flat[f"{group}.{name}"][k].tolist(), rel=1e-9, abs=1e-12)
         _, out, _ = call("predict", finished, "--client", client, "--data", "ask.csv")
         lines = list(csv.reader(io.StringIO(out)))
-        assert lines[0] == ["client", "row", "mean", "std", "lower", "upper"]
+        assert lines[0] == ["client", "row", "mean", "std", "lower", "upper", "round"]
+        assert {line[-1] for line in lines[1:]} == {str(ROUNDS)} and got[client]["round"] == ROUNDS
         assert [line[:2] for line in lines[1:]] == [[client, str(row)] for row in range(8)]
         assert [float(line[2]) for line in lines[1:]] == pytest.approx(got[client]["mean"], rel=1e-5)
 
@@ -470,7 +471,7 @@ def test_join_predicts_the_rows_without_a_target(call: Call, finished: Path, tmp
     assert (code, err) == (0, "")
     assert json.loads(out)['a, "b"']["mean"] == pytest.approx(flat["new.mean"][0].tolist(), rel=1e-9, abs=1e-12)
     lines = list(csv.reader(io.StringIO(call("join", finished, "--data", "new.csv").out)))
-    assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 6 for line in lines)
+    assert [line[0] for line in lines[1:]] == ['a, "b"'] * 8 and all(len(line) == 7 for line in lines)
 
 
 def test_a_client_without_labels_gets_the_prior_and_a_warning(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -513,14 +514,14 @@ def test_compare_prints_writes_and_reads_again(call: Call, tmp_path: Path, monke
     assert code == 0
     title, header, *lines, folder = out.splitlines()
     assert title == "mean over clients and 2 seeds [95 % bootstrap interval] median"
-    assert header.split() == ["method", "group", "rsmse", "ce", "nlpd", "crps"]
+    assert header.split() == ["method", "group", "round", "rsmse", "ce", "nlpd", "crps"]
     groups = [("ridge", "existing"), ("ridge", "new"), ("pooled-ridge", "existing"), ("pooled-ridge", "new")]
     assert [tuple(line.split()[:2]) for line in lines] == groups
     assert folder == "folder: all"
     assert [line.split()[1] for line in err.splitlines()] == ["0/4", "1/4", "2/4", "3/4", "4/4"]
     values = [results.load(tmp_path / "all" / f"ridge-seed{seed}").column("new", "rsmse") for seed in (3, 4)]
     mean, low, high = nested_bootstrap(values)
-    assert lines[1].split()[2:5] == [f"{mean:.3f}", f"[{low:.3f},", f"{high:.3f}]"]
+    assert lines[1].split()[3:6] == [f"{mean:.3f}", f"[{low:.3f},", f"{high:.3f}]"]
     with (tmp_path / "all" / "compare.csv").open(newline="") as file:
         (row,) = [
             r for r in csv.DictReader(file) if (r["method"], r["group"], r["metric"]) == ("ridge", "new", "rsmse")
@@ -550,7 +551,7 @@ def test_a_stopped_compare_says_how_to_go_on(call: Call, monkeypatch: pytest.Mon
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(study, "train", lambda *_: os.kill(os.getpid(), number))
     arguments = ("compare", "tiny.toml", "--methods", "ridge", "--quiet")
-    told = "pacbayes-fl: stopped; run it again with the same --out, finished runs are read\n"
+    told = "pacbayes-fl: stopped; go on with --resume, finished runs are read\n"
     assert call(*arguments, "--out", "all") == (130, "", told)
     assert call(*arguments) == (130, "", "pacbayes-fl: stopped; nothing was kept, for want of --out\n")
     assert signal.getsignal(signal.SIGTERM) == before
@@ -651,7 +652,7 @@ def test_a_stopped_tune_keeps_the_methods_that_were_finished(
     assert call(*arguments, "pfedgp") == (130, "", "pacbayes-fl: stopped; no method was finished\n")
     assert not (tmp_path / "tiny-tuned.toml").exists()
     code, out, err = call(*arguments, "pac-pfl,pfedgp")
-    told = "pacbayes-fl: stopped; the methods that were finished are in tiny-tuned.toml\n"
+    told = "pacbayes-fl: stopped; the methods that were finished are in tiny-tuned.toml; go on with --resume\n"
     assert (code, err, out.splitlines()[-1]) == (130, told, "study: tiny-tuned.toml")
     assert list(json.loads((tmp_path / "tiny-tuned.trials.json").read_text())) == ["pac-pfl"]
     assert Study.from_toml(tmp_path / "tiny-tuned.toml").federation.rounds == 12

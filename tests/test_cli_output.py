@@ -17,11 +17,13 @@ def prediction(client: str) -> Prediction:
 
 
 def test_predictions_are_csv_or_json(capsys: Captured) -> None:
-    print_predictions([prediction("a,b")], as_json=False)
-    assert capsys.readouterr().out == 'client,row,mean,std,lower,upper\n"a,b",0,1,2,3,4\n"a,b",1,1.5,2.5,3.5,4.5\n'
-    print_predictions([prediction("c")], as_json=True)
+    print_predictions([prediction("a,b")], as_json=False, round=12)
+    assert capsys.readouterr().out == (
+        'client,row,mean,std,lower,upper,round\n"a,b",0,1,2,3,4,12\n"a,b",1,1.5,2.5,3.5,4.5,12\n'
+    )
+    print_predictions([prediction("c")], as_json=True, round=12)
     expected = {"mean": [1.0, 1.5], "std": [2.0, 2.5], "lower": [3.0, 3.5], "upper": [4.0, 4.5]}
-    assert json.loads(capsys.readouterr().out) == {"c": expected}
+    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
 
 
 def test_a_table_shows_mean_interval_and_median_and_a_dash_for_what_is_missing(capsys: Captured) -> None:
@@ -29,16 +31,31 @@ def test_a_table_shows_mean_interval_and_median_and_a_dash_for_what_is_missing(c
     print_table(Result("s", "ridge", 4, "regression", clients=rows))
     header, names, row, odd = capsys.readouterr().out.splitlines()
     assert odd == "existing ce: mean over 0 of 2 clients; c0: nan, c1: nan"
-    assert header.startswith("s, ridge, seed 4") and names.split() == ["group", "clients", "rsmse", "ce"]
+    assert header.startswith("s, ridge, seed 4, round 0: mean") and names.split() == ["group", "clients", "rsmse", "ce"]
     assert row.split() == ["existing", "2", "1.000", "[1.000,", "1.000]", "1.000", "-"]
 
 
 def test_cells_stand_by_method_and_group(capsys: Captured) -> None:
-    cells = [Cell("a", "new", "rsmse", 0.5, 0.25, 0.75, 0.5, 3), Cell("b", "new", "ce", math.nan, 0.0, 0.0, 0.0, 3)]
+    cells = [
+        Cell("a", "new", "rsmse", 0.5, 0.25, 0.75, 0.5, 3, round="12"),
+        Cell("b", "new", "ce", math.nan, 0.0, 0.0, 0.0, 3),
+    ]
     print_cells(cells)
     said, names, a, b = capsys.readouterr().out.splitlines()
-    assert "3 seeds" in said and names.split() == ["method", "group", "rsmse", "ce"]
-    assert a.split() == ["a", "new", "0.500", "[0.250,", "0.750]", "0.500", "-"] and b.split()[:3] == ["b", "new", "-"]
+    assert "3 seeds" in said and names.split() == ["method", "group", "round", "rsmse", "ce"]
+    assert a.split() == ["a", "new", "12", "0.500", "[0.250,", "0.750]", "0.500", "-"] and b.split()[:3] == [
+        "b",
+        "new",
+        "-",
+    ]
+
+
+def test_a_table_says_from_which_damaged_rounds_it_fell_back(capsys: Captured) -> None:
+    labels = {"round": 8, "fell_back": ["state.json of round 12 is damaged; using round 8"]}
+    print_table(Result("s", "ridge", 4, "regression", (RoundRecord(12, 3),), labels=labels))
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("s, ridge, seed 4, round 8: mean")
+    assert out[2] == "fell back: state.json of round 12 is damaged; using round 8"
 
 
 def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) -> None:
@@ -55,11 +72,11 @@ def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) 
 
 def test_labels_are_printed_with_probability_and_entropy(capsys: Captured) -> None:
     one = ClassPrediction("c", torch.tensor([7, 2]), torch.tensor([0.5, 1.0]), torch.tensor([1.25, 0.0]))
-    print_predictions([one], as_json=False)
-    assert capsys.readouterr().out == "client,row,label,probability,entropy\nc,0,7,0.5,1.25\nc,1,2,1,0\n"
-    print_predictions([one], as_json=True)
+    print_predictions([one], as_json=False, round=12)
+    assert capsys.readouterr().out == "client,row,label,probability,entropy,round\nc,0,7,0.5,1.25,12\nc,1,2,1,0,12\n"
+    print_predictions([one], as_json=True, round=12)
     expected = {"label": [7, 2], "probability": [0.5, 1.0], "entropy": [1.25, 0.0]}
-    assert json.loads(capsys.readouterr().out) == {"c": expected}
+    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
 
 
 def test_a_table_of_classifiers_says_what_other_rules_would_choose(capsys: Captured) -> None:

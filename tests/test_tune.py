@@ -20,8 +20,9 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import METHODS, Choice, LogUniform
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_search import Trial
 from pacbayes_fl.study_setup import prepare
-from pacbayes_fl.tune import Trial, candidates, cross_validate, write
+from pacbayes_fl.tune import candidates, cross_validate, write
 from tests.tiny import TABLE, on_csv, rows, tiny, write_csv, write_study
 from tests.tiny_images import table, tiny_images, write_root
 

@@ -203,14 +203,17 @@ def clean(folder: Path | str) -> None:
     (root / "latest.tmp").unlink(missing_ok=True)
 
 
-def check_study(saved: Mapping[str, Any], current: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE) -> None:
-    """Refuse to go on with a run under another study than it was started with.
+def check_study(
+    saved: Mapping[str, Any], current: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE, what: str = "run"
+) -> None:
+    """Refuse to go on with a run, a comparison or a search under another study than it was started with.
 
     Args:
         saved: the resolved study of the checkpoint, nested mappings.
         current: the resolved study of now.
         may_change: keys that may differ: a last name ("rounds"), a dotted key ("federation.rounds"), or a whole part
             ("report").
+        what: was started with the study.
 
     Raises:
         CheckpointError: listing every key that differs with both values.
@@ -233,7 +236,7 @@ def check_study(saved: Mapping[str, Any], current: Mapping[str, Any], may_change
     if keys:
         lines = [f"{key}: saved {old.get(key, 'nothing')}, now {new.get(key, 'nothing')}" for key in keys]
         raise CheckpointError(
-            f"the study is not the one that this run was started with: {'; '.join(lines)}",
+            f"the study is not the one that this {what} was started with: {'; '.join(lines)}",
             cause="another study",
             hint="set the values back, or choose another output folder",
         )

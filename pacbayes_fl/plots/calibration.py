@@ -40,7 +40,7 @@ def calibration_curve(result: Result, count: int = 20) -> Figure:
     shown = {group: share for group, share in shares.items() if share is not None}
     if not shown:
         raise NothingToDrawError("the result holds no predictive probabilities (pit) of test rows")
-    title = f"{result.method} on {result.study}, seed {result.seed}"
+    title = f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
     with panels(1, len(shown), title, 3.4, 3.2) as (figure, axes):
         for axis, (group, (pooled, each)) in zip(axes[0], shown.items(), strict=True):
             _curve(axis, level, pooled, each, GROUP_COLOURS[group])

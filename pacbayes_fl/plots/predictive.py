@@ -62,7 +62,7 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
     columns = min(_COLUMNS, len(chosen))
     series = any(arrays["x_test"][0, 0].size > 1 for arrays in groups.values())
     width, height = (5.2, 2.2) if series else (3.9, 2.7)
-    title = f"{result.method} on {result.study}, seed {result.seed}"
+    title = f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
     with panels(-(-len(chosen) // columns), columns, title, width, height) as (figure, axes):
         for axis, (group, number) in zip(axes.flat, chosen, strict=False):
             client = {name: array[number] for name, array in groups[group].items()}

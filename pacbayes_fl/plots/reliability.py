@@ -58,9 +58,8 @@ def reliability_diagram(result: Result, bins: int | None = None, model: str = "p
     shown = {group: clients for group, clients in rows.items() if clients}
     if not shown:
         raise NothingToDrawError(f"the result holds no class probabilities ({model}.probs) of test rows")
-    title = (
-        f"{result.method} on {result.study}\nseed {result.seed}, {MODELS[model]}, {bins} bins"  # one panel is narrow
-    )
+    about = f"seed {result.seed}, round {result.round}, {MODELS[model]}, {bins} bins"
+    title = f"{result.method} on {result.study}\n{about}"  # one panel is narrow
     with panels(2, len(shown), title, 3.5, 3.1) as (figure, axes):
         for (top, bottom), (group, clients) in zip(axes.T, shown.items(), strict=True):
             pooled = _binned(

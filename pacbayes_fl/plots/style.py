@@ -211,9 +211,12 @@ def by_run(results: Sequence[Result], separator: str = ", ") -> dict[str, list[R
 
 
 def joint_title(results: Sequence[Result]) -> str:
-    """Name the studies and the seeds of several results."""
-    studies, seeds = (list(dict.fromkeys(parts)) for parts in zip(*((r.study, r.seed) for r in results), strict=True))
-    return f"{', '.join(studies)}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    """Name the studies, the seeds and the rounds of several results."""
+    parts = zip(*((r.study, r.seed, r.round) for r in results), strict=True)
+    studies, seeds, rounds = (list(dict.fromkeys(part)) for part in parts)
+    counted = [("seed", seeds), ("round", rounds)]
+    said = [f"{name}{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))}" for name, numbers in counted]
+    return ", ".join([*studies, *said])
 
 
 def group_names(result: Result, group: str) -> list[str]:

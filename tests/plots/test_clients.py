@@ -48,7 +48,7 @@ def test_each_method_has_a_box_over_its_clients_and_seeds(made: Maker) -> None:
         assert low < np.min(expected) and high > np.max(expected)
     for row in (figure.axes[:2], figure.axes[2:]):
         assert row[0].get_ylim() == row[1].get_ylim()
-    assert figure.get_suptitle() == "polynomial, seeds 1, 2"
+    assert figure.get_suptitle() == "polynomial, seeds 1, 2, round 120"
     figure.canvas.draw()
 
 

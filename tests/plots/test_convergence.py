@@ -44,7 +44,7 @@ def test_seeds_are_averaged_and_the_band_reaches_from_lowest_to_highest(classes:
         for place, number in enumerate(x):
             edge = corners[corners[:, 0] == number, 1]
             assert edge.min() == values[:, place].min() and edge.max() == values[:, place].max()
-    assert figure.get_suptitle() == "mnist-small, seeds 1, 2, 4"
+    assert figure.get_suptitle() == "mnist-small, seeds 1, 2, 4, round 30"
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("round", "test accuracy")
     figure.canvas.draw()
 
