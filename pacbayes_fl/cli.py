@@ -420,15 +420,24 @@ def _bound(options: argparse.Namespace) -> None:
 def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import joined
+    from pacbayes_fl.study_release import is_release, open_release, served
 
-    trained = open_run(options.run)
+    known = open_release(options.run) if is_release(options.run) else served(open_run(options.run))
     sound: list[AnyPrediction] = []
     try:
-        for one in joined(trained, options.data):
+        for one in joined(known, options.data):
             sound.append(one)
     finally:  # what is known of the others is printed before one client's error is
         if sound:
-            print_predictions(sound, options.json, trained.state.round)
+            print_predictions(sound, options.json, known.round)
+
+
+def _release(options: argparse.Namespace) -> None:
+    from pacbayes_fl.study_release import release
+
+    words = release(options.run, options.out, options.public_scaling)
+    print(f"release: {words}")
+    print(f"folder: {options.out}")
 
 
 def _predict(options: argparse.Namespace) -> None:

@@ -294,8 +294,9 @@ def _of_predictions(commands: Any) -> None:
         "join",
         "a client that never trained personalises and predicts",
         "pacbayes-fl join runs/first --data newcomer.csv",
+        "pacbayes-fl join released --data newcomer.csv",
     )
-    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run, or of a release of one")
     sub.add_argument(
         "--data",
         type=Path,
@@ -304,6 +305,20 @@ def _of_predictions(commands: Any) -> None:
         help="CSV or Parquet, rows without target are predicted; images: .npz with x, y (-1: predict) and client",
     )
     sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")
+
+    sub = _command(
+        commands,
+        "release",
+        "write what may leave a run: the server's model and what joining clients need, nothing of a client",
+        "pacbayes-fl release runs/private --out released",
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the release: a new or empty one")
+    sub.add_argument(
+        "--public-scaling",
+        action="store_true",
+        help="say that means and deviations over all clients' rows, by which columns are scaled, are public",
+    )
 
     sub = _command(
         commands,

@@ -24,6 +24,7 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.study import Trained
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, match_columns, scale
+from pacbayes_fl.study_release import Served, served
 from pacbayes_fl.study_report import BAND, state_of, units_of
 from pacbayes_fl.study_setup import device_of
 
@@ -86,10 +87,11 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
         DataError: when the client or a column is not known.
         NumericalError: when a prediction is not finite, naming its row.
     """
+    known = served(trained)
     for name, group in trained.groups.items():
         if client in group.train.names:
             k = group.train.names.index(client)
-            table = _table(trained, path, need_target=False, default=client)
+            table = _table(known, path, need_target=False, default=client)
             if client not in table.clients:
                 raise DataError(f"{path} has no rows of it", client=client)
             part = group.select(torch.tensor([k]))
@@ -97,17 +99,17 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
             if name == "existing":
                 state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).some([k]))
             if later is not None:
-                part = _extend(trained, part, client, later)
-            return _require_finite([_predict(trained, state, part, client, table.clients[client][0])])[0]
-    known = [name for group in trained.groups.values() for name in group.train.names]
-    raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(known[:6])}, ...")
+                part = _extend(known, part, client, later)
+            return _require_finite([_predict(known, state, part, client, table.clients[client][0])])[0]
+    names = [name for group in trained.groups.values() for name in group.train.names]
+    raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
 
 
-def join(trained: Trained, path: Path | str) -> dict[str, Any]:
+def join(trained: Trained | Served, path: Path | str) -> dict[str, Any]:
     """Let clients personalise that never trained, and predict the rows of theirs that have no target.
 
     Args:
-        trained: as `open_run` gives it.
+        trained: a run, as `open_run` gives it, or a release, as `open_release` does.
         path: CSV or Parquet with a client column, the run's features and the target, or .npz of a run on images; rows
             to predict have an empty (or nan) target, or `test` in a `split` column, or the label -1 in an .npz.
 
@@ -122,11 +124,11 @@ def join(trained: Trained, path: Path | str) -> dict[str, Any]:
     return {one.client: one for one in joined(trained, path)}
 
 
-def joined(trained: Trained, path: Path | str) -> Iterator[AnyPrediction]:
+def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPrediction]:
     """Let clients personalise that never trained, one after another; see `join`.
 
     Args:
-        trained: as `open_run` gives it.
+        trained: as `join`.
         path: as `join`.
 
     Yields:
@@ -135,13 +137,14 @@ def joined(trained: Trained, path: Path | str) -> Iterator[AnyPrediction]:
     Raises:
         DataError, NumericalError: as `join`, the latter after the last client.
     """
-    table = _table(trained, path, need_target=True, default=None)
+    known = trained if isinstance(trained, Served) else served(trained)
+    table = _table(known, path, need_target=True, default=None)
     refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
-        group = _scaled(trained, _pad(trained, name, x[~ask], y[~ask]), bool(ask.all()))
-        state = state_of(trained.method, trained.state, "new", group)
-        found = _predict(trained, state, group, name, x[ask] if bool(ask.any()) else x)
+        group = _scaled(known, _pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
+        state = state_of(known.method, FederationState(known.server, (), known.round), "new", group)
+        found = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
         if _first_bad(found) is None:
             yield found
         else:
@@ -149,23 +152,21 @@ def joined(trained: Trained, path: Path | str) -> Iterator[AnyPrediction]:
     _require_finite(refused)
 
 
-def _scaled(trained: Trained, own: ClientBatch, empty: bool) -> ScaledGroup:
+def _scaled(known: Served, own: ClientBatch, empty: bool) -> ScaledGroup:
     """Scale a client that joins by its own rows, or as the average client where it has none."""
-    known = trained.groups["existing"]
-    columns = study_scaling.names(trained.dataset)
-    group = scale(tables.Group(own, own), known.shared, device_of(trained.study), known.train.x.dtype, columns)
+    columns = study_scaling.names(known.schema)
+    group = scale(tables.Group(own, own), known.shared, device_of(known.study), known.dtype, columns)
     if not empty:
         return group
-    name, average = own.names[0], known.units.average() if trained.dataset.feature_shape else known.shared.average
-    if average is None:
-        hint = "give it rows with targets"
-        raise DataError(
-            "has no rows with a target, and a private run tells nobody the average units", client=name, hint=hint
-        )
+    name, average = own.names[0], known.shared.average
+    if average is None and not known.schema.feature_shape:
+        what = "has no rows with a target, and the average units of others are nothing that it may know"
+        raise DataError(what, client=name, hint="give it rows with targets")
     warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
+    if average is None:  # images are left as they are
+        return group
     average = Scaling(*(leaf.to(group.train.x.device) for leaf in average))
-    used = average if trained.dataset.feature_shape else known.shared.impose(average)
-    return replace(group, units=average, used=used)
+    return replace(group, units=average, used=known.shared.impose(average))
 
 
 def _first_bad(prediction: AnyPrediction) -> int | None:
@@ -187,8 +188,8 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
     raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
 
 
-def _table(trained: Trained, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
-    data, dataset = trained.study.data, trained.dataset
+def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
+    data, dataset = known.study.data, known.schema
     if dataset.feature_shape:
         return study_images.read(Path(path), dataset.feature_shape, default)
     table = tables.read_table(
@@ -203,18 +204,18 @@ def _table(trained: Trained, path: Path | str, need_target: bool, default: str |
     return match_columns(table, dataset.features)
 
 
-def _extend(trained: Trained, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
+def _extend(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
     """Add later rows of one client, in the units that its training rows gave it, but for those that it had."""
-    table = _table(trained, path, need_target=True, default=client)
+    table = _table(known, path, need_target=True, default=client)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
-    more = _pad(trained, client, *table.clients[client])
+    more = _pad(known, client, *table.clients[client])
     times = group.raw.times
     old, new = None, None
     if times is not None and table.times is not None:
         old, new = times.train.double(), table.times[client].double().unsqueeze(0)
     had = Counter(fingerprints(group.raw.train, 0, old))
-    once, fresh = trained.study.data.duplicate_rows == "refuse", []
+    once, fresh = known.study.data.duplicate_rows == "refuse", []
     for row in fingerprints(more, 0, new):
         fresh.append(had[row] <= 0)
         had[row] += 1 if once else -1
@@ -228,17 +229,16 @@ def _extend(trained: Trained, group: ScaledGroup, client: str, path: Path | str)
     return replace(group, train=group.train.extend(group.bring(more)))
 
 
-def _pad(trained: Trained, client: str, x: Tensor, y: Tensor) -> ClientBatch:
+def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
     """Check the rows of one client as those of the run's own were checked."""
-    raw = trained.groups["existing"].raw.train
-    return ClientBatch.pad([(x, y)], [client], dtype=raw.x.dtype, classes=trained.dataset.classes, allow_empty=True)
+    return ClientBatch.pad([(x, y)], [client], dtype=known.raw, classes=known.schema.classes, allow_empty=True)
 
 
-def _predict(trained: Trained, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
-    asked = _pad(trained, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
-    index, posterior = next(engine.personalise(trained.method, state, group.train, trained.study.plan))
+def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
+    asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
+    index, posterior = next(engine.personalise(known.method, state, group.train, known.study.plan))
     rows = group.bring(asked).x
-    if trained.dataset.classes is not None:
+    if known.schema.classes is not None:
         mixture = predictive(posterior, rows)
         top = mixture.probs.max(-1)
         return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))

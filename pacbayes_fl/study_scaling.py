@@ -98,15 +98,27 @@ def save(folder: Path, shared: Shared, dataset: tables.Dataset) -> None:
     Raises:
         CheckpointError: when it cannot be written.
     """
-    if dataset.feature_shape:
-        return
+    if not dataset.feature_shape:
+        put(folder, {FILE: to_json(shared, dataset)})
+
+
+def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
+    """Write what all clients' scaling has in common as `read` takes it.
+
+    Args:
+        shared: of the clients.
+        dataset: gives the names of its columns.
+
+    Returns:
+        The contents of the file.
+    """
     columns = [
         {"name": name, "scale": kind} | ({"mean": float(mean), "std": float(std)} if kind == "pooled" else {})
         for name, kind, mean, std in zip(names(dataset), *shared[:3], strict=True)
     ]
     average = None if shared.average is None else dict(zip(Scaling._fields, map(_plain, shared.average), strict=True))
     text = json.dumps({"columns": columns, "average": average}, indent=1, allow_nan=False)
-    put(folder, {FILE: (text + "\n").encode()})
+    return (text + "\n").encode()
 
 
 def _plain(leaf: Tensor) -> Any:

@@ -67,6 +67,30 @@ def prepare(
             in folds, or when columns cannot be scaled as asked.
         PrivacyError: when a private run would scale them across clients.
     """
+    inner, dtype = _inner(study, dataset)
+    study_size.check_method(study, inner, dataset)
+    method = _wrapped(study, inner, fold_of)
+    return method, _scaled(study, method, dataset, dtype, shared)
+
+
+def build(study: Study, schema: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
+    """Build a study's method for whoever has the columns of its data and none of their rows.
+
+    Args:
+        study: what was run.
+        schema: its columns; groups are not looked at.
+
+    Returns:
+        The method, and the dtype of its rows; None for the data's own.
+
+    Raises:
+        StudyError: as `prepare`.
+    """
+    inner, dtype = _inner(study, schema)
+    return _wrapped(study, inner, {}), dtype
+
+
+def _inner(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
     check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
     study_size.check_model(study, math.prod(shape), dataset.classes)
@@ -78,12 +102,18 @@ def prepare(
             model = study.model.build(shape, dataset.classes)
             dtype = model.dtype
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
-    study_size.check_method(study, method, dataset)
+    return method, dtype
+
+
+def _wrapped(
+    study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]
+) -> Method[Any, Any, Any, Any]:
+    """Put folds and a temperature around a method, where the study has them."""
     if study.report.certify.scheme == "folds":
         method = _folded(study, method, fold_of)
     if isinstance(study.model, NetworkPart) and study.model.temperature not in (1.0, "held-out"):
         method = Tempered(method, float(study.model.temperature))
-    return method, _scaled(study, method, dataset, dtype, shared)
+    return method
 
 
 def _scaled(
