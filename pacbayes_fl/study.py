@@ -151,6 +151,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train), shared)
     clients = groups["existing"].train
     state = _restore(method, clients, study, saved)
+    engine.check(method, clients, study.plan, state)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
     if folder is not None:  # only now that nothing can be refused any more

@@ -18,6 +18,7 @@ from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
 from pacbayes_fl.results import SIMULATED_EPSILON
+from pacbayes_fl.server.robust import Aggregate
 from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
 
@@ -88,6 +89,7 @@ class FederationPart:
     """Table [federation]: fields of `federation.engine.FederationPlan`, and where and how to run.
 
     `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
+    `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
 
     Args:
         device: "auto" takes CUDA where there is one.
@@ -98,6 +100,9 @@ class FederationPart:
     rounds: int = 400
     cohort: int | None = None
     train: Literal["cohort", "all"] = "cohort"
+    aggregate: Aggregate = "mean"
+    faulty: int | None = None
+    clip_multiple: float | None = None
     on_bad_client: Literal["drop", "stop"] = "drop"
     min_clients: int = 1
     chunk: int = FederationPlan.chunk

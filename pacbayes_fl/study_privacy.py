@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, outside
-from pacbayes_fl.federation import private
+from pacbayes_fl.federation import meeting, private
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.privacy import accounting
@@ -38,7 +38,8 @@ def check(study: Study, folder: Path | None) -> None:
         folder: of the run, None where there is none.
 
     Raises:
-        PrivacyError: when a private study has no folder for its ledger, or looks at training rows outside of rounds.
+        PrivacyError: when a private study has no folder for its ledger, asks for a robust aggregate, or looks at
+            training rows outside of rounds.
     """
     if study.privacy.epsilon is None:
         if replace(study.privacy, randomness="system") != PrivacyPart():
@@ -48,6 +49,7 @@ def check(study: Study, folder: Path | None) -> None:
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
         raise PrivacyError(what, hint="give the run a folder: --out DIR")
+    meeting.check_private(study.plan)
     for asked in study.held_out:
         refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
     if study.report.certify.scheme == "folds":

@@ -249,6 +249,31 @@ def norm(tree: Any) -> Tensor | None:
     return found.clamp_max(torch.finfo(found.dtype).max)
 
 
+def same(tree: Any, other: Any) -> Tensor:
+    """Say which clients hold the same numbers in two trees.
+
+    Args:
+        tree: leaves [K, *].
+        other: a tree of the same structure, leaves [K, *].
+
+    Returns:
+        bool [K], on the leaves' device.
+
+    Raises:
+        ShapeError: when the trees have no leaf.
+    """
+    mine, theirs = leaves(tree), leaves(other)
+    if not mine:
+        raise ShapeError("same needs trees with at least one leaf, got none")
+    flags = [
+        leaf.new_ones(len(leaf), dtype=torch.bool)
+        if leaf is theirs[name]  # shared memory: nothing to compare
+        else (leaf == theirs[name]).unsqueeze(-1).flatten(1).all(1)
+        for name, leaf in mine.items()
+    ]
+    return torch.stack(flags).all(0)
+
+
 def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
     """Choose client by client between two trees.
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
-from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.federation.guard import Culprit, Start, Told, divergence, far_out, lengths, listed, outlier
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method, slowed
@@ -27,6 +28,8 @@ from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.family import check_families
 from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.server import robust
+from pacbayes_fl.server.robust import Aggregate
 
 AnyMethod = Method[Any, Any, Any, Any]
 _TIRES_AFTER = 3
@@ -54,6 +57,16 @@ class FederationPlan:
             what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
         diverges_at: a round is undone, and all learning rates are halved, when it leaves the mean objective or the
             server's parameters beyond this multiple of the start's; None asks only for finite numbers. See `rounds`.
+        aggregate: what the server makes of its clients' steps. The "mean" of the papers follows a single client
+            anywhere. "clipped", the one to begin with, is the mean of steps that are no longer than `clip_multiple`
+            times the running median of their norms. "median" and "trimmed" are coordinate by coordinate,
+            "multi-krum" averages the steps that have the closest neighbours, "geometric-median" has the least sum of
+            distances; see `server.robust`. Where clients differ, all but "clipped" cost accuracy without any attack:
+            the median moves no weight that fewer than half of the clients move.
+        faulty: f, clients of a round that may send anything; 1 when None. "trimmed" leaves out that many on either
+            side, "multi-krum" that many steps.
+        clip_multiple: of the running median of norms, over the last 10 rounds, at which "clipped" ends a step; 2 when
+            None.
     """
 
     rounds: int = 100
@@ -66,9 +79,13 @@ class FederationPlan:
     noise: Engine = "philox"
     train: Literal["cohort", "all"] = "cohort"
     diverges_at: float | None = 1e3
+    aggregate: Aggregate = "mean"
+    faulty: int | None = None
+    clip_multiple: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
+        robust.check(self.aggregate, self.faulty, self.clip_multiple)
         if self.rounds < 0 or self.min_clients < 1 or self.chunk < 1 or self.waste < 1:
             raise StudyError("rounds must be >= 0, min_clients and chunk >= 1, waste >= 1")
         if not 0 <= self.seed < 2**32:
@@ -79,6 +96,16 @@ class FederationPlan:
             raise StudyError(f"diverges_at must be above 1, got {self.diverges_at:g}", hint="'none' turns it off")
         if self.train not in ("cohort", "all"):
             raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
+
+    @property
+    def suspects(self) -> int:
+        """Clients of a round that may send anything."""
+        return robust.FAULTY if self.faulty is None else self.faulty
+
+    @property
+    def multiple(self) -> float:
+        """At how many running medians of norms "clipped" ends a step."""
+        return robust.MULTIPLE if self.clip_multiple is None else self.clip_multiple
 
 
 class FederationState(NamedTuple):
@@ -117,6 +144,23 @@ def start(method: AnyMethod, batch: ClientBatch, plan: FederationPlan) -> Federa
     check_families(server)
     server = tensors.tree_map(lambda leaf: leaf.to(batch.x.device), server)
     return FederationState(server, Kept.start(method, method.broadcast(server), batch), 0)
+
+
+def check(method: AnyMethod, batch: ClientBatch, plan: FederationPlan, state: FederationState) -> None:
+    """Refuse a plan that a federation cannot follow, before anything is trained.
+
+    Args:
+        method: the algorithm.
+        batch: rows of all clients.
+        plan: how to run.
+        state: before the first round.
+
+    Raises:
+        StudyError: naming the option.
+    """
+    if plan.min_clients > batch.clients:
+        raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
+    meeting.check(method, method.broadcast(state.server), batch.clients, plan)
 
 
 def _prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
@@ -198,10 +242,9 @@ def rounds(
             its learning rates too; it names the client whose step was far longer than others', if there is one.
         PrivacyError: when the budget does not allow another round.
     """
-    if plan.min_clients > batch.clients:
-        raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
     federation = _Federation(method, _prepared(method, batch), plan, room)
     state = start(method, federation.batch, plan) if state is None else state
+    check(method, batch, plan, state)
     said = set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
@@ -260,14 +303,16 @@ class _Federation:
         asked = set(heard)
         message = method.broadcast(state.server)
         kept, written = Kept.of(state.kept, self.batch.clients), list[tuple[Sequence[int], Any]]()
-        joining: _Joining | Gathering
-        joining = _Joining(method) if self.room is None else self.room.gather(method, message, t)
+        joining = self._joining(message, state)
         notes = _Notes(method, message)
         for positions, rows in self._calls(drawn) if self._everyone is None else self._everyone:
             before = kept.select(positions)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
-            update, after = method.client(message, before, rows, noise)
-            good = tensors.finite({"update": update, "state": after})
+            sent, after = method.client(message, before, rows, noise)
+            update = method.registered(sent, rows.size, rows.ids)
+            good = tensors.finite({"update": sent, "state": after})
+            if self.room is None:
+                good = good & tensors.same(sent, update)
             if without in rows.names:
                 good[rows.names.index(without)] = False
             _hear(joining, update, good, [name in asked for name in rows.names])
@@ -276,7 +321,10 @@ class _Federation:
                 notes.add(rows.names, update, good)
         joined = joining.joined()
         server = method.server(state.server, joined, self.batch.clients)
-        told = notes.read(heard, server, method.report(server, joined))
+        report = dict(method.report(server, joined))
+        if isinstance(joining, Meeting):
+            report |= joining.numbers
+        told = notes.read(heard, server, report)
         watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
         kept = kept.after(written, apart=self._everyone is None)
         return _Played(FederationState(server, kept, t, watch), told)
@@ -340,6 +388,13 @@ class _Federation:
             self._start = Start(float(_size(self.method, fresh.server)), fits)
         return self._start
 
+    def _joining(self, message: Any, state: FederationState) -> _Joining | Meeting | Gathering:
+        if self.room is not None:
+            return self.room.gather(self.method, message, state.round + 1)
+        if self.plan.aggregate == "mean":
+            return _Joining(self.method)
+        return Meeting(self.method, message, self.plan, state.watch.medians)
+
     def _drawn(self, t: int) -> list[int]:
         if self.room is not None:
             drawn: list[int] = self.room.draw(self.batch.ids, t).tolist()
@@ -400,7 +455,7 @@ def _calls(
     return calls
 
 
-def _hear(joining: _Joining | Gathering, update: Any, good: Tensor, heard: list[bool]) -> None:
+def _hear(joining: _Joining | Meeting | Gathering, update: Any, good: Tensor, heard: list[bool]) -> None:
     """Let the cohort's clients of a call join; what the others did stays with them."""
     if all(heard):
         joining.add(update, good)
@@ -415,7 +470,9 @@ def _judge(plan: FederationPlan, t: int, told: Told) -> None:
     one = dropped[0] if len(dropped) == 1 else None
     if dropped and plan.on_bad_client == "stop":
         raise NumericalError(
-            "its update is not finite" if one else f"updates that are not finite came from {listed(dropped)}",
+            "its update is not finite, or not weighed by its rows"
+            if one
+            else f"updates that cannot count came from {listed(dropped)}",
             client=one,
             round=t,
             hint="on_bad_client = 'drop' goes on",

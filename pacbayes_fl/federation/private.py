@@ -17,7 +17,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, ShapeError
-from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
@@ -243,6 +243,7 @@ def enter(
     if plan.min_clients > 1:
         what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
         raise PrivacyError(what, hint="federation.min_clients = 1")
+    meeting.check_private(plan)
     if plan.on_bad_client == "stop":
         what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
         raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")

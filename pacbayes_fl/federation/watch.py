@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pacbayes_fl.results import Steps
+from pacbayes_fl.server.robust import WINDOW
 
 
 class Watch(NamedTuple):
@@ -17,11 +18,13 @@ class Watch(NamedTuple):
         failures: how often in a row clients have failed, by name; who did not fail when last asked is not in it.
         steps: norms of the clients' steps in the last round; None where there are none.
         halved: how often the learning rates had to be halved.
+        medians: median norm of the steps of each of the last rounds, oldest first.
     """
 
     failures: Mapping[str, int] = MappingProxyType({})
     steps: Steps | None = None
     halved: int = 0
+    medians: tuple[float, ...] = ()
 
     def after(self, members: Collection[str], dropped: Collection[str], norms: Mapping[str, float]) -> Watch:
         """Remember a round.
@@ -36,19 +39,21 @@ class Watch(NamedTuple):
         """
         absent = {name: count for name, count in self.failures.items() if name not in set(members)}
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
-        return Watch(absent | failed, summary(norms), self.halved)
+        steps = summary(norms)
+        medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]
+        return Watch(absent | failed, steps, self.halved, medians)
 
     def to_save(self) -> dict[str, Any]:
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()
-        return {"failures": dict(self.failures), "steps": steps, "halved": self.halved}
+        return {"failures": dict(self.failures), "steps": steps, "halved": self.halved, "medians": list(self.medians)}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
         """Read what `to_save` gave; of what an older version did not know nothing is remembered."""
         steps = saved.get("steps")
-        memory = None if steps is None else Steps(**steps)
-        return cls(dict(saved.get("failures", {})), memory, int(saved.get("halved", 0)))
+        memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
+        return cls(dict(saved.get("failures", {})), memory, int(saved.get("halved", 0)), medians)
 
 
 def summary(norms: Mapping[str, float]) -> Steps | None:

@@ -9,7 +9,7 @@ itself is compared with it, and counts for nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -22,6 +22,7 @@ from pacbayes_fl.errors import ClientError, DataError, DeployError, NumericalErr
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Array, Serialised, shown
 from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
+from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.noise import Engine, Noise
@@ -455,12 +456,13 @@ def _enough(opened: Round, present: tuple[str, ...], reasons: Mapping[str, str])
         )
 
 
-def close_round(opened: Round, found: Collected) -> tuple[Any, RoundRecord]:
+def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) -> tuple[Any, RoundRecord]:
     """Make the server's step of what has come.
 
     Args:
         opened: the round.
         found: what `collect` returned.
+        medians: `steps.median` of the records before, oldest first, by which the plan's "clipped" bounds steps.
 
     Returns:
         The server's new state, and the record of the round.
@@ -470,19 +472,25 @@ def close_round(opened: Round, found: Collected) -> tuple[Any, RoundRecord]:
         PrivacyError: when the budget does not allow the round.
     """
     method, t, room = opened.method, opened.number, opened.room
-    if room is None:
-        joined = found.update
-    else:
-        gathering = room.gather(method, method.broadcast(opened.server), t)
-        gathering.add(found.update, torch.ones(len(found.present), dtype=torch.bool))
+    message, everybody = method.broadcast(opened.server), torch.ones(len(found.present), dtype=torch.bool)
+    numbers: Mapping[str, Tensor] = {}
+    if room is not None:
+        gathering = room.gather(method, message, t)
+        gathering.add(found.update, everybody)
         joined = gathering.joined()
+    elif opened.plan.aggregate != "mean":
+        meeting = Meeting(method, message, opened.plan, medians)
+        meeting.add(found.update, everybody)
+        joined, numbers = meeting.joined(), meeting.numbers
+    else:
+        joined = found.update
     server = method.server(opened.server, joined, len(opened.members))
     if not all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(server).values()):
         raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
-    values = {name: float(value) for name, value in method.report(server, joined).items()}
+    values = {name: float(value) for name, value in {**method.report(server, joined), **numbers}.items()}
     if room is not None:
         return server, room.record(t, values)
-    norms = tensors.norm(method.client_steps(method.broadcast(opened.server), found.update))
+    norms = tensors.norm(method.client_steps(message, found.update))
     lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
     dropped = tuple(name for name in opened.asked if name not in found.present)
     return server, RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)

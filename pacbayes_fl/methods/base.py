@@ -7,16 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, PrivacyError
+from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.server.robust import Aggregate, Rule
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -169,11 +170,30 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return found
 
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
-        """Let remote clients count as the server knows them, by rows [K] and ids, whatever their updates say."""
+        """Let clients count as the server knows them, by rows [K] and ids, whatever their updates say."""
         own: Any = update
         counts = {"clients": torch.ones_like(own.clients)} if "clients" in own._fields else {}
         counted: Update = own._replace(weight=self.weight(rows), **counts)
         return counted
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Raise StudyError where no mean of clients' steps moves the server that this aggregate could stand for."""
+        if type(self).client_steps is Method.client_steps:
+            what = "send no steps" if self.federated else "send their rows"
+            raise StudyError(
+                f"aggregate = {aggregate!r} joins clients' steps, and those of {type(self).__name__} {what}",
+                hint="federation.aggregate = 'mean'",
+            )
+
+    def fewest_joined(self, clients: int) -> int:
+        """The smallest number of steps, of that many clients in a round, that the server joins to one."""
+        return clients
+
+    def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
+        """An update of one row for `server` from those of all clients [K, *], whose steps a rule joins."""
+        steps, weight = self.client_steps(message, update), cast(Any, update).weight
+        mean = tensors.expand(rule(steps, weight), 1)
+        return rule.filled(self.received(message, mean, float((weight > 0).sum())), update, weight)
 
     def reduce(self, update: Update) -> Update:
         """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""

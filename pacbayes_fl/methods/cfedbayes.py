@@ -28,7 +28,8 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.optim import Adam
 from pacbayes_fl.posteriors.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights import WeightPosterior
-from pacbayes_fl.server import average, clusters
+from pacbayes_fl.server import average, clusters, robust
+from pacbayes_fl.server.robust import Aggregate, Rule
 
 
 class Server(NamedTuple):
@@ -187,6 +188,32 @@ class CFedBayes(Variational[Server, Client, Update]):
         sent = pfedbayes.stepped(w)
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse to found clusters on what single clients send."""
+        super().check_robust(aggregate)
+        if self.start == "uploads":
+            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
+            raise StudyError(what, hint="method.start = 'random'")
+
+    def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
+        """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
+        steps, rows = self.client_steps(message, update), []
+        fit, moved = (
+            rule.told(update.fit, update.weight),
+            rule.told(update.moved, update.weight),
+        )  # a cluster may be few
+        present = (update.weight > 0).sum().clamp_min(1)
+        for j in range(self.clusters):
+            mine = torch.where(update.cluster == j, update.weight, 0.0)
+            count = (mine > 0).sum()
+            step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), mine)
+            trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(mine)
+            share = count.double() / present
+            part: Fit = tensors.tree_map(lambda leaf, share=share: share * leaf, fit)
+            rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(mine), part, share * moved))
+        joined: Update = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
+        return joined._replace(w=received_of(joined.w, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""

@@ -29,6 +29,7 @@ from pacbayes_fl.posteriors.linearised import PREDICTIVES, LinearisedPosterior, 
 from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.robust import Aggregate
 
 PRIORS: Mapping[str, str] = MappingProxyType(
     {
@@ -308,6 +309,11 @@ class FedSI(Method[Server, Message, Client, Update]):
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Chosen weights without curvature: their posterior is the prior."""
         return {"without_curvature": state.flat}
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse weights by rows where a rule knows none."""
+        super().check_robust(aggregate)
+        average.check_robust(self.weighting, aggregate)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

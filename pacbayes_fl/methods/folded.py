@@ -22,6 +22,7 @@ from pacbayes_fl.methods.base import Method, Nothing, Refined
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.noise import Noise, keys
 from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.server.robust import Aggregate, Rule
 
 
 class Update(NamedTuple):
@@ -113,7 +114,7 @@ class Folded(Method[Server, Message, Nothing, Update]):
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Work for all folds but the client's own: one call of K (F - 1) pairs, with the same draws for every fold."""
         device = batch.x.device
-        mine = self._folds(batch)
+        mine = self._folds(batch.ids)
         client, fold = (torch.arange(self.folds) != mine.unsqueeze(1)).nonzero().unbind(1)
         theirs, pairs = tensors.select(message, fold.to(device)), batch.select(client)
         found, _ = self.inner.client(theirs, state, pairs, noise.select(client.tolist()))
@@ -178,7 +179,7 @@ class Folded(Method[Server, Message, Nothing, Update]):
         return self.inner.about() | {"folds": self.folds}
 
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
-        """Let nothing of a remote client reach its own fold, and let it count once, or not at all, in the others.
+        """Let nothing of a client reach its own fold, and let it count once, or not at all, in the others.
 
         Args:
             update: leaves [K, F, *].
@@ -188,8 +189,8 @@ class Folded(Method[Server, Message, Nothing, Update]):
         Returns:
             Leaves [K, F, *].
         """
-        own = torch.tensor([self.fold_of.get(client, 0) for client in ids]).unsqueeze(1) == torch.arange(self.folds)
         sent = update.by_fold.weight
+        own = (self._folds(ids).unsqueeze(1) == torch.arange(self.folds)).to(sent.device)
         counts = torch.where(~own & (sent > 0), self.inner.weight(rows).unsqueeze(1), 0.0)
 
         def apart(leaf: Tensor) -> Tensor:
@@ -197,6 +198,22 @@ class Folded(Method[Server, Message, Nothing, Update]):
 
         by_fold = tensors.tree_map(apart, update.by_fold)
         return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """As the method that is folded says."""
+        self.inner.check_robust(aggregate)
+
+    def fewest_joined(self, clients: int) -> int:
+        """Those of a round without the largest fold."""
+        own = [sum(fold == f for fold in self.fold_of.values()) for f in range(self.folds)]
+        return max(0, clients - max(own))
+
+    def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
+        """Join the steps of every fold's clients by themselves."""
+        parts = zip(self._apart(message), self._updates(update), strict=True)
+        found = [self.inner.aggregated(one, sent, rule) for one, sent in parts]
+        by_fold = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+        return Update(by_fold, update.weight.sum().view(1))
 
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk, fold by fold."""
@@ -221,13 +238,13 @@ class Folded(Method[Server, Message, Nothing, Update]):
         """Numbers per client: as many times as there are folds to work for."""
         return (self.folds - 1) * self.inner.footprint(rows)
 
-    def _folds(self, batch: ClientBatch) -> Tensor:
+    def _folds(self, ids: Sequence[int]) -> Tensor:
         """Fold of every client [K], on the CPU."""
-        return torch.tensor([self.fold_of.get(client, 0) for client in batch.ids], dtype=torch.int64)
+        return torch.tensor([self.fold_of.get(client, 0) for client in ids], dtype=torch.int64)
 
     def _own(self, message: Message, batch: ClientBatch) -> Message:
         """Give every client the message of its own fold: leaves [K, *]."""
-        return tensors.select(message, self._folds(batch).to(batch.x.device))
+        return tensors.select(message, self._folds(batch.ids).to(batch.x.device))
 
     def _apart(self, stacked: tensors.Tree) -> list[tensors.Tree]:
         return [tensors.tree_map(lambda leaf, f=f: leaf[f], stacked) for f in range(self.folds)]

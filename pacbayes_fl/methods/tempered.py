@@ -16,6 +16,7 @@ from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
+from pacbayes_fl.server.robust import Aggregate, Rule
 
 
 @final
@@ -144,6 +145,18 @@ class Tempered(Method[Any, Any, Any, Any]):
     def registered(self, update: Any, rows: Tensor, ids: Sequence[int]) -> Any:
         """As the method itself, by rows [K]."""
         return self.inner.registered(update, rows, ids)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """As the method itself."""
+        self.inner.check_robust(aggregate)
+
+    def fewest_joined(self, clients: int) -> int:
+        """As the method itself."""
+        return self.inner.fewest_joined(clients)
+
+    def aggregated(self, message: Any, update: Any, rule: Rule) -> Any:
+        """As the method itself."""
+        return self.inner.aggregated(message, update, rule)
 
     def reduce(self, update: Any) -> Any:
         """As the method itself."""

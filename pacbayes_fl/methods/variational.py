@@ -24,6 +24,7 @@ from pacbayes_fl.posteriors.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.robust import Aggregate
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -118,6 +119,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def check_private(self) -> None:
         """Refuse clients that weigh by their rows."""
         release.alike(self.weighting)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse weights by rows where a rule knows none."""
+        super().check_robust(aggregate)
+        average.check_robust(self.weighting, aggregate)
 
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""

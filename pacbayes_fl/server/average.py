@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.server.robust import UNWEIGHTED, Aggregate
 from pacbayes_fl.tensors import Tree
 
 Weighting = Literal["uniform", "rows"]
@@ -42,6 +44,21 @@ def client_weight(size: Tensor, weighting: Weighting) -> Tensor:
     """
     present = (size > 0).to(size.dtype)
     return present if weighting == "uniform" else size
+
+
+def check_robust(weighting: Weighting, aggregate: Aggregate) -> None:
+    """Ask that clients weigh alike where a rule knows no weights.
+
+    Args:
+        weighting: of clients in the server's average.
+        aggregate: what stands for it.
+
+    Raises:
+        StudyError: naming both options.
+    """
+    if weighting != "uniform" and aggregate in UNWEIGHTED:
+        what = f"aggregate = {aggregate!r} counts every client once, and weighting = {weighting!r} does not"
+        raise StudyError(what, hint="method.weighting = 'uniform', or federation.aggregate = 'clipped'")
 
 
 def by_weight(tree: Tree, share: Tensor) -> Tree:

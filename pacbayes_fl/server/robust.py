@@ -1,20 +1,23 @@
 """Aggregation of clients' steps that a few broken or hostile clients cannot steer far.
 
-All rules are of steps s_k, how far each client went, never of weights themselves, and are equivariant: steps that are
-shifted or scaled give an aggregate that is. Rows of weight 0 are no clients and count nowhere. Numbers are added in
-float64, and no rule depends on the order of its rows. With a fraction of hostile clients below one half each moves by
-a bounded amount, however far those send; the mean by any.
+All rules are of steps s_k, how far each client went, never of weights themselves. Steps that are scaled give a scaled
+aggregate, and steps that are shifted a shifted one, but for clipping, whose centre is to stay. Rows of weight 0 are no
+clients and count nowhere; sums are of float64, and no rule depends on the order of its rows. However far hostile
+clients go, as long as there are no more than a rule is made for, it moves by a bounded amount, and the mean by any.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.tensors import Tree
 
 Aggregate = Literal["clipped", "mean", "median", "trimmed", "multi-krum", "geometric-median"]
@@ -23,6 +26,12 @@ Aggregate = Literal["clipped", "mean", "median", "trimmed", "multi-krum", "geome
 AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
 UNWEIGHTED: tuple[Aggregate, ...] = ("median", "trimmed", "multi-krum")
 """Rules whose clients all weigh alike."""
+
+FAULTY = 1
+"""Clients of a round that may send anything, where nobody says how many."""
+
+MULTIPLE = 2.0
+"""Of the running median of norms, at which steps end, where nobody says another."""
 
 WINDOW = 10
 """Rounds that the running median of norms looks back."""
@@ -34,10 +43,141 @@ _STANDS = 1e-14
 _TINY = torch.finfo(torch.float64).tiny
 
 
+@dataclass(frozen=True)
+class Rule:
+    """An aggregate as a round applies it to its clients' steps.
+
+    Args:
+        kind: any but "mean".
+        faulty: f, clients of a round that may send anything.
+        factor: what "clipped" leaves of every step [K], float64; None for other rules.
+    """
+
+    kind: Aggregate
+    faulty: int
+    factor: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, kind: Aggregate, faulty: int, multiple: float, steps: Tree, weight: Tensor, known: Sequence[float]
+    ) -> Rule:
+        """Make the rule of a round, which for "clipped" depends on how long its steps are.
+
+        Args:
+            kind: any but "mean".
+            faulty: f.
+            multiple: of the running median at which "clipped" bounds norms.
+            steps: leaves [K, *].
+            weight: of the clients [K].
+            known: median norm of each round before, oldest first.
+
+        Returns:
+            The rule.
+        """
+        if kind != "clipped":
+            return cls(kind, faulty)
+        lengths, counts = norms(steps), weight > 0
+        if not bool(counts.any()):
+            return cls(kind, faulty, torch.ones_like(lengths))
+        return cls(kind, faulty, shrinkage(lengths, multiple * running_median(known, lengths[counts])))
+
+    def __call__(self, steps: Tree, weight: Tensor) -> Tree:
+        """Join steps.
+
+        Args:
+            steps: leaves [K, *], or some of each client's coordinates.
+            weight: of the clients [K], 0 for those that have no part in this.
+
+        Returns:
+            Leaves [*]; 0 where nobody has a part.
+        """
+        if self.factor is not None:
+            return shortened(steps, weight, self.factor)
+        if self.kind == "trimmed":
+            return trimmed(steps, weight, self.faulty)
+        if self.kind == "multi-krum":
+            return multi_krum(steps, weight, self.faulty)
+        return median(steps, weight) if self.kind == "median" else geometric_median(steps, weight)
+
+    def told(self, said: Tree, weight: Tensor) -> Tree:
+        """Sum what clients say of a round, nobody's say larger or smaller than that of the f next ones.
+
+        Args:
+            said: floating leaves [K, *].
+            weight: of the clients [K].
+
+        Returns:
+            Leaves [*]; see `winsorised`.
+        """
+        return winsorised(said, weight, self.faulty)
+
+    def filled(self, joined: Tree, update: Tree, weight: Tensor) -> Tree:
+        """Put sums of what clients say where an update that was made of steps alone has NaN.
+
+        Args:
+            joined: leaves [1, *].
+            update: of all clients, leaves [K, *].
+            weight: of the clients [K].
+
+        Returns:
+            Leaves [1, *].
+        """
+        said = tensors.leaves(update)
+
+        def whole(name: str, leaf: Tensor) -> Tensor:
+            unknown = leaf.is_floating_point() and bool(leaf.isnan().all())
+            return self.told(said[name], weight).to(leaf.dtype).expand(leaf.shape) if unknown else leaf
+
+        return tensors.unleaves(joined, {name: whole(name, leaf) for name, leaf in tensors.leaves(joined).items()})
+
+
+def check(kind: Aggregate, faulty: int | None, multiple: float | None) -> None:
+    """Refuse options that mean nothing, and those that would protect nobody because another one is missing.
+
+    Args:
+        kind: the rule.
+        faulty: f, or None for the default.
+        multiple: of the running median of norms, or None for the default.
+
+    Raises:
+        StudyError: naming the option.
+    """
+    if kind not in AGGREGATES:
+        raise StudyError(f"aggregate must be one of {', '.join(AGGREGATES)}, got {kind!r}")
+    if kind == "mean" and faulty is not None:
+        raise StudyError(
+            f"faulty = {faulty} clients can take the mean anywhere", hint="federation.aggregate = 'clipped'"
+        )
+    if faulty is not None and faulty < 0:
+        raise StudyError(f"faulty must not be negative, got {faulty}")
+    if multiple is None:
+        return
+    if kind != "clipped":
+        what = f"clip_multiple = {multiple:g} is of aggregate = 'clipped', and aggregate is {kind!r}"
+        raise StudyError(what, hint="federation.aggregate = 'clipped'")
+    if not 0 < multiple < math.inf:
+        raise StudyError(f"clip_multiple must be positive and finite, got {multiple:g}")
+
+
+def fewest(kind: Aggregate, faulty: int) -> int:
+    """Say how many clients a rule needs, so that those who may be faulty do not decide.
+
+    Args:
+        kind: the rule.
+        faulty: f.
+
+    Returns:
+        2 f + 1, for which more than half are honest; of "multi-krum" 2 f + 3, as its paper asks; 1 where the rounds
+        before count too, or nothing is promised.
+    """
+    return {"clipped": 1, "mean": 1, "multi-krum": 2 * faulty + 3}.get(kind, 2 * faulty + 1)
+
+
 def running_median(known: Sequence[float], lengths: Tensor) -> Tensor:
     """Typical length of a step: the median of the median norms of the last rounds and of this one.
 
-    Where a cohort of few clients is mostly hostile, the rounds before it outvote it.
+    Where a cohort of few clients is mostly hostile, the rounds before it outvote it. Of an even number the smaller
+    middle one counts: of two clients, or of two rounds, the hostile one must not.
 
     Args:
         known: median norm of each round before, oldest first; the last `WINDOW` - 1 count.
@@ -47,7 +187,7 @@ def running_median(known: Sequence[float], lengths: Tensor) -> Tensor:
         [], float64.
     """
     before = torch.tensor(known[1 - WINDOW :], dtype=torch.float64, device=lengths.device)
-    return middle(torch.cat((before, middle(lengths.double()).view(1))))
+    return torch.cat((before, lengths.double().median().view(1))).median()
 
 
 def middle(values: Tensor) -> Tensor:
@@ -88,10 +228,35 @@ def clipped(steps: Tree, weight: Tensor, bound: Tensor) -> Tree:
     Returns:
         Leaves [*].
     """
+    return shortened(steps, weight, shrinkage(norms(steps), bound))
+
+
+def shrinkage(lengths: Tensor, bound: Tensor) -> Tensor:
+    """What is left of every step under a bound, min(1, C / |s_k|).
+
+    Args:
+        lengths: norms of the steps [K], float64.
+        bound: C [].
+
+    Returns:
+        [K], float64, 1 for a step that ends within the bound.
+    """
+    return torch.where(lengths > bound, bound / lengths, 1.0)
+
+
+def shortened(steps: Tree, weight: Tensor, factor: Tensor) -> Tree:
+    """Average steps that are shortened, each by its factor; weights stay.
+
+    Args:
+        steps: leaves [K, *].
+        weight: of the clients [K], not negative.
+        factor: of every step [K].
+
+    Returns:
+        Leaves [*].
+    """
     rows, share = _present(steps, weight.double())
-    points = _matrix(rows)
-    shrink = (bound / _lengths(points).clamp_min(_TINY)).clamp_max(1.0)
-    return _tree((shrink * share / share.sum().clamp_min(_TINY)) @ points, steps)
+    return _tree((factor[weight > 0] * share / share.sum().clamp_min(_TINY)) @ _matrix(rows), steps)
 
 
 def median(steps: Tree, weight: Tensor) -> Tree:
@@ -222,7 +387,7 @@ def winsorised(tree: Tree, weight: Tensor, faulty: int) -> Tree:
         faulty: f >= 0.
 
     Returns:
-        Leaves [1, *].
+        Leaves [*].
     """
 
     def one(values: Tensor) -> Tensor:
@@ -230,7 +395,7 @@ def winsorised(tree: Tree, weight: Tensor, faulty: int) -> Tree:
         ordered = values.sort(0).values
         return ordered.clamp(ordered[f], ordered[len(values) - 1 - f]).sum(0)
 
-    return tensors.expand(_by_coordinate(one, tree, weight), 1)
+    return _by_coordinate(one, tree, weight)
 
 
 def _present(steps: Tree, weight: Tensor) -> tuple[Tree, Tensor]:
@@ -274,7 +439,8 @@ def _lengths(points: Tensor) -> Tensor:
         return points.sum(1)
     largest = points.abs().amax(1)
     scaled = points / torch.where(largest > 0, largest, 1.0).unsqueeze(1)
-    return largest * torch.linalg.vector_norm(scaled, dim=1)
+    found: Tensor = largest * torch.linalg.vector_norm(scaled, dim=1)
+    return found
 
 
 def _spread(points: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from scipy.stats import trim_mean
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.server import robust
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -271,14 +274,32 @@ def test_the_running_median_is_that_of_the_last_rounds() -> None:
     for t in range(25):
         lengths = random.lognormal(size=1 + t % 4)
         found = float(robust.running_median(medians, torch.tensor(lengths)))
-        medians.append(float(np.median(lengths)))
-        assert found == pytest.approx(float(np.median(medians[-robust.WINDOW :])), rel=1e-15)
+        medians.append(statistics.median_low(lengths.tolist()))
+        assert found == statistics.median_low(medians[-robust.WINDOW :])
+    assert float(robust.running_median([1.0], torch.tensor([1e9]))) == 1.0
+    assert float(robust.running_median([], torch.tensor([1e9, 1.0]))) == 1.0
+
+
+@pytest.mark.parametrize("multiple", [0.0, -1.0, math.nan, math.inf])
+def test_options_that_mean_nothing_are_refused(multiple: float) -> None:
+    with pytest.raises(StudyError, match=f"clip_multiple must be positive and finite, got {multiple:g}"):
+        FederationPlan(aggregate="clipped", clip_multiple=multiple)
+    with pytest.raises(StudyError, match="faulty must not be negative, got -1"):
+        FederationPlan(aggregate="trimmed", faulty=-1)
+    with pytest.raises(StudyError, match="aggregate must be one of clipped, mean, median"):
+        FederationPlan(aggregate="krum")  # type: ignore[arg-type]
+    assert FederationPlan(aggregate="trimmed", faulty=0).suspects == 0 and FederationPlan().multiple == robust.MULTIPLE
+
+
+def test_a_rule_needs_more_honest_clients_than_others() -> None:
+    assert [robust.fewest(kind, 2) for kind in robust.AGGREGATES] == [1, 1, 5, 5, 7, 5]
+    assert robust.AGGREGATES[0] == "clipped", "what is offered first"
 
 
 def test_winsorised_sums_take_the_next_value_for_the_farthest() -> None:
     values = torch.tensor([5.0, 1.0, 1e12, 2.0, -7.0, 3.0], dtype=torch.float64)
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-    assert robust.winsorised(values, weight, 0).tolist() == [1e12 + 1.0]
-    assert robust.winsorised(values, weight, 1).tolist() == [5.0 + 1.0 + 5.0 + 2.0 + 1.0]
-    assert robust.winsorised(values, weight, 9).tolist() == [5 * 2.0]
-    assert robust.winsorised(torch.ones(3, 2), torch.ones(3), 1).tolist() == [[3.0, 3.0]]
+    assert robust.winsorised(values, weight, 0).item() == 1e12 + 1.0
+    assert robust.winsorised(values, weight, 1).item() == 5.0 + 1.0 + 5.0 + 2.0 + 1.0
+    assert robust.winsorised(values, weight, 9).item() == 5 * 2.0
+    assert robust.winsorised(torch.ones(3, 2), torch.ones(3), 1).tolist() == [3.0, 3.0]

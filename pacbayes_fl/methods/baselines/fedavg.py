@@ -22,6 +22,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights import WeightPosterior
 from pacbayes_fl.server import average
+from pacbayes_fl.server.robust import Aggregate
 
 
 class Server(NamedTuple):
@@ -145,6 +146,11 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
         """The global weights themselves."""
         theta = tensors.expand(message.theta, batch.clients)
         return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse weights by rows where a rule knows none."""
+        super().check_robust(aggregate)
+        average.check_robust(self.weighting, aggregate)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

@@ -1,0 +1,117 @@
+"""Rounds whose aggregate is no sum: the steps of all clients meet before they are joined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.server import robust
+from pacbayes_fl.server.robust import Rule
+
+if TYPE_CHECKING:
+    from pacbayes_fl.federation.engine import FederationPlan
+
+_COPIES = 4  # of all steps in float64: what came, the steps, their matrix, and one in which it is sorted
+
+
+class Meeting:
+    """Updates of a round, kept until all are there; memory grows with the number of clients, whatever the chunk.
+
+    Args:
+        method: the algorithm.
+        message: what the server has sent.
+        plan: says how steps are joined.
+        known: median norm of the steps of each round before, oldest first.
+    """
+
+    def __init__(
+        self, method: Method[Any, Any, Any, Any], message: Any, plan: FederationPlan, known: Sequence[float]
+    ) -> None:
+        """Begin with nobody."""
+        self._method, self._message, self._plan, self._known = method, message, plan, known
+        self._updates = list[Any]()
+        self.numbers = dict[str, Tensor]()
+
+    def add(self, update: Any, good: Tensor) -> None:
+        """Take the clients of a call.
+
+        Args:
+            update: of k clients, leaves [k, *].
+            good: bool [k], False for a client that failed: it weighs nothing.
+        """
+        self._updates.append(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
+
+    def joined(self) -> Any:
+        """Join the steps of all, and note in `numbers` how many were shortened.
+
+        Returns:
+            The update that the method makes of it.
+        """
+        update = tensors.cat(self._updates)
+        steps = self._method.client_steps(self._message, update)
+        plan, weight = self._plan, update.weight
+        rule = Rule.of(plan.aggregate, plan.suspects, plan.multiple, steps, weight, self._known)
+        if rule.factor is not None:
+            self.numbers["clipped"] = ((rule.factor < 1) & (weight > 0)).sum()
+        return self._method.aggregated(self._message, update, rule)
+
+
+def check(method: Method[Any, Any, Any, Any], message: Any, clients: int, plan: FederationPlan) -> None:
+    """Refuse an aggregate that a federation cannot have, before anything is trained.
+
+    Args:
+        method: the algorithm.
+        message: what the server sends at first.
+        clients: of the federation.
+        plan: says how steps are joined.
+
+    Raises:
+        StudyError: when the method has no steps to join, a round has too few clients for as many faults, or the steps
+            of all clients of a round do not fit into memory.
+    """
+    if plan.aggregate == "mean":
+        return
+    method.check_robust(plan.aggregate)
+    drawn = min(clients, plan.cohort or clients)
+    joined, least = method.fewest_joined(drawn), robust.fewest(plan.aggregate, plan.suspects)
+    if joined < least:
+        what = (
+            f"aggregate = {plan.aggregate!r} with {plan.suspects} faulty needs {least} clients in a round, got {joined}"
+        )
+        raise StudyError(what, hint="lower federation.faulty, or take federation.aggregate = 'clipped'")
+    leaves = list(tensors.leaves(message).values())
+    needed = _COPIES * 8 * drawn * sum(leaf.numel() for leaf in leaves)
+    if needed > (there := _memory(leaves[0].device)):
+        what = f"aggregate = {plan.aggregate!r} keeps the steps of all {drawn} clients of a round at once"
+        raise StudyError(
+            f"{what}, about {needed / 1e9:.3g} GB of {there / 1e9:.3g}, which federation.chunk does not divide",
+            hint="lower federation.cohort, or take federation.aggregate = 'mean'",
+        )
+
+
+def check_private(plan: FederationPlan) -> None:
+    """Refuse to release a robust aggregate: noise is accounted for a sum of clipped steps.
+
+    Args:
+        plan: says how steps are joined.
+
+    Raises:
+        PrivacyError: naming the option.
+    """
+    if plan.aggregate != "mean":
+        what = f"aggregate = {plan.aggregate!r} is no sum of clipped steps, and noise is accounted for such a sum"
+        raise PrivacyError(what, hint="federation.aggregate = 'mean'; privacy.clip bounds every client's step already")
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of a device, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,118 @@
+"""Updates of a round that meet before they are joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.federation import engine, meeting, wire
+from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.meeting import Meeting
+from pacbayes_fl.federation.wire import Kept
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.server import robust
+from tests.laws.cases import Scene, assert_close, from_recipe
+from tests.laws.test_robust_laws import ROBUST, case_of, scene
+
+
+def one() -> Scene:
+    return scene(case_of("fedavg"), 1)
+
+
+def updates(s: Scene) -> Any:
+    update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
+    return update
+
+
+def met(plan: FederationPlan, known: tuple[float, ...] = ()) -> tuple[Meeting, torch.Tensor]:
+    """Return the meeting and the step that the server makes of it."""
+    s = one()
+    found = Meeting(s.method, s.message, plan, known)
+    update, good = updates(s), torch.ones(5, dtype=torch.bool)
+    for part in (torch.tensor([0, 1]), torch.tensor([2, 3, 4])):
+        found.add(tensors.select(update, part), good[part])
+    return found, s.method.server(s.server, found.joined(), 5).theta - s.server.theta
+
+
+def test_the_rule_of_the_plan_is_applied_to_steps() -> None:
+    s = one()
+    steps, w = updates(s).theta - s.server.theta, torch.ones(5, dtype=torch.float64)
+    for kind, expected in {
+        "median": robust.median(steps, w),
+        "trimmed": robust.trimmed(steps, w, 2),
+        "geometric-median": robust.geometric_median(steps, w),
+    }.items():
+        torch.testing.assert_close(met(FederationPlan(aggregate=kind, faulty=2))[1], expected, rtol=1e-9, atol=1e-12)  # type: ignore[arg-type]
+    krum = robust.multi_krum(steps, w, 1)
+    torch.testing.assert_close(met(FederationPlan(aggregate="multi-krum"))[1], krum, rtol=1e-9, atol=1e-12)
+
+
+def test_steps_end_at_a_multiple_of_the_running_median() -> None:
+    s = one()
+    steps, w = updates(s).theta - s.server.theta, torch.ones(5, dtype=torch.float64)
+    lengths = steps.norm(dim=1)
+    plan = FederationPlan(aggregate="clipped", clip_multiple=0.9)
+    for known in ((), (0.05,), (1e-3, 1e-3)):
+        bound = 0.9 * robust.running_median(known, lengths)
+        found, step = met(plan, known)
+        torch.testing.assert_close(step, robust.clipped(steps, w, bound), rtol=1e-9, atol=1e-12)
+        assert int(found.numbers["clipped"]) == int((lengths > bound).sum()) > 0
+
+
+def test_numbers_of_the_record_are_those_of_clients_within_the_next_ones() -> None:
+    s = one()
+    loss = updates(s).loss.clone()
+    found = Meeting(s.method, s.message, FederationPlan(aggregate="median", faulty=1), ())
+    lies = updates(s)._replace(loss=torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])))
+    found.add(lies, torch.ones(5, dtype=torch.bool))
+    ordered = torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])).sort().values
+    expected = ordered.clamp(ordered[1], ordered[3]).mean()
+    assert float(s.method.report(s.server, found.joined())["loss"]) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_the_mean_is_never_refused_and_a_device_has_memory() -> None:
+    s = one()
+    meeting.check(s.method, s.message, 1, FederationPlan())
+    meeting.check_private(FederationPlan())
+    assert meeting._memory(torch.device("cpu")) > 1e8
+
+
+def test_a_cohort_is_what_a_rule_has_to_do_with() -> None:
+    s = one()
+    meeting.check(s.method, s.message, 9, FederationPlan(aggregate="median", cohort=3))
+    meeting.check(s.method, s.message, 3, FederationPlan(aggregate="median", cohort=9))
+    meeting.check(s.method, s.message, 1, FederationPlan(aggregate="clipped"))
+    for clients, cohort in ((9, 2), (2, None), (2, 9)):
+        with pytest.raises(ValueError, match="needs 3 clients in a round, got 2"):
+            meeting.check(s.method, s.message, clients, FederationPlan(aggregate="median", cohort=cohort))
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregate) -> None:
+    s = one()
+    plan = FederationPlan(rounds=3, seed=s.plan.seed, aggregate=kind)
+    watch = engine.start(s.method, s.batch, plan).watch._replace(medians=(0.01, 0.02))
+    ((record, state),) = engine.rounds(s.method, s.batch, plan, FederationState(s.server, s.clients, 2, watch))
+    expected = wire.expected_update(s.method, s.server, s.batch)
+    now = wire.open_round(s.method, s.server, plan, "run", 3, wire.members(s.batch), expected)
+    replies = []
+    for k, name in enumerate(s.batch.names):
+        index = torch.tensor([k])
+        kept = Kept("run", 2, wire.flatten(tensors.select(s.clients, index)))
+        replies.append((name, wire.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())[0]))
+    server, told = wire.close_round(now, wire.collect(now, replies), watch.medians)
+    assert_close(server, state.server)
+    assert told.values.get("clipped") == record.values.get("clipped")
+
+
+def test_methods_of_the_table_join_by_the_mean_by_default() -> None:
+    method = from_recipe(METHODS["fedavg"], 1)
+    assert FederationPlan().aggregate == "mean" and not isinstance(
+        engine._Federation(method, one().batch, FederationPlan(), None)._joining(
+            one().message, engine.start(method, one().batch, FederationPlan())
+        ),
+        Meeting,
+    )
