@@ -332,5 +332,10 @@ def _of_predictions(commands: Any) -> None:
     sub.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features; images: .npz"
     )
-    sub.add_argument("--later", type=Path, metavar="FILE", help="rows with targets that came after the training")
+    sub.add_argument(
+        "--later",
+        type=Path,
+        metavar="FILE",
+        help="rows with targets that came after the training; what the client has learned from counts once",
+    )
     sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")

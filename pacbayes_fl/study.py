@@ -357,7 +357,7 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     differences: dict[str, Any] = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
-        **study_scaling.words(trained.groups["existing"].shared, dataset),
+        **({} if trained.method.raw_units else study_scaling.words(trained.groups["existing"].shared, dataset)),
     }
     if trained.fell_back:
         differences["fell_back"] = list(trained.fell_back)

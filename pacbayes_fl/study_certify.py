@@ -424,8 +424,12 @@ def _labels(trained: Trained, request: Request, evidence: Mapping[str, Evidence]
         if request.smooth is not None:
             prior = f"particles blurred by {request.smooth:g}, against the hyper-prior of before any rows"
         rows[name] = f"{seen}; prior: {prior}"
-        own = found.prior.source == "split"
-        units[name] = "standardised by " + ("the client's rows that the prior saw" if own else "others' average units")
+        own = "the client's rows that the prior saw" if found.prior.source == "split" else "others' average units"
+        units[name] = {
+            "client": f"standardised by {own}",
+            "pooled": "standardised by the rows of all clients that priors saw",
+            "none": "in their own units",
+        }[trained.groups[name].shared.kinds[-1]]
     words: dict[str, Any] = {
         "scheme": part.scheme,
         "rows": rows,

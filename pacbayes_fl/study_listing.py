@@ -32,7 +32,10 @@ def listing(what: str) -> list[tuple[str, str]]:
             ("femnist", "handwritten characters by writer (LEAF), 28 x 28, 62 classes or the 10 digits"),
             ("NAME-inverted", "the same images in negative, a second domain; also NAME-rotated, by 180 degrees"),
             ("FILE.npz", "what data_gen wrote"),
-            ("FILE.csv", "your own rows: a client column, the target y, features; optional columns split and group"),
+            (
+                "FILE.csv",
+                "your own rows: a client column, the target y, features; optional columns split, group and data.time",
+            ),
             ("FILE.parquet", "the same; with task = 'classification' in [data] the targets are labels 0, 1, 2, ..."),
         ]
     if what == "studies":

@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl.study import train
 from pacbayes_fl.study_certify_rows import evidence_of, independent, none_of
-from tests.tiny import on_csv, rows, tiny, write_csv
+from tests.tiny import Row, on_csv, rows, tiny, write_csv
 
 SPLIT = "report.certify.scheme=split"
 
@@ -73,3 +73,51 @@ def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
 def test_a_run_without_a_scheme_has_no_rows_left() -> None:
     trained = train(tiny("federation.rounds=1"))
     assert evidence_of(trained, "existing", trained.groups["existing"], 0.05) is None
+
+
+def capacities(shift: float = 0.0, of: str = "") -> list[Row]:
+    """Rows of clients with a capacity of their own, which with one client's targets may be moved."""
+    clients = list(dict.fromkeys(row["client"] for row in rows()))
+    return [
+        row | {"cap": 4.0 + clients.index(row["client"]) + moved, "y": row["y"] + moved}
+        for row in rows()
+        for moved in [shift if row["client"] == of else 0.0]
+    ]
+
+
+POOLED = ("data.column_scale.y=pooled", "federation.rounds=1")
+
+
+def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(tmp_path: Path) -> None:
+    """A split keeps its rows out of pooled moments, and a new client's rows, however far off, move nobody's units."""
+    path = write_csv(tmp_path / "rows.csv", capacities())
+    trained = train(on_csv(path, *POOLED, SPLIT))
+    assert trained.held is not None
+    shared, known = trained.groups["existing"].shared, trained.groups["existing"].raw.train
+    assert shared.kinds == ("client", "client", "pooled", "pooled")
+    assert float(shared.mean[3]) == pytest.approx(float(known.y[known.mask].mean()), rel=1e-12)
+    assert float(shared.std[3]) == pytest.approx(float(known.y[known.mask].std(correction=0)), rel=1e-12)
+    found = evidence_of(trained, "existing", trained.groups["existing"], 0.05)
+    assert found is not None
+    expected = (trained.held.y - shared.mean[3]) / shared.std[3]
+    assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
+    scaled = []
+    for name, move in (("before", 0.0), ("after", 500.0)):
+        path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))
+        trained = train(on_csv(path, *POOLED))
+        found = evidence_of(trained, "new", trained.groups["new"], 0.05)
+        assert found is not None and found.apart
+        scaled.append((found.rows, trained.groups["new"].shared))
+    (before, first), (after, second) = scaled
+    assert torch.equal(first.mean, second.mean) and torch.equal(first.std, second.std)
+    assert torch.equal(before.x[0], after.x[0]) and torch.equal(before.y[0], after.y[0])
+    step = (after.y[1] - before.y[1])[after.mask[1]] * second.std[3]
+    assert torch.allclose(step, torch.full_like(step, 500.0))
+
+
+def test_folds_share_nothing_that_a_client_s_own_rows_moved(tmp_path: Path) -> None:
+    """In folds a client's units and kinds are of others alone: its capacity is not scaled across clients."""
+    sets = ("federation.rounds=1", "report.certify.scheme=folds", "report.certify.folds=2")
+    with pytest.warns(UserWarning, match="^cap: constant inside clients and different between them"):
+        trained = train(on_csv(write_csv(tmp_path / "rows.csv", capacities()), *sets))
+    assert trained.groups["existing"].shared.kinds == ("client",) * 4

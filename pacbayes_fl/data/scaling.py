@@ -254,8 +254,8 @@ def untouched(features: int) -> Shared:
     Returns:
         What clients share then: nothing.
     """
-    kinds: tuple[ColumnScale, ...] = ("none",) * (features + 1)
-    return Shared(kinds, torch.zeros(features + 1), torch.ones(features + 1))
+    none: ColumnScale = "none"
+    return Shared((none,) * (features + 1), torch.zeros(features + 1), torch.ones(features + 1))
 
 
 def identity(batch: ClientBatch) -> Scaling:

@@ -228,6 +228,35 @@ def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
     assert result.column("existing", "rmse")[2] * float(std) == pytest.approx(by_hand, rel=1e-9)
 
 
+def test_scales_are_compared_like_any_other_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "houses.toml"
+    source.write_text(f'[data]\nsource = "{houses(tmp_path / "rows.csv")}"\n[method]\nname = "pooled-ridge"\n')
+    assert command("compare", source, "--vary", "data.scale=client,pooled,none", "--quiet") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("pooled-ridge scale=") and " existing " in line] == [
+        "scale=client",
+        "scale=pooled",
+        "scale=none",
+    ]
+    assert [line for line in lines if line.startswith(("scaled across", "not scaled"))] == [
+        "scaled across clients: cap, east",
+        "scaled across clients: cap, east, sun, y",
+        "not scaled: cap, east, sun, y",
+    ]
+
+
+def test_a_private_run_tells_a_newcomer_without_targets_nobody_s_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    sets = ("privacy.epsilon=50", "privacy.delta=1e-5")
+    study.run(on_csv(path, *quick("pac-pfl"), *FEW, *sets), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "scaling.json").read_text())["average"] is None
+    ask = write_csv(tmp_path / "new.csv", [{"client": "late", "lag_1": 100.0, "wind": 100.0, "y": math.nan}])
+    assert command("join", tmp_path / "run", "--data", ask, "--quiet") == 1
+    assert "client 'late': has no rows with a target, and a private run tells nobody" in capsys.readouterr().err
+
+
 # --- rows that are alike, and times ---
 
 
