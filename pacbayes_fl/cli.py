@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pacbayes_fl import results_comparison
 from pacbayes_fl.cli_output import (
     print_bins,
     print_cells,
@@ -36,7 +37,7 @@ from pacbayes_fl.cli_output import (
 from pacbayes_fl.cli_parser import parser
 from pacbayes_fl.errors import DamageWarning, PacBayesFLError, StudyError, one_line
 from pacbayes_fl.names import to_folder
-from pacbayes_fl.results import RoundRecord, load
+from pacbayes_fl.results import Result, RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
 from pacbayes_fl.results_folder import write_atomic
@@ -177,7 +178,7 @@ def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> N
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pacbayes_fl.study_compare import compare, table, varied
+    from pacbayes_fl.study_compare import compare, varied
     from pacbayes_fl.study_file import Study
 
     if options.seeds < 1:
@@ -202,12 +203,16 @@ def _compare(options: argparse.Namespace) -> None:
 
         found = compare(studies, options.seeds, options.out, on_run, key, options.resume)
         on_round(RoundRecord(runs, 0))
-    print_cells(table(found))
+    _print_comparison(found)
+    if options.out:
+        say(f"folder: {options.out}")
+
+
+def _print_comparison(found: Sequence[Result]) -> None:
+    print_cells(results_comparison.table(found))
     print_bins(found)
     print_rows(found)
     print_privacy(found)
-    if options.out:
-        say(f"folder: {options.out}")
 
 
 def _varied(text: str | None) -> tuple[str | None, list[str]]:
@@ -304,6 +309,13 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
+    if results_comparison.is_comparison(options.run):
+        found = results_comparison.load(options.run)
+        if options.json:
+            print(json.dumps(json.loads((options.run / results_comparison.FILE).read_text("utf-8")), indent=1))
+        else:
+            _print_comparison(found)
+        return
     result = load(options.run)
     if options.json:
         print(json.dumps(result.summary(), indent=1))
@@ -327,19 +339,33 @@ def _tables(folder: Path) -> list[CertifiedRun]:
 def _plot(options: argparse.Namespace) -> None:
     from pacbayes_fl import plots
 
-    found = [load(folder) for folder in options.run]
-    for result, folder in zip(found, options.run, strict=True):
-        written = plots.save_all(result, folder / "figures", clients=_names(options.clients) or None)
-        tables = _tables(folder)
-        current = {f"certificates-{table.stem}" for table in tables}
-        for path in (folder / "figures").glob("certificates-*"):
-            if path.stem not in current:  # of a table that is stale by now, or gone
-                path.unlink()
-        for path in [*written, *plots.save_certificates(tables, folder / "figures")]:
+    found: list[Result] = []
+    for folder in options.run:
+        if results_comparison.is_comparison(folder):
+            runs = results_comparison.load(folder)
+            written = plots.save_joint(runs, folder / "figures")
+        else:
+            runs = [load(folder)]
+            written = _plot_run(runs[0], folder, _names(options.clients) or None)
+        for path in written:
             say(str(path))
-    if len(found) > 1:
+        found += runs
+    if len(options.run) > 1:
         for path in plots.save_joint(found, options.run[0].parent / "figures"):
             say(str(path))
+
+
+def _plot_run(result: Result, folder: Path, clients: Sequence[str] | None) -> list[Path]:
+    """Draw a run and its certificates, and remove figures of tables that are stale by now, or gone."""
+    from pacbayes_fl import plots
+
+    written = plots.save_all(result, folder / "figures", clients=clients)
+    tables = _tables(folder)
+    current = {f"certificates-{table.stem}" for table in tables}
+    for path in (folder / "figures").glob("certificates-*"):
+        if path.stem not in current:
+            path.unlink()
+    return [*written, *plots.save_certificates(tables, folder / "figures")]
 
 
 def _certify(options: argparse.Namespace) -> None:

@@ -10,15 +10,17 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from pacbayes_fl.names import printable, to_cell
+from pacbayes_fl.cli_layout import fitted, number, room
+from pacbayes_fl.names import printable, shortened, to_cell, width
 from pacbayes_fl.results import SIMULATED_EPSILON, Result, RoundRecord
 from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
+from pacbayes_fl.results_comparison import Cell, Worst, worst
 
 if TYPE_CHECKING:
-    from pacbayes_fl.study_compare import Cell
     from pacbayes_fl.study_predict import AnyPrediction
 
 _METRICS = MappingProxyType(
@@ -64,18 +66,22 @@ def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round
 
 
 def print_table(result: Result) -> None:
-    """Print a run's table: mean over clients, its interval and the median, by group; and what other rules would choose.
+    """Print a run's table: a line a metric, by group; and what other rules would choose.
 
     Args:
         result: a finished run.
     """
-    about = f"{result.study}, {result.method}, seed {result.seed}, round {result.round}"
-    say(f"{about}: mean over clients [95 % interval] median")
+    say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
     names = [name for name in _METRICS[result.task] if name in result.metrics]
-    say(f"{'group':10}{'clients':>8}" + "".join(f"  {name:>28}" for name in names))
+    rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
-        cells = [_entry(found) if (found := _within(entry, name)) else "-" for name in names]
-        say(f"{group:10}{entry['n_clients']:>8}" + "".join(f"  {cell:>28}" for cell in cells))
+        title = f"{group}, {entry['n_clients']} clients"
+        rows[title] = [
+            _Row(name, *_statistics(found), worst([result], group, name))
+            for name in names
+            if (found := _within(entry, name))
+        ]
+    _print_rows(rows)
     for group, entry in result.summary()["groups"].items():
         _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
     _print_fallen(result.labels)
@@ -107,6 +113,68 @@ def _print_fallen(labels: Mapping[str, Any]) -> None:
         say(f"fell back: {text}")
 
 
+class _Row(NamedTuple):
+    """A line of a table: mean over clients, its interval, the median, and the client with the worst value."""
+
+    name: str
+    mean: float | None
+    low: float | None
+    high: float | None
+    median: float | None
+    worst: Worst | None
+
+
+def _print_rows(groups: Mapping[str, Sequence[_Row]]) -> None:
+    """Print rows below their titles, all aligned; on a narrow terminal the worst client has a line of its own."""
+    columns = room()
+    head = ["over clients", "mean", "[95 % interval]", "median", "worst client", ""]
+    cells = [head] + [
+        [
+            f"  {row.name}",
+            number(row.mean),
+            f"[{number(row.low)}, {number(row.high)}]",
+            number(row.median),
+            row.worst.client if row.worst else "",
+            number(row.worst.value) if row.worst else "",
+        ]
+        for rows in groups.values()
+        for row in rows
+    ]
+    lines = fitted(cells, (0, 4), columns, right=(1, 2, 3, 5))
+    if columns is not None and any(width(line) > columns for line in lines):
+        lines = fitted([row[:4] for row in cells], (0,), columns, right=(1, 2, 3))
+        below = [f"    worst: {shortened(row[4], columns - 22)} {row[5]}" if row[4] else "" for row in cells[1:]]
+    else:
+        below = [""] * (len(cells) - 1)
+    say(lines[0])
+    rest = iter(zip(lines[1:], below, strict=True))
+    for title, rows in groups.items():
+        say(title)
+        for _ in rows:
+            for line in filter(None, next(rest)):
+                say(line)
+
+
+def _short(name: str) -> str:
+    """Shorten a name in the middle of a line on a terminal."""
+    columns = room()
+    return name if columns is None else shortened(name, columns // 2)
+
+
+def _beside(line: str, note: str) -> list[str]:
+    """Put a note behind a line, or below it where there is no room."""
+    columns = room()
+    if not note or columns is None or width(line) + 2 + width(note) <= columns:
+        return [f"{line}  {note}".rstrip()]
+    return [line, *wrap(note, columns, initial_indent="    ", subsequent_indent="    ")]
+
+
+def _titled(name: str, about: str) -> str:
+    """Put a name in front of a line, short enough that the rest of it still fits."""
+    columns = room()
+    return f"{name}, {about}" if columns is None else f"{shortened(name, max(12, columns - len(about) - 2))}, {about}"
+
+
 def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Find a dotted name in the nested summary; None where it is not."""
     for part in name.split("."):
@@ -116,35 +184,38 @@ def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return entry
 
 
-def _entry(entry: Mapping[str, Any]) -> str:
+def _statistics(entry: Mapping[str, Any]) -> tuple[float | None, float | None, float | None, float | None]:
     low, high = entry["interval"]
-    return _cell(entry["mean"], low, high, entry["median"])
-
-
-def _cell(*numbers: float | None) -> str:
-    """Print mean, interval and median; None and what is not finite as "-"."""
-    mean, low, high, median = ("-" if n is None or not math.isfinite(n) else f"{n:.3f}" for n in numbers)
-    return f"{mean} [{low}, {high}] {median}" if {mean, low, high, median} != {"-"} else "-"
+    return entry["mean"], low, high, entry["median"]
 
 
 def print_cells(cells: Sequence[Cell]) -> None:
-    """Print a comparison's table, by method and group.
+    """Print a comparison's table: methods below each other, by metric and group.
 
     Args:
-        cells: as `study_compare.table` gives them.
+        cells: as `results_comparison.table` gives them.
     """
-    groups: dict[tuple[str, str], dict[str, str]] = {}
-    seeds = 0
-    for cell in cells:
-        method, group, metric, mean, low, high, median, seeds, *_ = cell
-        groups.setdefault((method, group), {"round": cell.round})[metric] = _cell(mean, low, high, median)
-    names = list(dict.fromkeys(name for row in groups.values() for name in row if name != "round"))
-    width = max(14, *(len(method) + 2 for method, _ in groups))
-    say(f"mean over clients and {seeds} seeds [95 % bootstrap interval] median")
-    say(f"{'method':{width}}{'group':10}{'round':>8}" + "".join(f"  {name:>26}" for name in names))
-    for (method, group), row in groups.items():
-        say(f"{method:{width}}{group:10}{row['round']:>8}" + "".join(f"  {row.get(name, '-'):>26}" for name in names))
-    for method, group in groups:
+    seeds = max((cell.seeds for cell in cells), default=0)
+    say(f"over clients and {seeds} seed{'s' if seeds != 1 else ''}, intervals by the bootstrap")
+    groups: dict[str, list[_Row]] = {}
+    for group, metric in dict.fromkeys((cell.group, cell.metric) for cell in cells):
+        groups[f"{metric}, {group} clients"] = [
+            _Row(
+                cell.method,
+                cell.mean,
+                cell.low,
+                cell.high,
+                cell.median,
+                Worst(cell.worst_client, cell.worst) if cell.worst_client else None,
+            )
+            for cell in cells
+            if (cell.group, cell.metric) == (group, metric)
+        ]
+    _print_rows(groups)
+    rounds = {f"{cell.method} {cell.round}": None for cell in cells if cell.round}
+    if rounds:
+        say(f"scored at round: {', '.join(rounds)}")
+    for method, group in dict.fromkeys((cell.method, cell.group) for cell in cells):
         own = [cell for cell in cells if (cell.method, cell.group) == (method, group)]
         entries = {cell.metric: {"n_clients": cell.scores, "not_finite": dict(cell.not_finite)} for cell in own}
         _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
@@ -207,7 +278,9 @@ def print_certificates(table: CertifiedRun) -> None:
     """
     whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
     at = f", round {table.model['round']}" if table.model else ""
-    say(f"{table.method} on {table.study}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}")
+    say(
+        f"{table.method} on {_short(table.study)}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}"
+    )
     _print_fallen(table.labels)
     say(f"risk: {table.risk}")
     if table.number is not None:
@@ -215,28 +288,35 @@ def print_certificates(table: CertifiedRun) -> None:
             f"request {table.number} for certificates of these rows: delta is shared as among {table.labels['tried']}"
         )
         say(f"{words} (requests are {table.labels['requests']})")
-    width = max([14, *(len(line.name) + 2 for line in table.clients)])
     for group, reasons in table.reasons.items():
         if reasons:
             say(f"{group}: valid = false: {'; '.join(reasons)}")
         else:
-            _print_group(table, group, width)
+            _print_group(table, group)
     for name, why in table.labels.get("left_out", {}).items():
         say(f"{name} has no certificate: {why}")
 
 
-def _print_group(table: CertifiedRun, group: str, width: int) -> None:
+def _print_group(table: CertifiedRun, group: str) -> None:
     lines = [line for line in table.clients if line.group == group]
     units = table.labels.get("units", {})
     say(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
-    say(f"{'client':{width}}{'n':>6}{'risk':>9}{'KL':>10}{'bound':>9}{'test risk':>11}{'test n':>8}")
+    rows = [["client", "n", "risk", "KL", "bound", "test risk", "test n"]]
+    notes = [""]
     for line in lines:
         risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
-        vacuous = "  vacuous" if is_vacuous(line.bound, table.high, line.trivial) else ""
-        above = "  test risk above the bound" if line.test_risk > line.bound else ""
-        numbers = f"{line.rows:>6}{risk:>9}{line.kl:>10.3f}{rounded_up(line.bound):>9}{test:>11}{line.test_rows:>8}"
-        repeats = f"  {line.repeats} further rows repeat others and do not count" if line.repeats else ""
-        say(f"{line.name:{width}}{numbers}{vacuous}{above}{repeats}")
+        kl, bound = f"{line.kl:.3f}", rounded_up(line.bound)
+        rows.append([line.name, str(line.rows), risk, kl, bound, test, str(line.test_rows)])
+        vacuous = is_vacuous(line.bound, table.high, line.trivial)
+        said = [
+            *(["vacuous"] if vacuous else []),
+            *(["test risk above the bound"] if line.test_risk > line.bound else []),
+            *([f"{line.repeats} further rows repeat others and do not count"] if line.repeats else []),
+        ]
+        notes.append("  ".join(said))
+    for text, note in zip(fitted(rows, (0,), room(), right=range(1, 7)), notes, strict=True):
+        for part in _beside(text, note):
+            say(part)
     below = sum(not line.test_risk > line.bound for line in lines)
     useful = sum(not is_vacuous(line.bound, table.high, line.trivial) for line in lines)
     middle = rounded_up(statistics.median(line.bound for line in lines))
@@ -274,30 +354,29 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 
         yield line
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from pacbayes_fl.cli_progress import bar
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, TextColumn("{task.fields[news]}", markup=False), console=Console(stderr=True)) as shown:
-            task = shown.add_task(printable(text), total=total, news="")
+        with bar(text, total) as show:
+            yield lambda record: show(record.round, _told(record) if _is_news(record) else None)
 
-            def bar(record: RoundRecord) -> None:
-                scored = not record.round or record.dropped or record.undone
-                scored = scored or {"rsmse", "pm.accuracy"} & record.values.keys()
-                score = {"news": printable(_news(record))} if scored else {}
-                shown.update(task, completed=record.round, **score)  # type: ignore[arg-type]
 
-            yield bar
+def _is_news(record: RoundRecord) -> bool:
+    scored = {"rsmse", "pm.accuracy"} & record.values.keys()
+    return not record.round or bool(record.dropped or record.undone or scored)
+
+
+def _told(record: RoundRecord) -> list[str]:
+    """Say what is worth telling of a round, what matters most first: faults, then scores."""
+    names = _NEWS if record.round else record.values  # round 0: what was tried before the first
+    return [*_faults(record), *(f"{name} {record.values[name]:.4g}" for name in names if name in record.values)]
+
+
+def _faults(record: RoundRecord) -> list[str]:
+    undone = [f"undone {len(record.undone)}, rates x {record.rates:g}"] if record.undone else []
+    return [*undone, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])]
 
 
 def _news(record: RoundRecord) -> str:
-    names = _NEWS if record.round else record.values  # round 0: what was tried before the first
-    shown = [f"{name} {record.values[name]:.4g}" for name in names if name in record.values]
-    if record.undone:
-        shown.append(f"undone {len(record.undone)}, rates x {record.rates:g}")
-    return " ".join([*shown, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])])
+    """Say the same in a line, faults last."""
+    told, faults = _told(record), _faults(record)
+    return " ".join([*told[len(faults) :], *faults])

@@ -160,23 +160,30 @@ def _of_finished_runs(commands: Any) -> None:
     sub = _command(commands, "list", "what can be named in a study", "pacbayes-fl list methods")
     sub.add_argument("what", choices=("methods", "data", "studies", "bounds"), help="which names, with a line on each")
 
-    sub = _command(commands, "show", "the finished run's table", "pacbayes-fl show runs/first --json")
-    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    sub.add_argument("--json", action="store_true", help="print metrics.json instead of the table")
+    sub = _command(
+        commands,
+        "show",
+        "the finished run's table, or the comparison's",
+        "pacbayes-fl show runs/first --json",
+        "pacbayes-fl show runs/three",
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run or comparison")
+    sub.add_argument("--json", action="store_true", help="print metrics.json or compare.json instead of the table")
 
     sub = _command(
         commands,
         "plot",
-        "figures from the run folder alone",
+        "figures from the folder of a run or comparison alone",
         "pacbayes-fl plot runs/first --clients poly_00,new_poly_01",
         "pacbayes-fl plot runs/first runs/second",
+        "pacbayes-fl plot runs/three",
     )
     sub.add_argument(
         "run",
         type=Path,
         metavar="RUN",
         nargs="+",
-        help="folders of finished runs; of several also box plots and the particle ablation, beside the first",
+        help="folders of finished runs or comparisons; of several also figures of all together, beside the first",
     )
     sub.add_argument(
         "--clients", default="", metavar="A,B", help="clients of the predictive bands (default: two of each group)"

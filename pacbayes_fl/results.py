@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from pacbayes_fl import files, names
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, ShapeError, StudyError
-from pacbayes_fl.results_folder import refuse_links, sync_folder
+from pacbayes_fl.results_folder import FILES, refuse_links, sync_folder
 from pacbayes_fl.results_manifest import put, verify
 
 if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
@@ -300,6 +300,30 @@ def _clients_csv(result: Result) -> str:
     return text.getvalue()
 
 
+def no_run(folder: Path, missing: str) -> StudyError:
+    """Say why a folder is not one of a finished run, and what it is instead.
+
+    Args:
+        folder: that was given for one.
+        missing: what it has not.
+
+    Returns:
+        The error.
+    """
+    if not folder.is_dir():
+        return StudyError(f"there is no folder {folder}", hint="runs are in runs/ where no --out was given")
+    runs = sorted(path.parent.name for path in folder.glob("*-seed*/study.toml"))
+    if runs and (folder / "compare.json").is_file():
+        return StudyError(f"{folder} holds a comparison", hint=f"give one of its runs: {', '.join(runs[:6])}")
+    if runs:
+        hint = "run compare again with the same --out: finished runs are read"
+        return StudyError(f"{folder} holds a comparison that has not finished", hint=hint)
+    if any((folder / name).is_file() for name in FILES):
+        hint = "has the run finished? resume with --resume"
+        return StudyError(f"{folder} is not a finished run folder: {missing}", hint=hint)
+    return StudyError(f"{folder} is not a run folder: {missing}", hint="`pacbayes-fl run` makes one")
+
+
 def load(folder: Path | str) -> Result:
     """Read a finished run folder.
 
@@ -321,10 +345,7 @@ def load(folder: Path | str) -> Result:
     refuse_links(folder)
     needed = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
     if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise StudyError(
-            f"{folder} is not a finished run folder: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing",
-            hint="has the run finished? resume with --resume",
-        )
+        raise no_run(folder, f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} missing")
     import safetensors.torch
 
     with readable(folder / "metrics.json") as path:

@@ -27,7 +27,7 @@ from pacbayes_fl import (
 )
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
+from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -392,7 +392,7 @@ def open_run(folder: Path | str) -> Trained:
     folder = Path(folder)
     refuse_links(folder)
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
-        raise StudyError(f"{folder} is not a run folder: study.toml or data.npz is missing")
+        raise results.no_run(folder, "study.toml or data.npz is missing")
     saved, fell_back = study_resume.opened(folder)
     study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere

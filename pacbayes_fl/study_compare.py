@@ -6,71 +6,28 @@ import csv
 import io
 import json
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import files, plots, results, settings, study_check, study_choice
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.names import to_cell, to_folder
-from pacbayes_fl.results import GROUPS, Result, RoundRecord, nested_bootstrap, readable
+from pacbayes_fl.names import to_cell
+from pacbayes_fl.results import Result, RoundRecord, readable
+from pacbayes_fl.results_comparison import FILE, Cell, run_folder, table
 from pacbayes_fl.results_manifest import put, read, verify
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
-
-METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "regression": ("rsmse", "ce", "nlpd", "crps"),
-        "classification": ("pm.accuracy", "pm.nll", "pm.brier", "pm.ece", "pm.mce", "gm.accuracy", "gm.ece"),
-    }
-)
-"""What a comparison's table shows, by task; the files have every metric."""
-
 
 COMPARISON: Final = "comparison.json"
 """What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""
 
 _FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
-
-
-class Cell(NamedTuple):
-    """A metric of a method on a group of clients.
-
-    Args:
-        method: its name, with the value of what was varied behind it.
-        group: "existing" or "new".
-        metric: its name.
-        mean: over clients and seeds.
-        low: lower end of the 95 % bootstrap interval over seeds and clients.
-        high: upper end.
-        median: over clients and seeds.
-        seeds: number of runs.
-        scores: how many the mean is of: those that are not NaN.
-        asked: how many there are, of all clients and seeds.
-        not_finite: clients that have none that is finite, with what they have, such as ("c1", "nan"); with several
-            seeds under the first in which it is so.
-        round: whose models were scored; the first and the last one where runs have ended at different rounds.
-    """
-
-    method: str
-    group: str
-    metric: str
-    mean: float
-    low: float
-    high: float
-    median: float
-    seeds: int
-    scores: int = 0
-    asked: int = 0
-    not_finite: tuple[tuple[str, str], ...] = ()
-    round: str = ""
 
 
 def compare(
@@ -112,7 +69,7 @@ def compare(
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
     runs = [
-        _Run(name, replace(study, seed=seed), None if out is None else Path(out) / f"{to_folder(name)}-seed{seed}")
+        _Run(name, replace(study, seed=seed), None if out is None else Path(out) / run_folder(name, seed))
         for name, study in zip(names, studies, strict=True)
         for seed in range(study.seed, study.seed + seeds)
     ]
@@ -240,44 +197,6 @@ def _named(result: Result, name: str, key: str, value: Any) -> Result:
     return replace(result, method=name, labels={**result.labels, "varied": about})
 
 
-def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
-    """Summarise runs by method, group and metric.
-
-    Args:
-        found: results of one study.
-        metrics: their names; those of the task when None.
-
-    Returns:
-        A cell for every combination that has numbers.
-    """
-    metrics = METRICS[found[0].task] if metrics is None else metrics
-    cells = []
-    for method in dict.fromkeys(result.method for result in found):
-        runs = [result for result in found if result.method == method]
-        for group in GROUPS:
-            for metric in metrics:
-                cell = _cell(method, group, metric, runs)
-                cells += [] if cell is None else [cell]
-    return cells
-
-
-def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell | None:
-    """Summarise a metric over the clients of all runs; None where no client has it."""
-    columns = [result.column(group, metric) for result in runs]
-    known = [[value for value in column if not math.isnan(value)] for column in columns]
-    known = [column for column in known if column]
-    odd = {name: value for result in reversed(runs) for name, value in result.not_finite(group, metric).items()}
-    if not (known or odd):
-        return None
-    numbers = (math.nan,) * 4
-    if known:
-        numbers = *nested_bootstrap(known), statistics.median(value for column in known for value in column)
-    counts = sum(map(len, known)), sum(map(len, columns))
-    rounds = sorted({result.round for result in runs})
-    ends = "-".join(str(number) for number in (rounds[0], *rounds[1:][-1:]))
-    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()), ends)
-
-
 def write(out: Path | str, found: Sequence[Result]) -> None:
     """Write a comparison's table, `compare.csv` and `compare.json`, and its box plots where matplotlib is installed.
 
@@ -292,8 +211,10 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     writer.writerow(Cell._fields)
     for cell in cells:
         odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
-        writer.writerow((*map(to_cell, cell[:3]), *cell[3:-2], to_cell(odd), cell.round))
-    summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells]}
+        row = cell._replace(not_finite=odd)._asdict()  # type: ignore[arg-type]
+        writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
+    runs = [{"folder": run_folder(one.method, one.seed), "method": one.method, "seed": one.seed} for one in found]
+    summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of
     if bins := {one.method: one.labels["calibration_bins"] for one in found if "calibration_bins" in one.labels}:
@@ -301,7 +222,7 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
         summary["privacy"] = spent
     table_json = (json.dumps(summary, indent=1) + "\n").encode()
-    put(out, {"compare.csv": buffer.getvalue().encode(), "compare.json": table_json})
+    put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json})
     try:
         plots.save_joint(found, out / "figures")
     except PacBayesFLError as error:

@@ -22,6 +22,7 @@ from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import nested_bootstrap
+from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_file import Study
 from tests.tiny import ROUNDS, TABLE, assert_same_results, assert_same_state, rows, tiny, write_csv, write_study
 
@@ -114,21 +115,22 @@ def test_run_prints_the_table_and_writes_the_folder(call: Call, finished: Path, 
     code, out, err = call("run", "tiny.toml", "--out", "here")
     assert code == 0
     assert_same_results(tmp_path / "here", finished)
-    title, header, existing, new, folder = out.splitlines()
-    assert title == "tiny, pac-pfl, seed 3, round 12: mean over clients [95 % interval] median"
-    assert header.split() == ["group", "clients", "rsmse", "ce", "nlpd", "crps", "rmse_raw"]
+    title, header, *lines, folder = out.splitlines()
+    assert title == f"tiny, pac-pfl, seed 3, round {ROUNDS}"
+    assert header.split() == ["over", "clients", "mean", "[95", "%", "interval]", "median", "worst", "client"]
     assert folder == "run folder: here"
     summary = json.loads((finished / "metrics.json").read_text())["groups"]
-    for line, group in ((existing, "existing"), (new, "new")):
-        words = line.split()
-        assert words[:2] == [group, str(summary[group]["n_clients"])]
-        entry = summary[group]["rsmse"]
-        assert words[2:6] == [
-            f"{entry['mean']:.3f}",
-            f"[{entry['interval'][0]:.3f},",
-            f"{entry['interval'][1]:.3f}]",
-            f"{entry['median']:.3f}",
-        ]
+    found = results.load(finished)
+    for at, group in ((0, "existing"), (6, "new")):
+        assert lines[at] == f"{group}, {summary[group]['n_clients']} clients"
+        rows = [line.split() for line in lines[at + 1 : at + 6]]
+        assert [row[0] for row in rows] == ["rsmse", "ce", "nlpd", "crps", "rmse_raw"]
+        for name, mean, low, high, median, client, worst in rows:
+            entry = summary[group][name]
+            assert [mean, median] == [f"{entry['mean']:.3f}", f"{entry['median']:.3f}"]
+            assert [low, high] == [f"[{entry['interval'][0]:.3f},", f"{entry['interval'][1]:.3f}]"]
+            own = {row.name: row.metrics[name] for row in found.clients if row.group == group}
+            assert worst == f"{max(own.values()):.3f}" and own[client] == max(own.values())
     lines = err.splitlines()
     assert lines[0].startswith("preset recommended; differs from paper in: method.particles=2 (paper 4), ")
     assert len(lines) == 1 + ROUNDS  # no terminal: plain lines, here one a round
@@ -274,7 +276,7 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(call: Call, finished: Path
 
 def test_show(call: Call, finished: Path) -> None:
     code, out, err = call("show", finished)
-    assert (code, err, len(out.splitlines())) == (0, "", 4)
+    assert (code, err, len(out.splitlines())) == (0, "", 14)
     code, out, _ = call("show", finished, "--json")
     assert code == 0 and json.loads(out) == json.loads((finished / "metrics.json").read_text())
 
@@ -284,21 +286,12 @@ def test_show_survives_numbers_that_are_none_and_columns_that_are_wide(call: Cal
     clients = tuple(results.ClientRow(k, f"c{k}", "existing", 3, one) for k, one in enumerate(values))
     results.Result("s", "m", 0, "regression", clients=clients).save(tmp_path / "run")
     code, out, _ = call("show", "run")
-    words = out.splitlines()[2].split()
     assert code == 0
-    assert words == [
-        "existing",
-        "2",
-        "-",
-        "[-,",
-        "-]",
-        "-",
-        "-",
-        "555555.500",
-        "[123456.700,",
-        "987654.300]",
-        "555555.500",
-    ]
+    rows = [line.split() for line in out.splitlines()[3:]]
+    assert rows[0] == ["rsmse", "-", "[-,", "-]", "-", "c0", "-"]
+    assert rows[1] == ["ce", "-", "[-,", "-]", "-"]
+    assert rows[2][:5] == ["rmse_raw", "5.556e+05", "[1.235e+05,", "9.877e+05]", "5.556e+05"]
+    assert rows[2][5:] == ["c1", "9.877e+05"]
 
 
 def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: Path) -> None:
@@ -512,16 +505,20 @@ def test_compare_prints_writes_and_reads_again(call: Call, tmp_path: Path, monke
     arguments = ("compare", "tiny.toml", "--methods", "ridge, pooled-ridge", "--seeds", 2, "--out", "all")
     code, out, err = call(*arguments)
     assert code == 0
-    title, header, *lines, folder = out.splitlines()
-    assert title == "mean over clients and 2 seeds [95 % bootstrap interval] median"
-    assert header.split() == ["method", "group", "round", "rsmse", "ce", "nlpd", "crps"]
-    groups = [("ridge", "existing"), ("ridge", "new"), ("pooled-ridge", "existing"), ("pooled-ridge", "new")]
-    assert [tuple(line.split()[:2]) for line in lines] == groups
+    title, header, *lines, rounds, folder = out.splitlines()
+    assert rounds == "scored at round: ridge 1, pooled-ridge 1"
+    assert title == "over clients and 2 seeds, intervals by the bootstrap" and header.split()[2] == "mean"
+    groups = [
+        f"{metric}, {group} clients" for group in ("existing", "new") for metric in ("rsmse", "ce", "nlpd", "crps")
+    ]
+    assert lines[::3] == groups
+    assert [line.split()[0] for line in lines[1::3]] == ["ridge"] * 8
+    assert [line.split()[0] for line in lines[2::3]] == ["pooled-ridge"] * 8
     assert folder == "folder: all"
     assert [line.split()[1] for line in err.splitlines()] == ["0/4", "1/4", "2/4", "3/4", "4/4"]
     values = [results.load(tmp_path / "all" / f"ridge-seed{seed}").column("new", "rsmse") for seed in (3, 4)]
     mean, low, high = nested_bootstrap(values)
-    assert lines[1].split()[3:6] == [f"{mean:.3f}", f"[{low:.3f},", f"{high:.3f}]"]
+    assert lines[13].split()[1:4] == [f"{mean:.3f}", f"[{low:.3f},", f"{high:.3f}]"]
     with (tmp_path / "all" / "compare.csv").open(newline="") as file:
         (row,) = [
             r for r in csv.DictReader(file) if (r["method"], r["group"], r["metric"]) == ("ridge", "new", "rsmse")
@@ -540,7 +537,8 @@ def test_compare_varies_a_value_of_every_method(call: Call, tmp_path: Path, monk
     widths = ("zero", "[4]", "[4, 2]")
     names = [f"{method} mean_widths={value}" for method in ("pac-pfl", "pfedgp") for value in widths]
     assert code == 0 and err.splitlines()[-1].split() == ["runs:", "6/6"]
-    assert [line.rpartition(" existing ")[0].strip() for line in out.splitlines()[2:-1:2]] == names
+    rsmse = out.splitlines()[3:9]
+    assert [line[2 : 2 + len(name)] for line, name in zip(rsmse, names, strict=True)] == names
     assert sorted(path.name for path in (tmp_path / "all").glob("*-seed3")) == sorted(f"{name}-seed3" for name in names)
     run = Study.from_toml(tmp_path / "all" / "pfedgp mean_widths=[4, 2]-seed3" / "study.toml")
     assert (run.method.name, run.model.mean_widths) == ("pfedgp", (4, 2))  # type: ignore[union-attr]
@@ -566,6 +564,63 @@ def test_what_compare_refuses(call: Call) -> None:
         assert_one_line(call(*base, "--vary", words), f"--vary takes KEY=V1,V2, got {words!r}")
     assert_one_line(call(*base, "--vary", "method.rate=, "), "there is no value of 'method.rate' to take")
     assert_one_line(call(*base, "--methods", "ridge", "--vary", "method.rate=1"), "unknown key 'rate'")
+
+
+def test_show_and_plot_take_a_comparison(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is printed again, also of a folder that has moved, and figures come of it alone and beside a run."""
+    arguments = ("compare", "tiny.toml", "--methods", "ridge,pooled-ridge", "--seeds", 2, "--out", "all", "--quiet")
+    first = call(*arguments)
+    (tmp_path / "all").rename(tmp_path / "moved")
+    (tmp_path / "tiny.toml").unlink()
+    monkeypatch.setattr(study, "train", lambda *_: pytest.fail("trained"))
+    code, out, err = call("show", "moved")
+    assert (code, err, out) == (0, "", first.out.replace("folder: all\n", ""))
+    code, out, _ = call("show", "moved", "--json")
+    assert code == 0 and json.loads(out) == json.loads((tmp_path / "moved/compare.json").read_text())
+    drawn: list[tuple[int, str]] = []
+
+    def joint(found: list[results.Result], folder: Path) -> list[Path]:
+        drawn.append((len(found), str(folder)))
+        return [folder / "intervals.png"]
+
+    monkeypatch.setattr(plots, "save_joint", joint)
+    monkeypatch.setattr(plots, "save_all", lambda result, folder, clients: [folder / "learning.png"])
+    assert call("plot", "moved").out == "moved/figures/intervals.png\n"
+    lines = call("plot", "moved/ridge-seed3", "moved").out.splitlines()
+    assert lines[0] == "moved/ridge-seed3/figures/learning.png" and len(lines) == 3
+    assert drawn == [(4, "moved/figures"), (4, "moved/figures"), (5, "moved/figures")]
+
+
+def test_a_comparison_of_a_value_is_shown_as_it_was(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save_joint", lambda *_: [])
+    sets = ("--vary", "federation.rounds=1,2", "--set", "method.name=pfedgp", "--quiet", "--out", "all")
+    first = call("compare", "tiny.toml", *sets)
+    assert first.code == 0 and "  pfedgp rounds=2 " in first.out
+    assert call("show", "all").out == first.out.replace("folder: all\n", "")
+
+
+def test_what_is_no_finished_run_says_what_it_is(call: Call, finished: Path, tmp_path: Path) -> None:
+    assert_one_line(call("show", "nowhere"), "there is no folder nowhere (runs are in runs/")
+    (tmp_path / "empty").mkdir()
+    assert_one_line(call("show", "empty"), "empty is not a run folder: metrics.json and ")
+    shutil.copytree(finished, tmp_path / "half")
+    for name in ("metrics.json", "manifest.json"):
+        (tmp_path / "half" / name).unlink()
+    for command in ("show", "plot"):
+        assert_one_line(call(command, "half"), "half is not a finished run folder: metrics.json is missing", "--resume")
+    shutil.copytree(finished, tmp_path / "all" / "pac-pfl-seed3")
+    assert_one_line(call("show", "all"), "all holds a comparison that has not finished (run compare again with the sam")
+    put(tmp_path / "all", {"compare.json": b"{}"})
+    for command in ("certify", "predict", "join"):
+        more = {"predict": ("--client", "c", "--data", "x.csv"), "join": ("--data", "x.csv")}.get(command, ())
+        assert_one_line(call(command, "all", *more), "all holds a comparison (give one of its runs: pac-pfl-seed3)")
+    assert_one_line(call("show", "all"), "compare.json cannot be read: 'runs' (run compare again")
+    runs = {"runs": [{"folder": "../half", "method": "ridge", "seed": 3}]}
+    put(tmp_path / "all", {"compare.json": json.dumps(runs).encode()})
+    assert_one_line(call("plot", "all"), "compare.json names a run outside of its folder: '../half'")
+    runs["runs"][0]["folder"] = "lost-seed3"
+    put(tmp_path / "all", {"compare.json": json.dumps(runs).encode()})
+    assert_one_line(call("plot", "all"), "there is no folder all/lost-seed3")
 
 
 # tune -----------------------------------------------------------------------------------------------------------

@@ -488,7 +488,7 @@ def test_a_folder_that_is_no_run_cannot_be_opened(finished: Path, tmp_path: Path
     shutil.copytree(finished, folder)
     path = folder / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises((StudyError, CheckpointError), match=r"is not a run folder|checkpoints is missing"):
+    with pytest.raises((StudyError, CheckpointError), match=r"is not a (finished )?run folder|checkpoints is missing"):
         study.open_run(folder)
 
 

@@ -19,8 +19,9 @@ from pacbayes_fl import results, study_compare
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
+from pacbayes_fl.results_comparison import METRICS, Cell, table
 from pacbayes_fl.study import run
-from pacbayes_fl.study_compare import METRICS, Cell, compare, table, varied, write
+from pacbayes_fl.study_compare import compare, varied, write
 from pacbayes_fl.study_file import Study
 from tests.hostile import NAMES
 from tests.tiny import on_csv, rows, tiny, write_csv, write_study
@@ -88,10 +89,15 @@ def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> 
         lines = list(csv.reader(file))
     assert tuple(lines[0]) == Cell._fields
     assert all(not cell.not_finite for cell in cells)
-    read = [(*line[:3], *map(float, line[3:-2]), (), line[-1]) for line in lines[1:]]
-    assert read == [tuple(cell) for cell in cells] and {cell.round for cell in cells} <= {"1", "12"}
+    read = [
+        Cell(*line[:3], *map(float, line[3:7]), *map(int, line[7:10]), (), line[11], float(line[12]), line[13])
+        for line in lines[1:]
+    ]
+    assert repr(read) == repr(cells) and {cell.round for cell in cells} <= {"1", "12"}  # NaN: a coverage has no bad end
     summary = json.loads((out / "compare.json").read_text())
-    assert summary == {"study": "tiny", "cells": [cell._asdict() | {"not_finite": []} for cell in cells]}
+    plain = [cell._asdict() | {"not_finite": []} | ({} if cell.worst_client else {"worst": None}) for cell in cells]
+    runs = [{"folder": f"{name}-seed{seed}", "method": name, "seed": seed} for name in RIDGES for seed in (3, 4)]
+    assert summary == {"study": "tiny", "cells": plain, "runs": runs}
     assert {"rmse_raw", "rsmse", "coverage_95"} <= {cell["metric"] for cell in summary["cells"]}
     assert {"box_plots.png", "box_plots.svg"} <= {path.name for path in (out / "figures").iterdir()}
 

@@ -14,6 +14,7 @@ from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.calibration import calibration_curve
 from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
 from pacbayes_fl.plots.convergence import convergence_curves
+from pacbayes_fl.plots.intervals import interval_plot
 from pacbayes_fl.plots.learning import learning_curve
 from pacbayes_fl.plots.predictive import predictive_bands
 from pacbayes_fl.plots.privacy import privacy_utility
@@ -36,6 +37,7 @@ __all__ = [
     "certificates",
     "client_boxes",
     "convergence_curves",
+    "interval_plot",
     "kept_share",
     "learning_curve",
     "particle_ablation",
@@ -112,9 +114,9 @@ def save_certificates(
 def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write the figures that compare runs, as far as the results hold what they show.
 
-    Box plots by method, the convergence of classifiers, and for methods that ran with several numbers of particles or
-    several shares of weights kept, or with several values of what a comparison varied, what comes of it. Where a run
-    was private, what privacy costs.
+    Box plots by method, the means of several methods with their intervals, the convergence of classifiers, and for
+    methods that ran with several numbers of particles or several shares of weights kept, or with several values of what
+    a comparison varied, what comes of it. Where a run was private, what privacy costs.
 
     Args:
         results: finished runs.
@@ -130,6 +132,7 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
     """
     figures: dict[str, Callable[[], Figure]] = {
         "box_plots": partial(box_plots, results),
+        **({"intervals": partial(interval_plot, results)} if len({one.method for one in results}) > 1 else {}),
         "convergence": partial(convergence_curves, results),
     }
     if ablated := _varied(results, lambda result: result.labels.get("particles")):

@@ -58,6 +58,9 @@ def test_figures_without_numbers_are_left_out(result: Result, tmp_path: Path) ->
         save_all(result, tmp_path, ["png", "bmpx"])
 
 
+PAIR = ["box_plots.png", "intervals.png"]  # of several methods
+
+
 def test_the_ablation_is_of_a_method_not_between_methods(
     made: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,9 +73,9 @@ def test_the_ablation_is_of_a_method_not_between_methods(
     monkeypatch.setattr(plots, "particle_ablation", ablation)
     four, one, two = made("pac_pfl"), made("pfedgp", particles=1), made("pac_pfl", particles=2)
     without = replace(made("fedavg"), labels={})
-    assert [path.name for path in save_joint([four, one, without], tmp_path, ["png"])] == ["box_plots.png"]
+    assert [path.name for path in save_joint([four, one, without], tmp_path, ["png"])] == PAIR
     joint = save_joint([four, one, two, without, replace(four, labels={})], tmp_path, ["png"])
-    assert [path.name for path in joint] == ["box_plots.png", "particles.png"]
+    assert [path.name for path in joint] == [*PAIR, "particles.png"]
     assert drawn == [[("pac_pfl", 4), ("pac_pfl", 2)]]
 
 
@@ -81,7 +84,7 @@ def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: 
     sparse = [classes("sfedbayes", seed, kept=kept, level=kept) for kept in (0.25, 0.75) for seed in (1, 2)]
     assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
     files = save_joint([*dense, *sparse], tmp_path, ["png", "svg"])
-    assert [path.name for path in files[::2]] == ["box_plots.png", "convergence.png", "sparsity.png"]
+    assert [path.name for path in files[::2]] == [*PAIR, "convergence.png", "sparsity.png"]
     again = save_joint([*dense, *sparse], tmp_path / "again", ["svg"])
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files[1::2]]
 
@@ -184,7 +187,9 @@ def certified(result: Result) -> Figure:
 
 
 ALONE = {**FIGURES, "certificates": certified}
-JOINT = {name: getattr(plots, name) for name in plots.__all__ if name.endswith(("plots", "curves", "ablation"))}
+JOINT = {
+    name: getattr(plots, name) for name in plots.__all__ if name.endswith(("_plot", "plots", "curves", "ablation"))
+}
 JOINT |= {"sparsity": plots.sparsity_curve, "sweep": plots.sweep_curve}
 
 

@@ -1,0 +1,68 @@
+"""The progress bar of a terminal: rounds and time left always fit, and names and scores take what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from pacbayes_fl.names import printable, shortened, width
+
+_TIME: Final = 9  # of 100:00:00 and a blank
+_BAR: Final = 10  # a shorter one says nothing
+
+
+class _Plain(ProgressColumn):
+    """A field of the task as plain text: no markup, one line."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(Column())
+        self.field = field
+
+    def render(self, task: Task) -> Text:
+        """Write the field."""
+        return Text(task.fields[self.field], no_wrap=True, overflow="ellipsis")
+
+
+@contextmanager
+def bar(text: str, total: int, console: Console | None = None) -> Iterator[Callable[[int, Sequence[str] | None], None]]:
+    """Show a bar on a terminal.
+
+    Args:
+        text: what is being done.
+        total: number of rounds.
+        console: where; stderr when None.
+
+    Yields:
+        What is to be called after a round, with its number and what is new, the most important first; None leaves what
+        was told before.
+    """
+    console = Console(stderr=True) if console is None else console
+    fixed = [kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn)]
+    left = console.width - (2 * len(str(total)) + 2) - _TIME - 1
+    name = shortened(text, max(8, min(width(printable(text)), left // 2 - 1)))
+    wide = min(40, left - width(name) - 1 - left // 3)
+    drawn = [BarColumn(bar_width=wide)] if wide >= _BAR else []
+    with Progress(_Plain("name"), *drawn, *fixed, _Plain("news"), console=console) as shown:
+        task = shown.add_task("", total=total, name=name, news="")
+
+        def show(done: int, news: Sequence[str] | None) -> None:
+            told = {} if news is None else {"news": _packed(news, left - width(name) - (wide + 1 if drawn else 0) - 1)}
+            shown.update(task, completed=done, **told)  # type: ignore[arg-type]
+
+        yield show
+
+
+def _packed(news: Sequence[str], columns: int) -> str:
+    """Take as much of the news as there is room for, whole; only the first may be shortened."""
+    told = ""
+    for one in news:
+        if told and width(f"{told} {printable(one)}") > columns:
+            break
+        told = f"{told} {printable(one)}" if told else shortened(one, max(1, columns))
+    return told
