@@ -180,7 +180,7 @@ def test_compare_has_the_metrics_of_the_task(call: Out, tmp_path: Path) -> None:
     code, out, _ = call("compare", *arguments, "--out", "all", "--quiet")
     assert code == 0
     _, names, *rows, bins, _ = out.splitlines()
-    assert names.split() == ["method", "group", *METRICS["classification"]]
+    assert names.split() == ["method", "group", "round", *METRICS["classification"]]
     assert bins == "ece and mce: 10 bins of confidence"
     assert [row.split()[:2] for row in rows] == [
         [name, group] for name in ("fedavg", "pfedbayes", "local") for group in ("existing", "new")
@@ -222,7 +222,7 @@ def test_join_and_predict_print_labels_with_probability_and_entropy(
     path = write_npz(tmp_path / "new.npz", x=x, y=np.concatenate((train[1], ask)), client=names)
     code, out, _ = call("join", folder, "--data", path)
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert code == 0 and set(rows[0]) == {"client", "row", "label", "probability", "entropy"}
+    assert code == 0 and set(rows[0]) == {"client", "row", "label", "probability", "entropy", "round"}
     probs = result.predictions["new.pm.probs"][1]
     assert [int(row["label"]) for row in rows] == probs.argmax(-1).tolist()
     assert [float(row["probability"]) for row in rows] == pytest.approx(probs.max(-1).values.tolist(), rel=1e-4)
@@ -231,7 +231,7 @@ def test_join_and_predict_print_labels_with_probability_and_entropy(
     alone = write_npz(tmp_path / "alone.npz", x=x[:3])
     code, out, _ = call("predict", folder, "--client", "client_00", "--data", alone, "--json")
     found = json.loads(out)["client_00"]
-    assert code == 0 and set(found) == {"label", "probability", "entropy"} and len(found["label"]) == 3
+    assert code == 0 and set(found) == {"label", "probability", "entropy", "round"} and len(found["label"]) == 3
     assert all(0 <= value <= np.log(10) for value in found["entropy"])
 
 
