@@ -17,7 +17,7 @@ from pacbayes_fl.study_file import Study
 _SIGNS: Final = ("study.toml", study_hold_out.MEMORY, "checkpoints", "metrics.json")
 _WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
 _NEEDED: Final = ("rounds.jsonl", study_hold_out.MEMORY)
-_OPENED: Final = (*_NEEDED, "data.npz", study_hold_out.FILE)
+_OPENED: Final = (*_NEEDED, "data.npz", "scaling.json", study_hold_out.FILE)
 
 
 class Left(NamedTuple):

@@ -263,7 +263,7 @@ def tune(
     wanted = score or scores[0]
     if wanted not in scores:
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
-    log, trials = log or Trials(), []
+    log, trials = Trials() if log is None else log, []
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     first = {key: values[0] for key, values in _open(base).items()}
     for number, values in enumerate([first, *(first | other for other in others)]):

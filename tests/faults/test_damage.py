@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from pacbayes_fl import cli, plots, results
+from pacbayes_fl import cli, plots, results, study, tune
+from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_manifest import problems
 from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, write_study
 
@@ -65,7 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn(result: results.Result, folder: Path, **_: Any) -> list[Path]:
     """Stand in for figures: print every number that they could show."""
-    print(result.summary(), [row.metrics for row in result.clients], result.rounds, dict(result.predictions))
+    predictions = sorted((name, tensor.tolist()) for name, tensor in result.predictions.items())
+    print(result.summary(), [row.metrics for row in result.clients], result.rounds, predictions)
     return []
 
 
@@ -258,3 +264,228 @@ def test_all_rounds_lost_is_an_error_and_no_new_start(at: Path, ask: Callable[[s
     shutil.rmtree(at / "run" / "checkpoints")
     code, _, err = ask("resume")
     assert code == 1 and "checkpoints" in err and "missing" in err
+
+
+def test_a_run_whose_newest_round_is_damaged_says_what_it_falls_back_to_in_its_result(
+    at: Path, ask: Callable[[str], Answer]
+) -> None:
+    (at / "run" / "checkpoints" / "round_000003" / "state.json").write_bytes(b"{}")
+    text = "state.json of round 3 is damaged; using round 2"
+    for command in ("predict", "join", "certify"):
+        code, out, err = ask(command)
+        assert code == 0 and f"warning: {text}\n" in err, command
+        if command == "certify":
+            table = json.loads(out)
+            assert table["model"]["round"] == table["labels"]["round"] == 2 and table["labels"]["fell_back"] == [text]
+        else:
+            head, *rows = (line.split(",") for line in out.splitlines())
+            assert head[-1] == "round" and {row[-1] for row in rows} == {"2"}
+    answer = ask("resume")
+    assert answer.code == 0 and f"fell back: {text}" in answer.out
+    assert "seed 3, round 3: mean over clients" in answer.out  # it has caught up, and says from where
+    for name in ("metrics.json", "labels.json"):
+        found = json.loads((at / "run" / name).read_text())
+        assert (found["round"], found["fell_back"]) == (3, [text])
+    assert f"fell back: {text}" in ask("show").out
+
+
+# signals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice, by the terminal and the shell"])
+def test_a_closed_terminal_ends_a_run_with_its_state_saved(times: int, at: Path, place: Path) -> None:
+    def hang_up(record: results.RoundRecord) -> None:
+        for _ in range(times if record.round == 2 else 0):
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    one = study.Study.from_toml("tiny.toml", ["federation.checkpoint_every=100"])
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(one, at / "new", on_round=hang_up)
+    assert signal.getsignal(signal.SIGHUP) == before
+    saved = checkpoint.load(at / "new")
+    assert saved is not None and saved.round == 2
+    study.run(one, at / "new", resume=True)
+    assert_same_state(at / "new", place / "run")
+
+
+def test_nohup_is_respected(at: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        one = study.Study.from_toml("tiny.toml")
+        found = study.run(one, at / "new", on_round=lambda _: os.kill(os.getpid(), signal.SIGHUP))
+        assert found.round == 3 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> None:
+    """A session of its own on a terminal of its own, whose other end is closed while rounds are run."""
+    rounds = ("--set", "federation.rounds=100000", "--set", "federation.checkpoint_every=100000")
+    child, terminal = os.forkpty()
+    if child == 0:
+        code = 99
+        try:
+            code = cli.main(["run", "tiny.toml", "--out", "new", "--quiet", *rounds])
+        finally:
+            os._exit(code)
+    until = time.monotonic() + 60
+    while not (at / "new" / "rounds.jsonl").exists() or len(results.read_rounds(at / "new")) < 3:
+        assert time.monotonic() < until and os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.005)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    saved = checkpoint.load(at / "new")
+    assert saved is not None and saved.round == len(results.read_rounds(at / "new")) >= 3
+    assert problems(at / "new") == {}
+
+
+# searches and comparisons ---------------------------------------------------------------------------------------
+
+
+def killed_at(call: int, module: Any, name: str, work: Callable[[], object]) -> bool:
+    """Do some work in a process that is killed just before the n-th call of a function; whether it was."""
+    child = os.fork()
+    if child == 0:
+        real, calls = getattr(module, name), iter(range(1, 1000))
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        setattr(module, name, counted)
+        code = 99
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                work()
+            code = 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def joint(found: Any, folder: Path, **_: Any) -> list[Path]:
+    """Stand in for figures: write every number that they could show."""
+    folder.mkdir(exist_ok=True)
+    (folder / "all.txt").write_text(str([[row.metrics for row in one.clients] for one in found]))
+    return []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_comparison_ends_as_one_that_nobody_disturbed(
+    at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots, "save_joint", joint)
+    arguments = ["compare", "tiny.toml", "--methods", "pac-pfl,pfedgp", "--quiet", "--out"]
+    assert cli.main([*arguments, "whole"]) == 0
+    told = capsys.readouterr().out.replace("whole", "killed")
+    for call in (2, 5):  # of six rounds
+        out = at / "killed"
+        shutil.rmtree(out, ignore_errors=True)
+        assert killed_at(call, results, "append_round", lambda: cli.main([*arguments, "killed"]))
+        done = {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/metrics.json")}
+        assert cli.main([*arguments, "killed", "--resume"]) == 0
+        answer = capsys.readouterr()
+        assert (answer.out, answer.err) == (told, "")
+        for name in ("compare.csv", "compare.json", "comparison.json", "figures/all.txt"):
+            assert (out / name).read_bytes() == (at / "whole" / name).read_bytes(), (call, name)
+        for name, when in done.items():
+            assert (out / name / "metrics.json").stat().st_mtime_ns == when, "it was run again"
+
+
+def test_another_comparison_is_not_resumed(
+    at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots, "save_joint", joint)
+    base = ["compare", "tiny.toml", "--quiet", "--out", "all", "--methods"]
+    assert cli.main([*base, "ridge,pfedgp", "--rounds", "1"]) == 0
+    before = {path: path.read_bytes() for path in (at / "all").rglob("*") if path.is_file() and path.name != "run.lock"}
+    for more, text in (
+        (["ridge"], 'methods: saved ["ridge", "pfedgp"], now ["ridge"]'),
+        (["ridge,pfedgp", "--seeds", "3", "--rounds", "1"], "seeds: saved 1, now 3"),
+        (["ridge,pfedgp", "--rounds", "2"], "ridge.federation.rounds: saved 1, now 2; pfedgp"),
+    ):
+        capsys.readouterr()
+        assert cli.main([*base, *more, "--resume"]) == 1
+        assert f"not the one that this comparison was started with: {text}" in capsys.readouterr().err
+    (at / "all" / "comparison.json").write_text("{}")
+    assert cli.main([*base, "ridge,pfedgp", "--rounds", "1", "--resume"]) == 1
+    assert "comparison.json is damaged or was edited: it holds what a comparison is of" in capsys.readouterr().err
+    (at / "all" / "comparison.json").write_bytes(before[at / "all" / "comparison.json"])
+    assert {path: path.read_bytes() for path in before} == before
+    assert cli.main(["compare", "tiny.toml", "--resume"]) == 1
+    assert "--resume needs the folder of the comparison (give --out DIR)" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_search_ends_as_one_that_nobody_disturbed_and_tries_nothing_twice(
+    at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def scored(one: study.Study, dataset: Any, folds: int, marks: Any) -> dict[int, dict[str, float]]:
+        tried.append(one.method.name)
+        number = float(hashlib.sha256(one.to_toml().encode()).digest()[0])
+        if number % 5 == 0:
+            raise NumericalError("not finite", round=1)
+        return {mark: {"rsmse": number / mark / 3, "nlpd": number} for mark in marks}
+
+    monkeypatch.setattr(tune, "cross_validate", scored)
+    arguments = ["tune", "tiny.toml", "--methods", "pac-pfl,pfedgp", "--budget", "4", "--quiet", "--out"]
+    assert cli.main([*arguments, "whole.toml"]) == 0
+    told, number = capsys.readouterr().out.replace("whole", "killed"), len(tried)
+    assert number == 8
+    for call in range(1, number + 1):
+        for path in at.glob("killed*"):
+            path.unlink()
+        assert killed_at(call, tune, "cross_validate", lambda: cli.main([*arguments, "killed.toml"]))
+        if call > 1:
+            assert cli.main([*arguments, "killed.toml"]) == 1
+            assert (
+                "killed.search.json holds the trials of a search that was not finished (go" in capsys.readouterr().err
+            )
+        tried.clear()
+        assert cli.main([*arguments, "killed.toml", "--resume"]) == 0
+        assert len(tried) == number - (call - 1), "a trial was lost, or made again"
+        assert capsys.readouterr().out == told
+        for ending in ("toml", "trials.json", "search.json"):
+            assert (at / f"killed.{ending}").read_bytes() == (at / f"whole.{ending}").read_bytes(), (call, ending)
+    for more, text in (
+        (["--folds", "3"], "folds: saved 5, now 3"),
+        (["--set", "data.options.samples=9"], "samples: saved 7, now 9"),
+    ):
+        assert cli.main([*arguments, "killed.toml", "--resume", *more]) == 1
+        assert "not the one that this search was started with" in (err := capsys.readouterr().err) and text in err
+
+
+# links ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run.lock", "checkpoints", "data.npz", "clients.csv", "certificates", "figures"])
+def test_no_command_follows_a_link(name: str, at: Path, ask: Callable[[str], Answer]) -> None:
+    link, victim = at / "run" / name, at / "victim"
+    link.rename(victim) if link.exists() else victim.mkdir()
+    link.symlink_to(victim)
+
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in (victim, *victim.rglob("*")) if path.is_file()}
+
+    (victim / "round_000009.tmp").mkdir() if victim.is_dir() else None
+    before = content()
+    for command in COMMANDS:
+        code, out, err = ask(command)
+        assert (code, out) == (1, "") and f"{name} is a symbolic link" in err, (command, err)
+    assert content() == before and (victim.is_file() or (victim / "round_000009.tmp").is_dir())
+
+
+def test_a_run_folder_may_itself_be_reached_through_a_link(
+    at: Path, ask: Callable[[str], Answer], whole: dict[str, str]
+) -> None:
+    (at / "run").rename(at / "elsewhere")
+    (at / "run").symlink_to(at / "elsewhere")
+    for command in COMMANDS:
+        assert ask(command) == (0, whole[command], ""), command
