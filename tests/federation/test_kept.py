@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.federation import kept as kept_module
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.methods.base import Nothing
 from tests.laws.cases import Toy, bits, federation
@@ -130,3 +131,37 @@ def test_any_rounds_are_those_of_one_table_that_is_copied_every_time(rounds: Any
     assert bits(kept.select(order)) == bits(tensors.select(table, torch.tensor(order)))
     if all(apart for _, apart in rounds):
         assert kept.bytes == len(kept.present) * 3 * 8
+
+
+@pytest.mark.parametrize("large", [0, 2**22], ids=["pages", "heap"])
+def test_rows_of_shelves_are_used_again_and_nothing_that_was_given_changes(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every dtype and shape, without an element too: a hundred rounds take the room of two."""
+    monkeypatch.setattr(kept_module, "_LARGE", large)
+    random = torch.Generator().manual_seed(0)
+
+    def block(of: float) -> dict[str, Tensor]:
+        return {
+            "a": torch.randn(3, 5, 7, generator=random, dtype=torch.float64) + of,
+            "b": torch.arange(3) + int(of),
+            "c": torch.randn(3, 1, generator=random)[:, :0],
+            "d": torch.randn(7, 3, generator=random).T,
+            "e": torch.tensor([True, False, True]),
+        }
+
+    kept = Kept(4, lambda positions: tensors.select(block(-1.0), torch.tensor([0] * len(positions))))
+    given, kept_then, known = [], kept, {}
+    rooms = set[int]()
+    for number in range(100):
+        new = block(number)
+        kept = kept.after([([0, 3, 2], new)], apart=True)
+        one, some = kept.select([3]), kept.select([2, 0, 3])
+        assert bits(some) == bits(tensors.select(new, torch.tensor([2, 0, 1])))
+        rooms |= {place.block["a"].data_ptr() + place.row for place in kept._at.values()}
+        given.append((one, bits(tensors.select(new, torch.tensor([1])))))
+        if number == 7:
+            kept_then, known = kept, bits(new)
+    assert len(rooms) <= 9  # of the round before, of this one, and of the one that somebody holds
+    assert all(bits(one) == numbers for one, numbers in given)
+    assert bits(kept_then.select([0, 3, 2])) == known
