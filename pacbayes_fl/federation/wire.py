@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -25,6 +25,7 @@ from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
 from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.private import Room
 from pacbayes_fl.federation.watch import summary
+from pacbayes_fl.methods.base import slowed
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.results import RoundRecord
 
@@ -34,7 +35,7 @@ SLACK = 1.1
 """A request or reply may take so many times the bytes of one that is as expected."""
 
 _REPLY = (("run", str), ("round", int), ("client", str), ("parameters", str))
-_REQUEST = (*_REPLY, ("method", str), ("seed", int), ("noise", str))
+_REQUEST = (*_REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str))
 _STRANGERS = 16
 
 
@@ -42,8 +43,8 @@ class Request(NamedTuple):
     """What a client is asked.
 
     Args:
-        config: run, round, client, parameters (hash of `arrays`), method (see `signature`), seed and noise; other keys
-            are not looked at.
+        config: run, round, client, parameters (hash of `arrays`), method (see `signature`), rates (what is left of its
+            learning rates after rounds that were undone), seed and noise; other keys are not looked at.
         arrays: what the server broadcasts, by flat name.
     """
 
@@ -164,7 +165,8 @@ class Round:
         expected: an update of the right structure for one client, leaves [1, *].
         message: what all are sent, in bytes.
         parameters: its hash.
-        signature: of the method.
+        signature: of the method as it was before any round was undone.
+        rates: what is left of its learning rates.
         room: makes the round private, if it is: the mean is over a number that does not depend on who replied, and the
             record tells nothing of who did.
     """
@@ -180,6 +182,7 @@ class Round:
     message: Mapping[str, Array]
     parameters: str
     signature: str
+    rates: float = 1.0
     room: Room | None = None
 
     def request(self, client: str) -> Request:
@@ -197,7 +200,7 @@ class Round:
         if client not in self.asked:
             raise DeployError("it is not asked in this round", client=client, round=self.number)
         config = {"run": self.run, "round": self.number, "client": client, "parameters": self.parameters}
-        config |= {"method": self.signature, "seed": self.plan.seed, "noise": self.plan.noise}
+        config |= {"method": self.signature, "rates": self.rates, "seed": self.plan.seed, "noise": self.plan.noise}
         return Request(config, self.message)
 
     @property
@@ -216,6 +219,7 @@ def open_round(
     expected: Any,
     asked: Iterable[str] | None = None,
     room: Room | None = None,
+    rates: float = 1.0,
 ) -> Round:
     """Open a round: hash and lay out once what every client is sent.
 
@@ -229,6 +233,7 @@ def open_round(
         expected: an update of the right structure for one client, leaves [1, *]; see `expected_update`.
         asked: names of the cohort; all when None.
         room: makes the round private; who is asked is who it draws (`Room.draw`).
+        rates: what is left of the method's learning rates, 1 until a round is undone.
 
     Returns:
         The round.
@@ -241,7 +246,8 @@ def open_round(
         raise DeployError("it is asked and not registered", client=strange[0], round=number)
     message = method.broadcast(server)
     told = arrays.pack(message), arrays.digest(message), signature(method)
-    return Round(run, number, method, plan, server, clients, names, expected, *told, room)
+    slower = method if rates == 1 else slowed(method, rates)
+    return Round(run, number, slower, plan, server, clients, names, expected, *told, rates, room)
 
 
 def expected_update(method: AnyMethod, server: Any, like: ClientBatch) -> Any:
@@ -301,7 +307,8 @@ def handle_train(
         if any(_astray(leaf) for leaf in kept.state.values()):
             raise DeployError("what it kept is not finite", client=name, round=number, cause="state")
     noise = Noise(config["seed"], number, batch.ids, device, config["noise"])
-    update, new = method.client(down, state, batch, noise)
+    slower = method if config["rates"] == 1 else slowed(method, config["rates"])
+    update, new = slower.client(down, state, batch, noise)
     told = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
     return Reply(told, arrays.pack(update)), Kept(config["run"], number, flatten(new))
 
@@ -321,6 +328,8 @@ def _unwanted(
         return f"the request is of round {config['round']}, and the client has answered round {kept.round}"
     if not (1 <= config["round"] < 2**32 and 0 <= config["seed"] < 2**32 and config["noise"] in get_args(Engine)):
         return f"no round has number {config['round']}, seed {config['seed']} and noise {shown(config['noise'])}"
+    if not 0 < config["rates"] <= 1:
+        return f"learning rates can come to a part of them, not to {config['rates']:g} of them"
     if (mine := signature(method)) != config["method"]:
         try:
             theirs = json.loads(config["method"])
@@ -493,4 +502,5 @@ def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) 
     norms = tensors.norm(method.client_steps(message, found.update))
     lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
     dropped = tuple(name for name in opened.asked if name not in found.present)
-    return server, RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)
+    record = RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)
+    return server, replace(record, rates=opened.rates)

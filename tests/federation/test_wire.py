@@ -60,6 +60,7 @@ def test_requests_are_plain_values_and_bytes() -> None:
         "client": "client_00",
         "parameters": arrays.digest(METHOD.broadcast(SERVER)),
         "method": wire.signature(METHOD),
+        "rates": 1.0,
         "seed": 3,
         "noise": "philox",
     }
@@ -167,6 +168,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "round 0": ({"round": 0}, "of round 0, and the client has answered round 1"),
     "a round beyond all": ({"round": 2**32}, "no round has number 4294967296"),
     "a negative seed": ({"seed": -1}, "seed -1"),
+    "no rate": ({"rates": 0.0}, "not to 0 of them"),
+    "a rate beyond": ({"rates": float("inf")}, "not to inf of them"),
+    "a rate that is none": ({"rates": float("nan")}, "not to nan of them"),
     "another noise": ({"noise": "none"}, "noise 'none'"),
     "another client": ({"client": "client_01"}, "for client 'client_01', and here is 'client_00'"),
     "another run": ({"run": "b run"}, "of run 'b run', and the client takes part in 'a run'"),

@@ -26,9 +26,10 @@ IMPOSSIBLE = {"variance": -1e-3, "inclusion": 1.5, "cluster": 10**9}
 
 
 class Exchange(NamedTuple):
-    """The third round of a federation, opened, and what its clients answer."""
+    """The third round of a federation on one device; the same opened, and what its clients answer."""
 
     scene: Scene
+    state: engine.FederationState
     now: wire.Round
     honest: Mapping[str, Reply]
     liar: str
@@ -38,15 +39,18 @@ class Exchange(NamedTuple):
 def exchange(case: Case, d: int) -> Exchange:
     """Play it once; the expected update is made of other rows than anybody's."""
     s = scene(case, d)
+    begun = engine.FederationState(s.server, s.clients, 2)
+    ((record, state),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3), begun)
     strangers = replace(s.batch, x=torch.ones_like(s.batch.x), y=torch.zeros_like(s.batch.y))
     expected = wire.expected_update(s.method, s.server, strangers)
-    now = wire.open_round(s.method, s.server, s.plan, "run", 3, wire.members(s.batch), expected)
+    members = wire.members(s.batch)
+    now = wire.open_round(s.method, s.server, s.plan, "run", 3, members, expected, rates=record.rates)
     found = {}
     for k, name in enumerate(s.batch.names):
         index = torch.tensor([k])
         kept = Kept("run", 2, wire.flatten(tensors.select(s.clients, index)))
         found[name], _ = wire.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
-    return Exchange(s, now, found, s.batch.names[1])
+    return Exchange(s, state, now, found, s.batch.names[1])
 
 
 @pytest.mark.parametrize("case", FEDERATED, ids=str)
@@ -60,7 +64,7 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
     members, expected = wire.members(batch), wire.expected_update(method, server, batch)
     kept: list[Kept | None] = [None] * 3
     for record, state in engine.rounds(method, batch, plan):
-        now = wire.open_round(method, server, plan, "run", record.round, members, expected)
+        now = wire.open_round(method, server, plan, "run", record.round, members, expected, rates=record.rates)
         replies = []
         for k, name in enumerate(batch.names):
             rows = batch.select(torch.tensor([k])).trim()
@@ -70,7 +74,7 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
         assert bits(server) == bits(state.server)
         mine = [tensors.unleaves(like, one.state) for like, one in zip(likes, kept, strict=True) if one is not None]
         assert bits(tensors.cat(mine)) == bits(state.clients)
-        assert (told.clients, told.dropped, told.reasons) == (record.clients, (), {})
+        assert (told.clients, told.dropped, told.reasons, told.rates) == (record.clients, (), {}, record.rates)
         assert (told.steps is None) == (record.steps is None)
         if told.steps is not None and record.steps is not None:  # whose rows are summed alone or together
             assert told.steps[:2] == pytest.approx(record.steps[:2], rel=1e-12)
@@ -80,9 +84,7 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
 
 @every_federated
 def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
-    s, now, honest, _ = exchange(case, d)
-    plan = replace(s.plan, rounds=3)
-    ((_, state),) = engine.rounds(s.method, s.batch, plan, engine.FederationState(s.server, s.clients, 2))
+    s, state, now, honest, _ = exchange(case, d)
     server, _ = wire.close_round(now, wire.collect(now, honest.items()))
     assert_close(identified(s.method, server), identified(s.method, state.server))
 
@@ -90,7 +92,7 @@ def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
 @every_federated
 def test_what_an_honest_client_sends_is_possible_and_what_the_server_knows_of_it(case: Case, d: int) -> None:
     """The leaf `weight` is `Method.weight` of the rows, `clients` is 1, and variances, shares and clusters are some."""
-    s, now, _, _ = exchange(case, d)
+    s, _, now, _, _ = exchange(case, d)
     update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
     assert s.method.possible(update).tolist() == [True] * s.batch.clients
     assert bits(s.method.registered(update, s.batch.size, s.batch.ids)) == bits(update)
@@ -99,7 +101,7 @@ def test_what_an_honest_client_sends_is_possible_and_what_the_server_knows_of_it
 
 @every_federated
 def test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case: Case, d: int) -> None:
-    _, now, honest, liar = exchange(case, d)
+    _, _, now, honest, liar = exchange(case, d)
     truth = wire.collect(now, honest.items())
     for lie in (1e12, -1.0, 0.0, 1e-30):
         sent = tensors.leaves(arrays.unpack(now.expected, honest[liar].arrays))
@@ -112,7 +114,7 @@ def test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case: Ca
 @every_federated
 def test_a_reply_that_is_refused_touches_nobody_else(case: Case, d: int) -> None:
     """Every leaf of an update in turn, at its last number: NaN, infinity, too large to be squared, no such value."""
-    _, now, honest, liar = exchange(case, d)
+    _, _, now, honest, liar = exchange(case, d)
     rest = wire.collect(now, [item for item in honest.items() if item[0] != liar])
     for leaf, array in honest[liar].arrays.items():
         known = IMPOSSIBLE.get(leaf.split(".")[-1])
