@@ -85,7 +85,7 @@ def _shelf(block: Any, rows: int) -> Any:
     parts = iter(torch.frombuffer(pages, dtype=torch.uint8).split(sizes))
 
     def room(leaf: Tensor) -> Tensor:
-        part = next(parts)[: leaf.nbytes // len(leaf) * rows]
+        part: Tensor = next(parts)[: leaf.nbytes // len(leaf) * rows]
         return part.view(leaf.dtype).view(rows, *leaf.shape[1:])
 
     return tensors.tree_map(room, block)
