@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_LARGEST = 1e30  # so that squares and products of options are finite
+_LARGEST = 1e30  # so that squares and products of options are finite, and its inverse the smallest: none is 0
 
 
 class DataGenError(ValueError):
@@ -71,6 +71,8 @@ def number(name: str, value: Any, least: float = -_LARGEST, most: float = _LARGE
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not abs(value) < math.inf:
         raise DataGenError(f"{name} must be a finite number, is {value!r:.80}")
-    if not least <= value <= most:
-        raise DataGenError(f"{name} must lie in {least:g}..{most:g}, is {value!r:.80}")
+    if 0 < abs(value) < 1 / _LARGEST or not least <= value <= most:
+        raise DataGenError(
+            f"{name} must be 0 or of a size of 1e-30 or more, and lie in {least:g}..{most:g}, is {value!r:.80}"
+        )
     return float(value)

@@ -446,9 +446,9 @@ def _bound(options: argparse.Namespace) -> None:
 def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import joined
-    from pacbayes_fl.study_release import is_release, open_release, served
+    from pacbayes_fl.study_release import is_release, open_release
 
-    known = open_release(options.run) if is_release(options.run) else served(open_run(options.run))
+    known = open_release(options.run) if is_release(options.run) else open_run(options.run)
     sound: list[AnyPrediction] = []
     try:
         for one in joined(known, options.data):

@@ -14,6 +14,13 @@ from pacbayes_fl.names import printable
 _LONGEST: Final = 2000  # characters of a message: whatever came in a file may stand in it
 
 
+UNREADABLE: Final = (
+    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
+    *(OverflowError, RecursionError, EOFError),
+)
+"""What reading a file raises that was damaged, or never was one of ours."""
+
+
 def one_line(text: str, longest: int = _LONGEST) -> str:
     """Write a text so that it takes one line of a terminal and cannot steer it.
 

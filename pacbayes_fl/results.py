@@ -19,13 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 
 from pacbayes_fl import files, names
-from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, ShapeError, StudyError
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, ShapeError, StudyError, shown
 from pacbayes_fl.results_folder import FILES, refuse_links, sync_folder
 from pacbayes_fl.results_manifest import put, verify
 
@@ -37,6 +38,8 @@ GROUPS: Final = ("existing", "new")
 SUPPOSED: Final = "_if_noise_were_secret"
 SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
 """What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
+TASKS: Final = ("regression", "classification")
+_LABELS: Final = MappingProxyType({"privacy": dict, "selections": dict, "calibration_bins": int})  # what tables print
 _FIXED: Final = ("id", "group", "name", "m")
 _BLOCK: Final = 2**20  # numbers of bootstrap replicates that are held at once
 _PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
@@ -350,7 +353,9 @@ def load(folder: Path | str) -> Result:
 
     with readable(folder / "metrics.json") as path:
         head = json.loads(path.read_text("utf-8"))
-        study, method, seed, task = (head[key] for key in ("study", "method", "seed", "task"))
+        study, method, seed, task = (_typed(head, key) for key in ("study", "method", "seed", "task"))
+        if task not in TASKS:
+            raise ValueError(f"'task' must be {' or '.join(TASKS)}, got {shown(task)}")
     with readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
         if tuple(rows[0][:4]) != _FIXED:
@@ -370,9 +375,20 @@ def load(folder: Path | str) -> Result:
         predictions = safetensors.torch.load(path.read_bytes())
     with readable(folder / "labels.json") as path:
         labels = json.loads(path.read_text("utf-8"))
+        for key, kind in _LABELS.items():
+            if not isinstance(labels.get(key, kind()), kind):
+                raise TypeError(f"{key!r} must be {kind.__name__}, got {shown(labels[key])}")
     result = Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
     verify(folder, needed)  # what can be read may have been altered as well
     return result
+
+
+def _typed(table: Mapping[str, Any], key: str) -> Any:
+    """Take a value of the kind that is written under its name."""
+    kind = int if key in ("seed", "round", "clients") else list if key == "dropped" else str
+    if type(table[key]) is not kind:
+        raise TypeError(f"{key!r} must be {kind.__name__}, got {shown(table[key])}")
+    return table[key]
 
 
 @contextlib.contextmanager
@@ -390,7 +406,7 @@ def readable(path: Path) -> Iterator[Path]:
     """
     try:
         yield path
-    except (ValueError, KeyError, IndexError, TypeError, OSError, SafetensorError, csv.Error) as error:
+    except (*UNREADABLE, SafetensorError, csv.Error) as error:
         hint = "the file was damaged or edited; resume the run with --resume to write it again"
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
 
@@ -464,9 +480,11 @@ def _record(number: int, line: bytes) -> RoundRecord:
             steps = Steps(float(steps["median"]), float(steps["largest"]), str(steps["whose"]))
         reasons = {key: str(text) for key, text in read.get("reasons", {}).items()}
         undone, rates = tuple(map(str, read.get("undone", ()))), float(read.get("rates", 1.0))
-        dropped = tuple(read["dropped"])
-        return RoundRecord(read["round"], read["clients"], dropped, values, histograms, steps, reasons, undone, rates)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        dropped = tuple(map(str, _typed(read, "dropped")))
+        return RoundRecord(
+            _typed(read, "round"), read["clients"], dropped, values, histograms, steps, reasons, undone, rates
+        )
+    except UNREADABLE as error:
         raise ValueError(f"line {number}: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
 from pacbayes_fl.results import GROUPS
 from pacbayes_fl.results_manifest import put
 
@@ -181,7 +181,7 @@ def load(path: Path | str) -> CertifiedRun:
             table[name] = float(table[name])
         found = CertifiedRun(**table, clients=clients)
         wrong = "an entry is not what its checksum was made of" if not intact else _disagreement(found)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as certificates: {error}", hint=hint) from error
     if wrong:
         raise DataError(f"{path} cannot be read as certificates: {wrong}", hint=hint)
@@ -228,7 +228,7 @@ def model_of(folder: Path | str, round: int | None = None) -> dict[str, Any]:
     state = split = None
     with contextlib.suppress(OSError):
         state = hashlib.sha256((root / f"round_{round or 0:06d}" / "state.safetensors").read_bytes()).hexdigest()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(*UNREADABLE):
         split = json.loads((folder / "environment.json").read_text("utf-8"))["data"]["split_sha256"]
     return {"round": round, "state": state, "split": split}
 

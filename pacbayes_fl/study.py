@@ -80,6 +80,11 @@ class Trained:
     folder: Path | None = None
     fell_back: Sequence[str] = ()
 
+    @property
+    def round(self) -> int:
+        """Rounds finished."""
+        return self.state.round
+
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
@@ -150,7 +155,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     shared = study_scaling.read(folder, dataset) if folder is not None and saved is not None else None
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train), shared)
     clients = groups["existing"].train
-    state = _restore(method, clients, study, saved)
+    with checkpoint.meant(saved):
+        state = _restore(method, clients, study, saved)
     engine.check(method, clients, study.plan, state)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
@@ -394,7 +400,9 @@ def open_run(folder: Path | str) -> Trained:
     if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
         raise results.no_run(folder, "study.toml or data.npz is missing")
     saved, fell_back = study_resume.opened(folder)
-    study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
+    with checkpoint.meant(saved):
+        study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
+        released = int(saved.meta.get("released", 0))
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
         study = replace(study, federation=replace(study.federation, device="cpu"))
     dataset = reopen(study, folder / "data.npz")
@@ -404,8 +412,9 @@ def open_run(folder: Path | str) -> Trained:
     memory = study_hold_out.Memory.read(folder, True).joined(study, dataset, division.dataset)
     folds, shared = memory.fold_of(dataset.groups["existing"].train), study_scaling.read(folder, dataset)
     method, groups = prepare(study, division.dataset, folds, shared)
-    state = _restore(method, groups["existing"].train, study, saved)
-    method = engine.at_rates(method, state)
-    spent = partial(study_privacy.replacement, study, folder, int(saved.meta.get("released", 0)))
+    with checkpoint.meant(saved):
+        state = _restore(method, groups["existing"].train, study, saved)
+        method = engine.at_rates(method, state)
+    spent = partial(study_privacy.replacement, study, folder, released)
     known = tuple(record for record in results.read_rounds(folder) if record.round <= state.round)
     return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder, fell_back)

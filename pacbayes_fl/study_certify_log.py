@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pacbayes_fl import files
-from pacbayes_fl.errors import CheckpointError
+from pacbayes_fl.errors import UNREADABLE, CheckpointError
 from pacbayes_fl.results_certificates import FOLDER
 from pacbayes_fl.results_folder import FILES
 from pacbayes_fl.results_manifest import extend, problems, read
@@ -83,7 +83,7 @@ def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
         return Turn(reason=f"{folder / FILE} {what}: how often the rows were asked is not known")
     known = {line.get("number") for line in _lines(folder / FILE)}
     for path in sorted((folder / FOLDER).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # of damage it is told where tables are read
+        with contextlib.suppress(*UNREADABLE):  # of damage it is told where tables are read
             number = json.loads(path.read_text("utf-8")).get("number")
             if number is not None and number not in known:
                 what = f"{path} is request {number} of these rows, which {FILE} does not hold"
@@ -138,7 +138,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if path.is_file():
         for text in path.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(*UNREADABLE):
                 line = json.loads(text)
                 found.append(line if isinstance(line, dict) and isinstance(line.get("number"), int) else {})
                 continue

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
-from pacbayes_fl.errors import ClientError, DataError, NumericalError, StudyError
+from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.posteriors.tempered import best as best_temperature
@@ -280,7 +280,7 @@ def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
             settings.parse(kind, {asked.option: value}, f"{path}:")  # of the option's type
             study = _with(study, asked, value)
         return study, notes
-    except (ValueError, KeyError, TypeError, StudyError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
 
 
@@ -303,7 +303,7 @@ def reopened(study: Study, folder: Path) -> Study:
     try:
         notes = json.loads(path.read_text("utf-8"))
         settled = [one for one in (*study.recipe.held_out, TEMPERATURE) if one.option in notes]
-    except (ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
     for asked in settled:
         study = _with(study, asked, "held-out")

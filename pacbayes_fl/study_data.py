@@ -21,7 +21,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import archives, images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.study_file import Study, image_source
 
 Array = np.ndarray[Any, Any]
@@ -317,7 +317,7 @@ def check_environment(folder: Path, now: tables.Dataset) -> None:
         return
     try:
         known = json.loads(path.read_text("utf-8"))["data"]["split_sha256"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
     if known != provenance(now)["split_sha256"]:
         raise DataError(f"the rows in {folder / 'data.npz'} are not those that {path.name} says were run", hint=hint)

@@ -67,6 +67,8 @@ class DataPart:
 
     def __post_init__(self) -> None:
         """Refuse words that are no way to scale a column, and a column that would be two things."""
+        if not 0 < self.test_share < 1:
+            raise StudyError(f"[data] test_share must be between 0 and 1, got {self.test_share:g}")
         if self.time is not None and self.time in (self.client, self.target, "split", "group"):
             raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
         for name, kind in self.column_scale.items():
@@ -503,6 +505,8 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
         raise StudyError(f"there is no study {str(path)!r}", hint=settings.nearest(str(path), names))
     try:
         table = settings.read_toml(file.read_text(encoding="utf-8"), file.name)
+        if not table:
+            raise StudyError(f"{file.name} is empty", hint="`list studies` names examples")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{file.name} is not TOML: {error}") from error
     return {"name": file.stem} | _anchored(table, file.parent), file.name

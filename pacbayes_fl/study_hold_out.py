@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results_manifest import put
@@ -237,7 +237,7 @@ class Memory:
                 int(found["salt"], 16),
                 tuple(float(width) for width in found["width"]),
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             raise DataError(f"{folder / MEMORY} cannot be read: {error}", hint="choose another --out") from error
 
     def joined(self, study: Study, dataset: tables.Dataset, known: tables.Dataset) -> Memory:
@@ -258,9 +258,13 @@ class Memory:
         salt = self.salt or secrets.randbits(62) + 1
         images = dataset.rows is not None
         width = self.width
-        if not width and not images:
+        if not images:
             every = [group.train for group in dataset.groups.values()]
-            width = tuple((study.report.certify.twins * twins.spread(every)).tolist())
+            today = tuple((study.report.certify.twins * twins.spread(every)).tolist())
+            width = width or today
+            if len(width) != len(today):
+                what = f"{MEMORY} remembers rows of {len(width)} columns, and the data have {len(today)}"
+                raise DataError(what, hint="choose another --out")
         now = _fingerprints(dataset, salt)
         for name, rows in now.items():
             if name in self.clients and self.clients[name].rows != rows:

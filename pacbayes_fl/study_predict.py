@@ -118,7 +118,7 @@ def join(trained: Trained | Served, path: Path | str) -> dict[str, Any]:
         any target gets the prior's prediction, with the existing clients' average standardisation.
 
     Raises:
-        DataError: when columns are missing or rows cannot be used.
+        DataError: when columns are missing, rows cannot be used, or a client took part in the training.
         NumericalError: when a prediction is not finite, naming the client and its row.
     """
     return {one.client: one for one in joined(trained, path)}
@@ -139,6 +139,9 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     """
     known = trained if isinstance(trained, Served) else served(trained)
     table = _table(known, path, need_target=True, default=None)
+    for name in table.clients if isinstance(trained, Trained) else ():
+        if name in trained.memory.clients:
+            raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
     refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]

@@ -74,7 +74,8 @@ def left(study: Study, folder: Path | None, resume: bool) -> Left:
     _complete(folder, saved)
     study, notes = study_choice.recall(study, folder)
     toml = folder / "study.toml"
-    before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
+    with checkpoint.meant(saved):
+        before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
     checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is None:
         return Left(study, notes)
@@ -127,4 +128,5 @@ def _complete(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
 def _fallen(saved: checkpoint.Checkpoint) -> Sequence[str]:
     for message in saved.warnings:
         warnings.warn(message, DamageWarning, stacklevel=outside())
-    return tuple(dict.fromkeys((*saved.meta.get("fell_back", ()), *saved.warnings)))
+    with checkpoint.meant(saved):
+        return tuple(dict.fromkeys((*map(str, saved.meta.get("fell_back", ())), *saved.warnings)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
 from pacbayes_fl.data.scaling import ColumnScale, Scaling, Shared
-from pacbayes_fl.errors import DataError, PrivacyError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.results_folder import FILES
 from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_file import Study
@@ -159,7 +159,7 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         return Shared(kinds, mean, std, average)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
 
 

@@ -114,6 +114,8 @@ def size(arrays: Mapping[str, Any]) -> int:
     """
     total = 0
     for name, value in arrays.items():
+        if not isinstance(name, str):
+            raise ShapeError(f"a leaf's name must be text, got {shown(name)}")
         if isinstance(value, Tensor):
             total += value.numel() * value.element_size()
         elif isinstance(data := getattr(value, "data", None), bytes):
@@ -172,13 +174,14 @@ def _read(name: str, value: Any, like: Tensor) -> Tensor:
         if value.shape != like.shape or value.dtype != like.dtype:
             raise ShapeError(f"{wanted}, got {shown(list(value.shape))[:_SHOWN]} {value.dtype}")
         return value.detach().clone(memory_format=torch.contiguous_format)
-    try:
-        kind, shape, form, data = value.dtype, tuple(value.shape), value.stype, value.data
-    except (AttributeError, TypeError) as error:
-        raise ShapeError(f"{wanted}, got {type(value).__name__}") from error
+    kind, shape, form, data = (getattr(value, name, None) for name in ("dtype", "shape", "stype", "data"))
+    sizes = isinstance(shape, tuple | list) and all(type(size) is int for size in shape)
+    if not (sizes and isinstance(kind, str) and isinstance(form, str) and isinstance(data, bytes)):
+        raise ShapeError(f"{wanted}, got {type(value).__name__} of {type(kind).__name__}, {type(shape).__name__}")
+    shape = tuple(shape)
     if form != STYPE:
         raise ShapeError(f"{wanted} as {STYPE}, got {shown(form)}")
-    if not isinstance(kind, str) or DTYPES.get(kind) != like.dtype or shape != tuple(like.shape):
+    if DTYPES.get(kind) != like.dtype or shape != tuple(like.shape):
         raise ShapeError(f"{wanted}, got {shown(list(shape))} {shown(kind)}")
     return _numbers(wanted, data, like)
 

@@ -20,7 +20,7 @@ import socket
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import CheckpointError, outside
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError, outside
 from pacbayes_fl.files import close_folder, make_folder, opened, refuse_link
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
 from pacbayes_fl.results_manifest import announced, intact
@@ -242,6 +242,27 @@ def check_study(
         )
 
 
+@contextlib.contextmanager
+def meant(saved: Checkpoint | None) -> Iterator[None]:
+    """Turn what goes wrong with a round's contents into an error that names it: checksums do not say who wrote them.
+
+    Args:
+        saved: the round that is taken apart; nothing is expected of None.
+
+    Raises:
+        CheckpointError: when anything but an error of ours was raised.
+    """
+    try:
+        yield
+    except PacBayesFLError:
+        raise
+    except Exception as error:
+        if saved is None:
+            raise
+        what = f"round {saved.round} holds what no run has saved ({type(error).__name__}: {error})"
+        raise CheckpointError(what, hint="start the run anew in another folder") from error
+
+
 class ClientMatch(NamedTuple):
     """Which saved client is which present one; see `match_clients`.
 
@@ -421,21 +442,23 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         # its own checksum, which every version keeps: else a flipped bit in the version would pass for another version
         need(manifest.pop("manifest_sha256") == _digest(manifest), "manifest.json")
         version, checksums = manifest["format_version"], manifest["sha256"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        files = {name: content(name) for name in checksums}
+        newer = version > FORMAT_VERSION
+    except UNREADABLE as error:
         raise _DamagedError(f"manifest.json of round {round} is damaged") from error
-    if version > FORMAT_VERSION:
+    if newer:
         raise CheckpointError(
             f"{path} has checkpoint format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}",
             cause="written by a later version",
             hint="update pacbayes_fl, or start anew in another folder",
         )
-    need(manifest["round"] == round, "manifest.json")
-    files = {name: content(name) for name in checksums}
+    need(manifest.get("round") == round, "manifest.json")
     for name, data in files.items():
         need(hashlib.sha256(data).hexdigest() == checksums[name], name)
     try:
         tensors, meta = safetensors.torch.load(files["state.safetensors"]), json.loads(files["state.json"])["meta"]
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        need(isinstance(meta, dict), "state.json")
+    except (*UNREADABLE, SafetensorError) as error:
         raise _DamagedError(f"round {round} is damaged") from error
     while version < FORMAT_VERSION:
         if version not in _MIGRATIONS:

@@ -111,6 +111,8 @@ class FederatedSVGD(Method[Server, Message, Nothing, Update], Generic[Model, Upd
         """Refuse hyper-parameters that mean nothing."""
         if self.particles < 1 or not self.rate > 0 or (self.minibatch is not None and self.minibatch < 1):
             raise StudyError("particles, rate and minibatch must be positive")
+        if self.n2 < 0 or self.v < 0:
+            raise StudyError(f"n2 and v must not be negative, got {self.n2:g} and {self.v:g}")
         if self.tau is None and (self.lam is None or self.beta is None):
             raise StudyError("tau is None, so lam and beta are needed", hint="tau = lam / (lam + beta n (n2 + v))")
         if self.tau is not None and not self.tau > 0:

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pacbayes_fl.errors import CheckpointError, PrivacyError, outside
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, outside
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import SIMULATED_EPSILON
@@ -260,7 +260,7 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
             raise ValueError("it is of another version")
         charge, _ = _entry({**head["charge"], "count": 1})
         return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error
         text = "counted as one more release, and its round is paid for again"
@@ -288,15 +288,18 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None]:
         body = json.loads(text)
         intact = body.pop("sha256") == _digest(body)
         version = body["format_version"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise _damaged(path) from error
     if not intact:
         raise _damaged(path)
     if version != FORMAT_VERSION:
         what = f"{path} has ledger format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
         raise PrivacyError(what, hint="update pacbayes_fl")
-    entries = [_entry(saved) for saved in body["releases"]]
-    return entries, body.get("delta"), body.get("randomness")  # the first ledgers had neither
+    try:
+        entries = [_entry(saved) for saved in body["releases"]]
+        return entries, body.get("delta"), body.get("randomness")  # the first ledgers had neither
+    except UNREADABLE as error:
+        raise _damaged(path) from error
 
 
 def _entry(saved: Mapping[str, Any]) -> tuple[Charge, int]:

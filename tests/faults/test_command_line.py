@@ -6,16 +6,19 @@ import argparse
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import RunLock
-from tests.tiny import TABLE, write_study
+from tests.faults.fuzz import Box, sets, write_small
+from tests.tiny import TABLE, quick, write_study
 
 # What each command needs to be called at all.
 ARGUMENTS = {
@@ -29,6 +32,7 @@ ARGUMENTS = {
     "bound": ["seeger", "--n", "9", "--delta", "0.1"],
     "join": ["run", "--data", "rows.csv"],
     "predict": ["run", "--client", "c0", "--data", "rows.csv"],
+    "release": ["run", "--out", "released"],
 }
 
 
@@ -160,3 +164,172 @@ def test_the_program_itself_ends_without_a_trace(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, "list", "methods"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("pacbayes-fl: ZeroDivisionError: division by zero (") and done.stderr.count("\n") == 1
+
+
+def labels(folder: Path) -> None:
+    """Write 40 rows of which one has a slip of the finger for a label."""
+    rows = [f"c{i % 4},{i * 0.5},{1000001 if i == 7 else i % 3}" for i in range(40)]
+    (folder / "data.csv").write_text("client,x,y\n" + "\n".join(rows))
+
+
+def parquet(folder: Path) -> None:
+    """Write a table that a few kilobytes say to have twelve million cells."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    ones = pa.DictionaryArray.from_arrays(pa.array(np.zeros(6_000_000, dtype=np.int8)), pa.array(["c0"]))
+    pq.write_table(pa.table({"client": ones, "x": ones}), folder / "data.parquet")
+    assert (folder / "data.parquet").stat().st_size < 50_000
+
+
+def bomb(folder: Path) -> None:
+    """Write zeros that a thousandth of their size says to be there."""
+    np.savez_compressed(folder / "data.npz", x=np.zeros((100, 10**5)))
+    assert (folder / "data.npz").stat().st_size < 100_000
+
+
+SIZES: dict[str, tuple[str, list[str], Callable[[Path], None] | None, tuple[str, ...]]] = {
+    "a label": (
+        "fedavg",
+        ["data.source=data.csv", "data.task=classification"],
+        labels,
+        ("label 1e+06 would be one of 1e+06 classes of 40 rows, and the limit is 1000", "number the classes 0, 1, 2"),
+    ),
+    "a network's width": (
+        "fedavg",
+        ["model.widths=[1000000000]"],
+        None,
+        ("a network of 3000000001 weights takes 12 GB", "lower model.widths"),
+    ),
+    "a prior's width": ("pac-pfl", ["model.mean_widths=[1000000000]"], None, ("24 GB", "lower model.mean_widths")),
+    "particles": (
+        "pac-pfl",
+        ["method.particles=1000000"],
+        None,
+        ("1000000 particles, pair by pair, takes 8 TB", "lower method.particles"),
+    ),
+    "draws": (
+        "pfedbayes",
+        ["method.draws=4000000000"],
+        None,
+        ("a model 4000000000 times over takes", "lower method.draws"),
+    ),
+    "rows": (
+        "ridge",
+        ["data.options.samples=1000000000000000"],
+        None,
+        ("a client of 1000000000000002 rows would take", "lower samples"),
+    ),
+    "clients": (
+        "ridge",
+        ["data.options.clients=1000000000000000000"],
+        None,
+        ("1000000000000000001 clients of", "lower clients"),
+    ),
+    "modes": ("ridge", ["data.options.modes=1000000000000"], None, ("1000000000000 modes would take", "lower modes")),
+    "an archive": (
+        "ridge",
+        ["data.source=data.npz"],
+        bomb,
+        ("data.npz, 7", "takes 80 MB, and the limit is 67.1 MB", "data do not repeat"),
+    ),
+    "a Parquet table": (
+        "ridge",
+        ["data.source=data.parquet"],
+        parquet,
+        ("data.parquet of 18000000 cells, read, takes 1.8 GB", "fewer rows"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SIZES)
+def test_a_size_is_judged_before_it_is_allocated(what: str, tmp_path: Path) -> None:
+    """The error says the size asked for, the limit and what to change, and nothing of that size was there before it."""
+    method, assignments, make, fragments = SIZES[what]
+    box = Box(tmp_path)
+    write_small(box.here)
+    if make is not None:
+        make(box.here)
+    tracemalloc.start()
+    answer = box.attack(
+        what, "run", "s.toml", "--quiet", "--out", "out", *sets(*quick(method), *assignments), out="out"
+    )
+    assert tracemalloc.get_traced_memory()[1] < 10**8
+    tracemalloc.stop()
+    assert answer.code == 1 and "the limit is " in answer.err, answer.err
+    for fragment in fragments:
+        assert fragment in answer.err
+
+
+def test_more_images_than_there_are_rows_for_are_refused_at_once(tmp_path: Path) -> None:
+    from tests.tiny_images import table as image_table
+    from tests.tiny_images import write_root
+
+    box = Box(tmp_path)
+    write_small(box.here, **image_table(write_root(box.here / "images")))
+    for partition in ("labels", "dirichlet"):
+        given = ["data.options.clients=1000000", f"data.options.partition={partition}"]
+        answer = box.attack(partition, "run", "s.toml", "--quiet", "--out", "out", *sets(*given), out="out")
+        assert "1000002 clients need a row each at least, and the limit is 420" in answer.err
+
+
+NONSENSE = {
+    "n2 below 0": ("pac-pfl", "method.n2=-1.0", "n2 and v must not be negative"),
+    "v below 0": ("pac-pfl-bnn", "method.v=-1e-3", "n2 and v must not be negative"),
+    "a minibatch of 2**63": ("pac-pfl", f"method.minibatch={2**63}", "minibatch must be"),
+    "tries of 2**63": ("ridge", f"report.certify.tried={2**63}", "tried must be a whole number from 0 to 2**32 - 1"),
+    "folds of 2**63": ("ridge", f"report.certify.folds={2**63}", "folds must be a whole number"),
+    "a share that is no number": ("ridge", "data.test_share=nan", "test_share must be a finite number"),
+    "a share below 0": ("ridge", "data.test_share=-1", "test_share must be between 0 and 1"),
+    "a round below 0": ("fedavg", "report.uncertainty_rounds=[-1]", "uncertainty_rounds must be a whole number"),
+    "a name that is a list": ("ridge", 'name=["a"]', "name must be text, and not blank, got ['a']"),
+    "digits of another script": ("ridge", "federation.waste=٢", "waste must be of type float, got '٢'"),
+}
+
+
+@pytest.mark.parametrize(("method", "assignment", "text"), NONSENSE.values(), ids=NONSENSE)
+def test_what_means_nothing_is_refused_though_nothing_uses_it(
+    method: str, assignment: str, text: str, tmp_path: Path
+) -> None:
+    box = Box(tmp_path)
+    write_small(box.here)
+    answer = box.attack(
+        assignment, "run", "s.toml", "--quiet", "--out", "out", *sets(*quick(method), assignment), out="out", stop=True
+    )
+    assert answer.code == 1 and text in answer.err, answer.err
+
+
+TABLES = {
+    "a blank at the end": ("t.csv", "client,x,y\nc0,1,2\nc0 ,2,3\n", "its name differs from 'c0' by what nobody sees"),
+    "an accent in two ways": ("t.csv", "client,x,y\né,1,2\ne\u0301,2,3\n", "differs from 'é' by what nobody sees"),
+    "an underscore": ("t.csv", "client,x,y\nc0,1_000,2\n", "line 2, column 'x': '1_000' is not a number"),
+    "digits of another script": ("t.csv", "client,x,y\nc0,١٢,2\n", "column 'x': '١٢' is not a number"),
+    "a spreadsheet": ("t.xlsx", "client,x,y\nc0,1,2\n", "t.xlsx is not .csv or .parquet (a spreadsheet can be saved"),
+    "a text": ("t.txt", "client,x,y\nc0,1,2\n", "t.txt is not .csv or .parquet"),
+    "tabs": ("t.csv", "client\tx\ty\nc0\t1\t2\n", "has only the column 'client\\tx\\ty' (is the separator a comma?)"),
+}
+
+
+@pytest.mark.parametrize(("name", "table", "text"), TABLES.values(), ids=TABLES)
+def test_a_table_that_is_read_in_no_other_way_than_it_is_meant(
+    name: str, table: str, text: str, tmp_path: Path
+) -> None:
+    box = Box(tmp_path)
+    write_small(box.here)
+    (box.here / name).write_text(table, encoding="utf-8")
+    answer = box.attack(name, "run", "s.toml", "--quiet", "--out", "out", *sets(f"data.source={name}"), out="out")
+    assert answer.code == 1 and text in answer.err, answer.err
+
+
+def test_an_empty_study_is_not_four_hundred_rounds_of_another(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (box.here / "s.toml").write_text("# nothing yet\n")
+    answer = box.attack("empty", "run", "s.toml", "--quiet", "--out", "out", out="out", stop=True)
+    assert answer.code == 1 and "s.toml is empty (`list studies` names examples)" in answer.err
+
+
+def test_a_client_of_the_training_does_not_join(finished: Path, tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (box.here / "t.csv").write_text("client,x,y\npoly_00,0.5,1\n")
+    answer = box.attack("join", "join", str(finished), "--data", "t.csv", "--quiet")
+    assert answer.code == 1 and "client 'poly_00': it took part in the training (ask for its predictions" in answer.err
