@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.files import opened, refuse_link
@@ -19,10 +19,12 @@ class Content(NamedTuple):
     Args:
         holds: in words.
         again: a run that is resumed writes it again, from what the other files hold.
+        released: it says nothing but what the releases of a private run have cost, and is covered by their guarantee.
     """
 
     holds: str
     again: bool = False
+    released: bool = False
 
 
 FILES: Mapping[str, Content] = MappingProxyType(
@@ -31,10 +33,11 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "environment.json": Content("versions, seed and the fingerprint of the data", again=True),
         "data.npz": Content("the clients' rows, or which images they have"),
         "scaling.json": Content("what the clients' units have in common"),
+        "rows.json": Content("fingerprints of the clients' rows, which are not kept"),
         "held_out.npz": Content("which rows the training never saw"),
         "trained.json": Content("which clients ever trained and on which rows, on which certificates rest"),
         "choice.json": Content("what was chosen by held-out rows"),
-        "privacy.json": Content("what releases have spent"),
+        "privacy.json": Content("what releases have spent", released=True),
         "release.safetensors": Content("the newest release, for a round that a crash cuts short, and who took part"),
         "rounds.jsonl": Content("the record of every round"),
         "certified.jsonl": Content("which certificates of these rows were asked for"),
@@ -49,8 +52,33 @@ FILES: Mapping[str, Content] = MappingProxyType(
 )
 """The files of a run folder and what they hold; its state is in `checkpoints`, tables of bounds in `certificates`."""
 
-_FOLDERS: Final = ("checkpoints", "certificates", "figures")
+FOLDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "checkpoints": "the state, of every client too",
+        "certificates": "bounds and risks of every client",
+        "figures": "drawings of the clients' rows and scores",
+    }
+)
+"""The folders below a run folder and what they hold."""
+
+_OTHERS: Final = MappingProxyType({"run.lock": "which process runs", "manifest.json": "checksums of all files"})
+_FOLDERS: Final = tuple(FOLDERS)
 _OWN: Final = frozenset((*FILES, *_FOLDERS, "run.lock", "manifest.json"))
+
+
+def leaving(private: bool) -> dict[str, Any]:
+    """Say which files of a run folder may leave it, and what the others hold.
+
+    Args:
+        private: whether the run has given a guarantee, of noise that nobody knows.
+
+    Returns:
+        "may_leave", the files that the guarantee covers; "stay", by name what others hold; and "to_publish".
+    """
+    may_leave = [name for name, content in FILES.items() if content.released and private]
+    every = {**{name: content.holds for name, content in FILES.items()}, **FOLDERS, **_OTHERS}
+    stay = {name: holds for name, holds in every.items() if name not in may_leave}
+    return {"may_leave": may_leave, "stay": stay, "to_publish": "pacbayes-fl release RUN --out DIR"}
 
 
 def refuse_links(folder: Path | str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pacbayes_fl import (
@@ -19,6 +17,7 @@ from pacbayes_fl import (
     study_choice,
     study_classes,
     study_hold_out,
+    study_keep,
     study_privacy,
     study_report,
     study_resume,
@@ -36,9 +35,9 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
-from pacbayes_fl.results_folder import refuse_links
+from pacbayes_fl.results_folder import leaving, refuse_links
 from pacbayes_fl.results_manifest import put
-from pacbayes_fl.study_data import ScaledGroup, check_environment, check_saved, load, provenance, reopen, to_saved
+from pacbayes_fl.study_data import ScaledGroup, check_environment, provenance
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import device_of, prepare
 
@@ -143,17 +142,16 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     """
     study_privacy.check(study, folder)
     study, notes, saved, fell_back = study_resume.left(study, folder, resume)
-    dataset = load(study)
-    if folder is not None and (folder / "data.npz").exists():
-        check_saved(folder / "data.npz", dataset)
+    dataset = study_keep.data_again(study, folder)
     division = study_hold_out.divide(study, dataset)  # before anything looks at the rows
     memory = study_hold_out.Memory.read(folder, saved is not None).joined(study, dataset, division.dataset)
-    if folder is not None and (folder / "data.npz").exists():
+    if folder is not None and (folder / study_keep.ROWS).exists():
         study_hold_out.check(folder, division)
     if study.held_out:
         study, notes = study_choice.choose(study, study_hold_out.open_rows(study, division), on_round)
     shared = study_scaling.read(folder, dataset) if folder is not None and saved is not None else None
     method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train), shared)
+    study_keep.check(study, method)
     clients = groups["existing"].train
     with checkpoint.meant(saved):
         state = _restore(method, clients, study, saved)
@@ -161,7 +159,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
     if folder is not None:  # only now that nothing can be refused any more
-        study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
+        if study.report.keep == "all":
+            study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
         study_scaling.save(folder, groups["existing"].shared, dataset)
         _open_folder(folder, study, dataset, notes)
         memory.save(folder)
@@ -240,14 +239,12 @@ def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Map
     if notes:
         study_choice.remember(folder, notes)  # first: who resumes this study must find the choice
     about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **to_saved(dataset))  # type: ignore[arg-type]
     files = {
         "study.toml": study.to_toml().encode(),
         "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
-        "data.npz": buffer.getvalue(),
     }
     put(folder, files)
+    study_keep.save(folder, study, dataset)
 
 
 def _save(
@@ -336,7 +333,7 @@ def report(trained: Trained) -> Result:
         "regression" if classes is None else "classification",
         trained.rounds,
         rows,
-        {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()},
+        study_keep.shown(study, {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}),
         _labels(trained, rows) | {**trained.notes},
     )
 
@@ -363,6 +360,7 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     differences: dict[str, Any] = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
+        "files": leaving(study.privacy.epsilon is not None and study.privacy.randomness == "system"),
         **({} if trained.method.raw_units else study_scaling.words(trained.groups["existing"].shared, dataset)),
     }
     if trained.fell_back:
@@ -397,7 +395,7 @@ def open_run(folder: Path | str) -> Trained:
     """
     folder = Path(folder)
     refuse_links(folder)
-    if not (folder / "study.toml").is_file() or not (folder / "data.npz").is_file():
+    if not (folder / "study.toml").is_file() or not study_keep.holds_data(folder):
         raise results.no_run(folder, "study.toml or data.npz is missing")
     saved, fell_back = study_resume.opened(folder)
     with checkpoint.meant(saved):
@@ -405,10 +403,11 @@ def open_run(folder: Path | str) -> Trained:
         released = int(saved.meta.get("released", 0))
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
         study = replace(study, federation=replace(study.federation, device="cpu"))
-    dataset = reopen(study, folder / "data.npz")
+    dataset = study_keep.data_of(study, folder)
     check_environment(folder, dataset)
     division = study_hold_out.divide(study, dataset)
-    study_hold_out.check(folder, division)
+    if (folder / study_keep.ROWS).is_file():  # else they follow from the rows, which are those of before
+        study_hold_out.check(folder, division)
     memory = study_hold_out.Memory.read(folder, True).joined(study, dataset, division.dataset)
     folds, shared = memory.fold_of(dataset.groups["existing"].train), study_scaling.read(folder, dataset)
     method, groups = prepare(study, division.dataset, folds, shared)

@@ -21,7 +21,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import archives, images, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
-from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, outside
 from pacbayes_fl.study_file import Study, image_source
 
 Array = np.ndarray[Any, Any]
@@ -213,14 +213,26 @@ def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
                 f"now {', '.join(column.name for column in new)}",
                 hint="restore the data, or choose another --out",
             )
-    old_rows, new_rows = _rows_by_client(before), _rows_by_client(now)
+    check_rows(rows_by_client(before), rows_by_client(now))
+
+
+def check_rows(old_rows: Mapping[str, Any], new_rows: Mapping[str, Any]) -> None:
+    """Compare clients by fingerprints of their rows.
+
+    Args:
+        old_rows: as the run saved them, by name.
+        new_rows: as they are today.
+
+    Raises:
+        DataError: naming a client that is in both with other rows.
+    """
     for name in old_rows.keys() & new_rows.keys():
         if old_rows[name] != new_rows[name]:
             hint = "restore the data, or choose another --out"
             raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
     for names, text in ((new_rows.keys() - old_rows.keys(), "joined"), (old_rows.keys() - new_rows.keys(), "left")):
         if names:
-            warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=2)
+            warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=outside())
 
 
 def to_saved(dataset: tables.Dataset) -> dict[str, Array]:
@@ -323,8 +335,15 @@ def check_environment(folder: Path, now: tables.Dataset) -> None:
         raise DataError(f"the rows in {folder / 'data.npz'} are not those that {path.name} says were run", hint=hint)
 
 
-def _rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
-    """Fingerprint every client: its group, its training and its test rows."""
+def rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
+    """Fingerprint every client.
+
+    Args:
+        dataset: all rows.
+
+    Returns:
+        By name its group, and the fingerprint of its training and test rows.
+    """
     return {
         name: (label, split.split_hash(group.train.select(at), group.test.select(at)))
         for label, group in dataset.groups.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import results_manifest, study_choice, study_hold_out
+from pacbayes_fl import results_manifest, study_choice, study_hold_out, study_keep
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_folder import FILES
@@ -17,7 +17,7 @@ from pacbayes_fl.study_file import Study
 _SIGNS: Final = ("study.toml", study_hold_out.MEMORY, "checkpoints", "metrics.json")
 _WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
 _NEEDED: Final = ("rounds.jsonl", study_hold_out.MEMORY)
-_OPENED: Final = (*_NEEDED, "data.npz", "scaling.json", study_hold_out.FILE)
+_OPENED: Final = (*_NEEDED, study_keep.ROWS, study_keep.PRINTS, "scaling.json", study_hold_out.FILE)
 
 
 class Left(NamedTuple):

@@ -233,3 +233,30 @@ def test_a_simulation_shows_no_epsilon_by_its_plain_name(
         assert not PLAIN.search(text) or file.suffix in (".png", ".safetensors", ".npz"), file
     certified = (tmp_path / "gaussian" / "certificates" / "seeger.json").read_text("utf-8")
     assert "epsilon_if_noise_were_secret" in certified
+
+
+# what may leave -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "may_leave"),
+    [
+        (("privacy.epsilon=10",), ["privacy.json"]),
+        (("privacy.epsilon_if_noise_were_secret=10",), []),  # which hides nothing
+        (("report.certify.scheme=split",), []),
+        (("report.keep=no-rows", "report.certify.scheme=split"), []),
+    ],
+)
+def test_labels_say_of_every_file_whether_it_may_leave(
+    tmp_path: Path, sets: tuple[str, ...], may_leave: list[str]
+) -> None:
+    folder = tmp_path / "run"
+    study.run(tiny(*sets, "federation.rounds=2"), folder)
+    assert cli.main(["plot", str(folder), "--quiet"]) == 0
+    assert cli.main(["certify", str(folder), "--quiet"]) == 0
+    about = results.load(folder).labels["files"]
+    assert about["may_leave"] == may_leave and about["to_publish"].startswith("pacbayes-fl release ")
+    known = {*about["may_leave"], *about["stay"]}
+    names = {path.name for path in folder.iterdir()}
+    assert names <= known and {"checkpoints", "figures"} <= names, names - known
+    assert not set(about["may_leave"]) & about["stay"].keys() and all(about["stay"].values())
