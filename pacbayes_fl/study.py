@@ -295,7 +295,7 @@ def _restore(
 
 def _check_finite(saved: checkpoint.Checkpoint) -> None:
     """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
-    name_of = dict(zip(saved.meta["ids"], saved.meta["names"], strict=True))
+    name_of = dict(zip(saved.meta["ids"], saved.meta.get("names", saved.meta["ids"]), strict=True))
     ids = saved.meta.get("kept", saved.meta["ids"])
     for name, tensor in saved.tensors.items():
         if not tensor.is_floating_point() or bool(tensor.isfinite().all()):

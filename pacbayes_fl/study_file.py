@@ -181,9 +181,9 @@ class ReportPart:
         evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
         uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
         certify: what is left for certificates.
-        keep: "all", or "no-rows": the run folder keeps no rows of clients, nor what gives them away, such as their
-            places in predictive distributions. Who goes on with the run, predicts or certifies reads them again from
-            their source; fingerprints tell whether they are the same.
+        keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
+            away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
+            whether they are the same.
     """
 
     levels: Literal["paper", "pacoh"] = "paper"

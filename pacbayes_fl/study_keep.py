@@ -24,8 +24,6 @@ ROWS: Final = "data.npz"
 PRINTS: Final = "rows.json"
 """What a run folder that keeps no rows calls their fingerprints."""
 
-_OF_ROWS: Final = ("x_train", "y_train", "x_test", "y_test", "pit")
-
 
 def check(study: Study, method: Method[Any, Any, Any, Any]) -> None:
     """Refuse to keep no rows of a method whose server may hold them.
@@ -168,15 +166,17 @@ def data_of(study: Study, folder: Path) -> tables.Dataset:
     return dataset
 
 
-def shown(study: Study, predictions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out of a run's predictions the rows and what gives them away, where none are to be kept.
+def shown(study: Study, predictions: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Keep a run's predictions, or none where no rows are to be kept.
+
+    A prediction can give its row away, as that of persistence does, which is a feature, and the place of a target in
+    its predictive distribution gives the target away.
 
     Args:
-        study: its [report] says so.
-        predictions: flat names with tensors [K, *]; the place of a target in its predictive distribution is one.
+        study: its [report] says what is kept.
+        predictions: flat names with tensors [K, *].
 
     Returns:
         What may be kept.
     """
-    keep = study.report.keep == "all"
-    return {name: value for name, value in predictions.items() if keep or name.rpartition(".")[2] not in _OF_ROWS}
+    return predictions if study.report.keep == "all" else {}

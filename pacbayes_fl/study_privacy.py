@@ -254,9 +254,7 @@ def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
         words.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
     words += (remarks := _remarks(given.delta, cohorts.clients))
     words.append("other runs on the same rows add to it")
-    words.append(
-        "test scores and all else in the run folder were measured outside of the guarantee, and a release has none of it"
-    )
+    words.append("test scores and all else in the run folder were measured outside of the guarantee")
     numbers = {"epsilon": given.epsilon, "rho": given.rho, "pure": given.pure}
     return {
         "privacy": {
