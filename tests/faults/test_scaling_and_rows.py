@@ -250,7 +250,10 @@ def test_a_private_run_tells_a_newcomer_without_targets_nobody_s_units(
     assert json.loads((tmp_path / "run" / "scaling.json").read_text())["average"] is None
     ask = write_csv(tmp_path / "new.csv", [{"client": "late", "lag_1": 100.0, "wind": 100.0, "y": math.nan}])
     assert command("join", tmp_path / "run", "--data", ask, "--quiet") == 1
-    assert "client 'late': has no rows with a target, and a private run tells nobody" in capsys.readouterr().err
+    assert (
+        "client 'late': has no rows with a target, and the average units of others are nothing that it may know"
+        in capsys.readouterr().err
+    )
 
 
 # --- rows that are alike, and times ---
