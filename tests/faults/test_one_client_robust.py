@@ -74,7 +74,8 @@ def test_a_cohort_of_one_hostile_client_is_outvoted_by_the_rounds_before() -> No
     """Cohorts of one: the median of a round is what its client says, and that of ten rounds is not."""
     batch, plan = federation(1), FederationPlan(rounds=12, cohort=1, aggregate="clipped", seed=4)
     method: Any = from_recipe(METHODS["fedavg"], 1, {"weighting": "uniform"})
-    found = list(engine.rounds(Lying(method, batch.ids[0], "theta", 1e6), batch, plan))
+    lying: Any = Lying(method, batch.ids[0], "theta", 1e6)
+    found = list(engine.rounds(lying, batch, plan))
     hostile = [k for k, (record, _) in enumerate(found) if record.steps and record.steps.whose == batch.names[0]]
     usual = max(record.steps.median for k, (record, _) in enumerate(found) if record.steps and k not in hostile)
     assert hostile and min(hostile) > 0, "take another seed: it must come after others"
@@ -157,5 +158,6 @@ def test_nobody_left_changes_nothing_under_a_robust_aggregate() -> None:
 def test_a_weight_that_is_not_the_clients_stops_a_run_that_stops_for_bad_clients() -> None:
     batch, plan = federation(1), FederationPlan(rounds=2, on_bad_client="stop")
     method: Any = from_recipe(METHODS["pac-pfl"], 1)
+    lying: Any = Lying(method, batch.ids[2], "weight", 1e12)
     with pytest.raises(NumericalError, match=r"client 'client_02'.*not weighed by its rows"):
-        list(engine.rounds(Lying(method, batch.ids[2], "weight", 1e12), batch, plan))
+        list(engine.rounds(lying, batch, plan))

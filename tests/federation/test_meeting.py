@@ -14,8 +14,8 @@ from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.wire import Kept
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
-from tests.laws.cases import Scene, assert_close, from_recipe
-from tests.laws.test_robust_laws import ROBUST, case_of, scene
+from tests.laws.cases import Scene, assert_close, from_recipe, scene
+from tests.laws.test_robust_laws import ROBUST, case_of
 
 
 def one() -> Scene:

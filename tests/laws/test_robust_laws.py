@@ -259,7 +259,8 @@ def error(case: Case, state: FederationState) -> float:
     """Measure the honest clients' root mean squared error on a grid, on average."""
     x, found = torch.linspace(-1.4, 1.4, 40, dtype=torch.float64), [math.nan] * CLIENTS
     for index, posterior in engine.personalise(case.build(1), state, BATCH, plan_of("mean")):
-        means = posterior.predict(x.view(1, -1, 1).expand(len(index), -1, -1)).mean
+        predicted: Any = posterior.predict(x.view(1, -1, 1).expand(len(index), -1, -1))
+        means = predicted.mean
         for k, mean in zip(index.tolist(), means, strict=True):
             found[k] = float((mean - true(x, k)).square().mean().sqrt())
     return float(np.mean([found[k] for k in HONEST]))
