@@ -305,10 +305,15 @@ def calls(trained: Trained, found: Evidence) -> Iterator[tuple[Tensor, Any, Evid
         Positions [k] of the clients, their prior, and their rows.
     """
     more = [int(m) for m in found.rows.size.tolist()]
-    for index, call in engine.personal_calls(trained.method, found.state, found.seen, trained.study.plan, more):
+
+    def personalised(index: Tensor, *call: Any) -> tuple[Any, Any]:
+        return trained.method.personalise(*call), call[2]
+
+    some_of = engine.personal_calls(trained.method, found.state, found.seen, trained.study.plan, personalised, more)
+    for index, (posterior, seen) in some_of:
         rows, test = (batch.select(index.cpu()).trim() for batch in (found.rows, found.test))
         some = found._replace(repeats=found.repeats.select(index.cpu(), rows.mask.shape[1]))
-        yield index, trained.method.personalise(*call), some._replace(seen=call[2], rows=rows, test=test)
+        yield index, posterior, some._replace(seen=seen, rows=rows, test=test)
 
 
 def measure(trained: Trained, found: Evidence, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.results import RoundRecord
@@ -195,11 +197,14 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
     method, *rest = (engine.at_rates(one, state) for one in (method, *(other for other, _ in others)))
-    for index, (message, clients, rows, noise) in engine.personal_calls(method, state, group.train, plan):
+
+    def posteriors(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Any]:
         first = method.personalise(message, clients, rows, noise.copy())
-        for one, held in zip((method, *rest), sums, strict=True):
-            again = first if one is method else one.personalise_again(first, message, clients, rows, noise.copy())
-            held.add(again, index)
+        return [first, *(one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)]
+
+    for index, found in engine.personal_calls(method, state, group.train, plan, posteriors):
+        for posterior, held in zip(found, sums, strict=True):
+            held.add(posterior, index)
     tempering = TEMPERATURE in study.held_out
     return [_Scored(some, *held.score(tempering)) for some, held in zip(combinations, sums, strict=True)]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pacbayes_fl import metrics
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState
+from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState, Then
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.metrics import CLASS_METRICS
 from pacbayes_fl.posteriors.base import ClassPredictive
@@ -48,12 +48,12 @@ def predictive(posterior: Any, x: Tensor, at_mean: bool = False) -> ClassMixture
 
 
 def _models(
-    method: AnyMethod, state: FederationState, train: ClientBatch, plan: FederationPlan
+    method: AnyMethod, state: FederationState, train: ClientBatch, plan: FederationPlan, then: Then
 ) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield the name of a model, positions [k] of clients, and its posterior for them."""
+    """Yield the name of a model, positions [k] of clients, and what is made of its posterior for them."""
     for name, found in zip(MODELS, (engine.personalise, engine.global_models), strict=True):
-        for index, posterior in found(method, state, train, plan):
-            yield name, index, posterior
+        for index, made in found(method, state, train, plan, then):
+            yield name, index, made
 
 
 def evaluate(
@@ -86,12 +86,16 @@ def evaluate(
             values = metric(found, rows.y, rows.mask)
             columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
 
-    for model, index, posterior in _models(method, state_of(method, state, group, scaled), scaled.train, plan):
+    def both(index: Tensor, posterior: Any) -> tuple[ClassMixture, ClassMixture | None]:
+        x = test.select(index.cpu()).x
+        return predictive(posterior, x), predictive(posterior, x, at_mean=True) if posterior.uncertain else None
+
+    state = state_of(method, state, group, scaled)
+    for model, index, (found, at_mean) in _models(method, state, scaled.train, plan, both):
         rows = test.select(index.cpu())
-        found = predictive(posterior, rows.x)
         score(model, index, rows, found)
-        if posterior.uncertain:
-            score(f"{model}.mean_weights", index, rows, predictive(posterior, rows.x, at_mean=True))
+        if at_mean is not None:
+            score(f"{model}.mean_weights", index, rows, at_mean)
         shape = (*test.y.shape, found.probs.shape[-1])
         blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
         blank[index] = torch.where(rows.mask.unsqueeze(-1), found.probs.float(), torch.nan)
@@ -118,10 +122,14 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     """
     parts = {"": scaled.test} | ({} if scaled.validation is None else {"validation.": scaled.validation})
     values: dict[str, list[Tensor]] = {}
-    for model, index, posterior in _models(method, state, scaled.train, plan):
-        for part, batch in parts.items():
-            rows = batch.select(index.cpu())
-            found = CLASS_METRICS["accuracy"](predictive(posterior, rows.x, at_mean=True), rows.y, rows.mask)
+
+    def accuracies(index: Tensor, posterior: Any) -> dict[str, Tensor]:
+        chosen = {part: batch.select(index.cpu()) for part, batch in parts.items()}
+        found = {part: predictive(posterior, rows.x, at_mean=True) for part, rows in chosen.items()}
+        return {part: CLASS_METRICS["accuracy"](found[part], rows.y, rows.mask) for part, rows in chosen.items()}
+
+    for model, _, by_part in _models(method, state, scaled.train, plan, accuracies):
+        for part, found in by_part.items():
             values.setdefault(f"{part}{model}.accuracy", []).append(found)
     return {name: float(torch.cat(found).nanmean()) for name, found in values.items()}
 
@@ -146,9 +154,12 @@ def histograms(
     some = scaled.select(torch.tensor(first))
     state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).some(first))
     found = {}
-    for index, posterior in engine.personalise(method, state, some.train, plan):
+
+    def predicted(index: Tensor, posterior: Any) -> ClassMixture:
+        return predictive(posterior, some.test.select(index.cpu()).x)
+
+    for index, mixture in engine.personalise(method, state, some.train, plan, predicted):
         rows = some.test.select(index.cpu())
-        mixture = predictive(posterior, rows.x)
         share = mixture.entropy / math.log(mixture.probs.shape[-1])
         for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):
             counts = torch.histc(values[mask].double().cpu(), _BINS, 0.0, 1.0)

@@ -147,15 +147,16 @@ def evaluate(
     tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
-    for index, posterior in engine.personalise(method, state_of(method, state, group, scaled), scaled.train, plan):
-        rows, own_rows = scaled.test.select(index.cpu()), test.select(index.cpu())
-        standard, own, unit = units_of(posterior.predict(rows.x), scaled, index)
+    state = state_of(method, state, group, scaled)
+    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+        own_rows = test.select(index.cpu())
+        standard, own, unit = units_of(found, scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
         y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
         scores = {name: metric(standard, y, own_rows.mask) for name, metric in wanted.items()}
         own_y, each = own_rows.y / unit.unsqueeze(-1), unit.unsqueeze(-1)
         raw = {name: wanted[name](own, own_y, own_rows.mask) for name in _IN_DATA_UNITS}
-        scores |= {f"{name}_raw": found + unit.log() if name == "nlpd" else found * unit for name, found in raw.items()}
+        scores |= {f"{name}_raw": score + unit.log() if name == "nlpd" else score * unit for name, score in raw.items()}
         for name, values in scores.items():
             columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
         far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
@@ -172,6 +173,11 @@ def evaluate(
         for k, (i, name, m) in enumerate(zip(*names, strict=True))
     ]
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
+
+
+def _predicted(scaled: ScaledGroup, index: Tensor, posterior: Any) -> Any:
+    """Predict the test rows of some clients of a group."""
+    return posterior.predict(scaled.test.select(index.cpu()).x)
 
 
 def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
@@ -206,9 +212,8 @@ def curve(
         "unscored", how many have none, where there are such.
     """
     values = []
-    for index, posterior in engine.personalise(method, state, scaled.train, plan):
+    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         rows = scaled.test.select(index.cpu())
-        found: Any = posterior.predict(rows.x)
         values.append(metrics.rsmse(found, rows.y, rows.mask))
     scores = torch.cat(values)
     unscored = int(scores.isnan().sum())

@@ -245,7 +245,7 @@ def norm(tree: Any) -> Tensor | None:
     ]
     if not parts:
         return None
-    found = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    found: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return found.clamp_max(torch.finfo(found.dtype).max)
 
 

@@ -7,7 +7,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.federation.guard import Culprit, Start, Told, divergence, far_out, lengths, listed, outlier
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.meeting import Meeting
+from pacbayes_fl.federation.memory import Memory
 from pacbayes_fl.federation.private import Gathering, Room
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method, slowed
@@ -32,6 +34,8 @@ from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Aggregate
 
 AnyMethod = Method[Any, Any, Any, Any]
+Then = Callable[[Tensor, Any], Any]
+Made = TypeVar("Made")
 _TIRES_AFTER = 3
 _JOINED_AT = 32
 _HALVINGS = 3
@@ -201,9 +205,9 @@ class _Joining:
         self._reduce, self._updates = method.reduce, list[Any]()
 
     def add(self, update: Any, good: Tensor) -> None:
-        self._updates.append(self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))))
-        if len(self._updates) == _JOINED_AT:
-            self._updates = [self._reduce(tensors.cat(self._updates))]
+        reduced = self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
+        updates = [*self._updates, reduced]
+        self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _JOINED_AT else updates
 
     def joined(self) -> Any:
         return tensors.cat(self._updates)
@@ -295,6 +299,7 @@ class _Federation:
         self._everyone = None if some else self._calls(list(range(batch.clients)))
         self._steps = slowed(method, 0.5) is not method  # without a learning rate, what is finite has not diverged
         self._start: Start | None = None
+        self._memory = Memory()
 
     def play(self, state: FederationState, without: str | None = None) -> _Played:
         """Play the round after a state, which stays as it is; a client may be left out as if it had failed."""
@@ -305,8 +310,9 @@ class _Federation:
         message = method.broadcast(state.server)
         kept, written = Kept.of(state.kept, self.batch.clients), list[tuple[Sequence[int], Any]]()
         joining = self._joining(message, state)
-        notes = _Notes(method, message)
-        for positions, rows in self._calls(drawn) if self._everyone is None else self._everyone:
+        notes = _Notes()
+
+        def work(positions: Sequence[int], rows: ClientBatch) -> tuple[Any, _Note | None]:
             before = kept.select(positions)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             sent, after = method.client(message, before, rows, noise)
@@ -316,16 +322,22 @@ class _Federation:
                 good = good & tensors.same(sent, update)
             if without in rows.names:
                 good[rows.names.index(without)] = False
-            _hear(joining, update, good, [name in asked for name in rows.names])
-            written.append((positions, tensors.where(good, after, before)))
-            if self.room is None:
-                notes.add(rows.names, update, good)
+            after = tensors.where(good, after, before)
+            note = _note(method, message, update, good) if self.room is None else None
+            _hear(joining, update, good, [name in asked for name in rows.names])  # at last: it is done or not at all
+            return after, note
+
+        for call in self._calls(drawn) if self._everyone is None else self._everyone:
+            for positions, rows, (after, note) in self._memory.calls(*call, work):
+                written.append((positions, after))
+                if note is not None:
+                    notes.add(rows.names, note)
         joined = joining.joined()
         server = method.server(state.server, joined, self.batch.clients)
         report = dict(method.report(server, joined))
         if isinstance(joining, Meeting):
             report |= joining.numbers
-        told = notes.read(heard, server, report)
+        told = notes.read(heard, server, _size(method, server), report)
         watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
         kept = kept.after(written, apart=self._everyone is None)
         return _Played(FederationState(server, kept, t, watch), told)
@@ -380,9 +392,13 @@ class _Federation:
                 method, everybody = slowed(self.method, _ALMOST_NONE), list(range(self.batch.clients))
                 message = method.broadcast(fresh.server)
                 kept = Kept.of(fresh.kept, self.batch.clients)
-                for positions, rows in self._calls(everybody):
+
+                def work(positions: Sequence[int], rows: ClientBatch) -> Any:
                     noise = Noise(self.plan.seed, 1, rows.ids, rows.x.device, self.plan.noise)
-                    update, _ = method.client(message, kept.select(positions), rows, noise)
+                    return method.client(message, kept.select(positions), rows, noise)[0]
+
+                calls = chain.from_iterable(self._memory.calls(*call, work) for call in self._calls(everybody))
+                for positions, rows, update in calls:
                     each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(positions))]
                     told = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
                     fits |= dict(zip(rows.names, torch.stack(told).tolist(), strict=True))
@@ -406,27 +422,36 @@ class _Federation:
         return _calls(self.method, self.batch, self._sizes, positions, self.plan)
 
 
+class _Note(NamedTuple):
+    """Of the clients of a call: whether they are good [k], and the norms of their steps [k], NaN where none counts."""
+
+    good: Tensor
+    norm: Tensor
+
+
+def _note(method: AnyMethod, message: Any, update: Any, good: Tensor) -> _Note:
+    norm = tensors.norm(method.client_steps(message, update))
+    counts = good & (update.weight > 0)
+    return _Note(good, torch.where(counts, torch.nan if norm is None else norm, torch.nan))
+
+
 class _Notes:
     """What the host is to learn of a round, left on the device until all of it is read at once."""
 
-    def __init__(self, method: AnyMethod, message: Any) -> None:
-        self._method, self._message = method, message
+    def __init__(self) -> None:
         self._members, self._flags, self._norms = list[str](), list[Tensor](), list[Tensor]()
 
-    def add(self, names: Sequence[str], update: Any, good: Tensor) -> None:
-        """Note of the clients of a call whether they are good [k], and how long their steps are."""
-        norm = tensors.norm(self._method.client_steps(self._message, update))
-        counts = good & (update.weight > 0)
+    def add(self, names: Sequence[str], note: _Note) -> None:
+        """Take what is noted of the clients of a call."""
         self._members += names
-        self._flags.append(good)
-        self._norms.append(torch.where(counts, torch.nan if norm is None else norm, torch.nan))
+        self._flags.append(note.good)
+        self._norms.append(note.norm)
 
-    def read(self, heard: tuple[str, ...], server: Any, values: Mapping[str, Tensor]) -> Told:
+    def read(self, heard: tuple[str, ...], server: Any, size: Tensor, values: Mapping[str, Tensor]) -> Told:
         """Look at the device, for the only time in a round."""
         sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
         device = sound[0].device if sound else self._flags[0].device
         whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=device)
-        size = _size(self._method, server)
         scalars = [value.view(1).to(device) for value in (whole, size, *values.values())]
         host: list[float] = torch.cat([part.double() for part in (*self._flags, *self._norms, *scalars)]).tolist()
         many = len(self._members)
@@ -531,8 +556,8 @@ def run_rounds(
 
 
 def personalise(
-    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
-) -> Iterator[tuple[Tensor, Posterior]]:
+    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan, then: Then | None = None
+) -> Iterator[tuple[Tensor, Any]]:
     """Give every client of a federation its own posterior, a few at a time.
 
     Args:
@@ -540,17 +565,23 @@ def personalise(
         state: after the last round.
         batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
+        then: what is made of the posteriors of some clients at once, from their positions [k] and these; predictions,
+            which may need more memory than all else.
 
-    Yields:
-        Positions [k] of the clients and their posterior.
+    Returns:
+        Yields positions [k] of the clients and their posterior, or what `then` has made of it.
     """
-    for index, call in personal_calls(method, state, batch, plan):
-        yield index, method.personalise(*call)
+
+    def work(index: Tensor, *call: Any) -> Any:
+        posterior = method.personalise(*call)
+        return posterior if then is None else then(index, posterior)
+
+    return personal_calls(method, state, batch, plan, work)
 
 
 def global_models(
-    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan
-) -> Iterator[tuple[Tensor, Posterior]]:
+    method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan, then: Then | None = None
+) -> Iterator[tuple[Tensor, Any]]:
     """Give what the server itself would predict for every client, a few at a time.
 
     Args:
@@ -558,15 +589,21 @@ def global_models(
         state: after some round.
         batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
+        then: as `personalise` has it.
 
     Yields:
-        Positions [k] of the clients and the global model's posterior for them; nothing where there is no global model.
+        Positions [k] of the clients and the global model's posterior for them, or what `then` has made of it; nothing
+        where there is no global model.
     """
-    for index, call in personal_calls(method, state, batch, plan):
-        found = method.global_model(*call)
+
+    def work(index: Tensor, *call: Any) -> tuple[Any] | None:
+        posterior = method.global_model(*call)
+        return None if posterior is None else (posterior if then is None else then(index, posterior),)
+
+    for index, found in personal_calls(method, state, batch, plan, work):
         if found is None:
             return
-        yield index, found
+        yield index, found[0]
 
 
 def personal_calls(
@@ -574,29 +611,40 @@ def personal_calls(
     state: FederationState,
     batch: ClientBatch,
     plan: FederationPlan,
+    work: Callable[[Tensor, Any, Any, ClientBatch, Noise], Made],
     more: Sequence[int] | None = None,
-) -> Iterator[tuple[Tensor, tuple[Any, Any, ClientBatch, Noise]]]:
-    """Cut clients into the calls that come after the rounds, such as `Method.personalise`.
+) -> Iterator[tuple[Tensor, Made]]:
+    """Cut clients into the calls that come after the rounds, such as `Method.personalise`, and make them.
+
+    A call that exhausts a GPU's memory is made again, on fewer clients.
 
     Args:
         method: the algorithm.
         state: after some round.
         batch: the clients' rows, in the order of `state.kept`.
         plan: gives chunk, waste and seed.
+        work: takes positions [k] of the clients, and message, state, rows and noise of round 0; it changes nothing.
         more: rows of every client that a call needs memory for beside those of the batch.
 
     Yields:
-        Positions [k] of the clients, and the arguments: message, state, rows and noise of round 0.
+        Positions [k] of the clients, and what the work gave.
     """
     batch = _prepared(method, batch)
     sizes = [int(m) for m in batch.size.tolist()]
     message = method.broadcast(state.server)
     room = sizes if more is None else [own + other for own, other in zip(sizes, more, strict=True)]
     kept = Kept.of(state.kept, batch.clients)
-    for positions, rows in _calls(method, batch, room, list(range(batch.clients)), plan):
+    memory = Memory()
+
+    def called(positions: Sequence[int], rows: ClientBatch) -> tuple[Tensor, Made]:
         noise = Noise(plan.seed, 0, rows.ids, rows.x.device, plan.noise)
+        index = torch.tensor(positions).to(batch.x.device)
         own = rows if more is None else rows.trim()
-        yield torch.tensor(positions).to(batch.x.device), (message, kept.select(positions), own, noise)
+        return index, work(index, message, kept.select(positions), own, noise)
+
+    for call in _calls(method, batch, room, list(range(batch.clients)), plan):
+        for *_, found in memory.calls(*call, called):
+            yield found
 
 
 def join(

@@ -142,13 +142,13 @@ class Gathering:
         Raises:
             PrivacyError: when more clients come than the account of a round takes.
         """
-        most, self._came = self._room.cohorts.most, self._came + len(good)
-        if self._came > most:
-            what = f"a private round may have at most {most:g} clients, got {self._came}"
+        most, came = self._room.cohorts.most, self._came + len(good)
+        if came > most:
+            what = f"a private round may have at most {most:g} clients, got {came}"
             raise PrivacyError(what, round=self._round, hint="take those that the room has drawn")
         payload = self._method.payload(self._message, update)
         clipped = mechanisms.clip(payload, self._room.mechanism, good)
-        self._sum = tensors.tree_map(torch.add, self._sum, tensors.total(clipped))
+        self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
 
     def joined(self) -> Any:
         """Make the noisy mean, divided by a number that does not depend on who replied, and pay before it leaves.

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,14 +19,11 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.server.robust import Aggregate, Rule
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 Server = TypeVar("Server")
 Message = TypeVar("Message")
 Client = TypeVar("Client")
 Update = TypeVar("Update")
-Value = TypeVar("Value", bound="DataclassInstance")
+Value = TypeVar("Value")
 
 
 _RANGES = MappingProxyType({"variance": (0.0, math.inf), "inclusion": (0.0, 1.0)})
@@ -223,10 +220,12 @@ def slowed(method: Value, factor: float) -> Value:
         The method with these rates; the very same value where it has none.
     """
     changes: dict[str, Any] = {}
-    for field in fields(method):
+    whole: Any = method
+    for field in fields(whole):
         old = getattr(method, field.name)
         if field.name == "rate":
             changes[field.name] = old * factor
         elif is_dataclass(old) and not isinstance(old, type) and (new := slowed(old, factor)) is not old:
             changes[field.name] = new
-    return replace(method, **changes) if changes else method
+    slower: Value = replace(whole, **changes) if changes else method
+    return slower

@@ -24,8 +24,11 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.posteriors.gaussian_process import GPPosterior
 from pacbayes_fl.results import RoundRecord
-from tests.laws.cases import bits, federation, from_recipe
+from pacbayes_fl.study_data import load
+from pacbayes_fl.study_setup import prepare
+from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
 from tests.tiny import quick, state, tiny, write_study
 
 UPLOADS = ("score", "w", "moments", "theta", "value")
@@ -285,3 +288,85 @@ def test_three_failures_in_a_row_are_counted_over_a_stop(tmp_path: Path, monkeyp
             study.run(one, tmp_path / "run", on_round=stop_at(2))
     with pytest.warns(UserWarning, match=r"client 'poly_02' was dropped 3 times in a row \(round 3\)"):
         study.run(one, tmp_path / "run", resume=True)
+
+
+# a GPU whose memory is exhausted ------------------------------------------------------------------------------------
+
+
+def exhausted(method: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every call of the method with more clients fail as CUDA does, half-way through."""
+    kind = type(method)
+    for name in ("client", "personalise"):
+        real = getattr(kind, name)
+
+        def failing(self: Any, message: Any, kept: Any, batch: ClientBatch, noise: Any, real: Any = real) -> Any:
+            found = real(self, message, kept, batch, noise)
+            if batch.clients > most:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return found
+
+        monkeypatch.setattr(kind, name, failing)
+
+
+@pytest.mark.parametrize("case", FEDERATED, ids=str)
+def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To rounding in double precision: a client's draws are its own, and sums are added in another order."""
+    d = case.dimensions[0]
+    s = scene(case, d)
+
+    def played() -> tuple[Any, Any, dict[int, Any]]:
+        state = engine.run_rounds(s.method, s.batch, s.plan)
+        models = {}
+        for index, found in engine.personalise(s.method, state, s.batch, s.plan, predicted):
+            models |= {k: tensors.tree_map(lambda leaf, at=at: leaf[at], found) for at, k in enumerate(index.tolist())}
+        return identified(s.method, state.server), state.clients, models
+
+    def predicted(index: torch.Tensor, posterior: Any) -> Any:
+        return numbers(posterior.predict(s.batch.x[index]))
+
+    server, clients, models = played()
+    exhausted(s.method, 2, monkeypatch)
+    with pytest.warns(UserWarning, match="GPU memory exhausted by"):
+        fitting = played()
+    assert_close(fitting[0], server, 1e-10)
+    assert_close(fitting[1], clients, 1e-10)
+    for k, one in models.items():
+        assert_close(fitting[2][k], one, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "fedavg"])
+def test_a_whole_run_is_the_same_where_memory_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tiny(f"method.name={name}", "federation.rounds=3")
+    whole = study.run(one)
+    exhausted(prepare(one, load(one))[0], 1, monkeypatch)
+    with pytest.warns(UserWarning, match="GPU memory exhausted by 4 clients in one call: from here on 2 at a time"):
+        short = study.run(one)
+    for mine, theirs in zip(short.clients, whole.clients, strict=True):
+        assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-5 if name == "fedavg" else 1e-9, nan_ok=True)
+
+
+def test_a_prediction_that_needs_the_memory_is_made_of_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tiny("federation.rounds=1")
+    whole, real = study.run(one), GPPosterior.predict
+
+    def failing(self: Any, x: torch.Tensor) -> Any:
+        if len(x) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(self, x)
+
+    monkeypatch.setattr(GPPosterior, "predict", failing)
+    with pytest.warns(UserWarning, match="GPU memory exhausted by"):
+        short = study.run(one)
+    for mine, theirs in zip(short.clients, whole.clients, strict=True):
+        assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-9, nan_ok=True)
+
+
+def test_a_client_that_is_too_large_alone_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one = tiny("federation.rounds=2")
+    exhausted(prepare(one, load(one))[0], 0, monkeypatch)
+    with silently(), pytest.raises(ClientError, match="the GPU has too little memory for this client alone"):
+        study.run(one, tmp_path / "run")
+    saved = checkpoint.load(tmp_path / "run")
+    assert saved is not None and saved.round == 0
