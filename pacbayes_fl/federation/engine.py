@@ -61,6 +61,8 @@ class FederationPlan:
             what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
         diverges_at: a round is undone, and all learning rates are halved, when it leaves the mean objective or the
             server's parameters beyond this multiple of the start's; None asks only for finite numbers. See `rounds`.
+            In the first rounds of every bundled study (and all rounds of the polynomial ones; CIFAR-10 was not tried)
+            the objective came to at most 81 times the start's, on FEMNIST, and the parameters to 1.01 times.
         aggregate: what the server makes of its clients' steps. The "mean" of the papers follows a single client
             anywhere. "clipped", the one to begin with, is the mean of steps that are no longer than `clip_multiple`
             times the running median of their norms. "median" and "trimmed" are coordinate by coordinate,
