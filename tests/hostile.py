@@ -15,7 +15,7 @@ NAMES = {
     "backspace and delete": "ab\x08\x7fc",
     "formula": '=HYPERLINK("http://x","y")',
     "formula after a blank": " =1+1",
-    "formula after a tab": "\t=1+1",
+    "formula after a tab": "\t=2+2",
     "formula after a semicolon": "a;=1+1",
     "plus": "+1+cmd|' /C calc'!A0",
     "minus": "-2+3",

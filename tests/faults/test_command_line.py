@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
+import json
 import os
+import re
+import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pacbayes_fl import cli
+from pacbayes_fl import cli, results
 from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import RunLock
+from pacbayes_fl.names import from_cell
+from pacbayes_fl.study_file import Study
 from tests.faults.fuzz import Box, sets, write_small
-from tests.tiny import TABLE, quick, write_study
+from tests.hostile import NAMES, STEERING
+from tests.tiny import TABLE, quick, write_csv, write_study
 
 # What each command needs to be called at all.
 ARGUMENTS = {
@@ -333,3 +341,142 @@ def test_a_client_of_the_training_does_not_join(finished: Path, tmp_path: Path) 
     (box.here / "t.csv").write_text("client,x,y\npoly_00,0.5,1\n")
     answer = box.attack("join", "join", str(finished), "--data", "t.csv", "--quiet")
     assert answer.code == 1 and "client 'poly_00': it took part in the training (ask for its predictions" in answer.err
+
+
+# names ----------------------------------------------------------------------------------------------------------
+
+ROWS_EACH = 7
+
+
+def hostile_rows(names: Iterable[str], target: bool = True) -> list[dict[str, object]]:
+    """Draw a few rows of each client, with features and a target whose names are as bad as theirs."""
+    random = np.random.default_rng(0)
+    table = []
+    for k, name in enumerate(names):
+        for i in range(ROWS_EACH):
+            x = random.normal(size=2)
+            row: dict[str, object] = {"client": name, "[/b]\x1b[2J\n": x[0], "=x $y$ \u202e": x[1]}
+            row |= {"y[red]\x9b": x.sum() + 0.1 * k} if target else {}
+            table.append(row | {"split": "test" if i > 4 else "train", "group": "new" if k % 9 == 8 else "existing"})
+    return table
+
+
+class Heard:
+    """Run commands in a folder, on a terminal, and keep what they said."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys, self.out, self.err = folder, capsys, "", ""
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        self.capsys.readouterr()
+        got = cli.main([str(argument) for argument in arguments])
+        self.out, self.err = self.capsys.readouterr()
+        assert got == code, self.err
+        for text in (self.out, self.err):
+            assert not [mark for mark in STEERING if mark in text.replace("\r", "")]  # the bar itself returns
+            assert "\x1b[31m" not in text
+        assert all(line.isprintable() for line in self.out.split("\n"))
+        return self.out
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Heard:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)  # a bar, with the names in it
+    write_csv(tmp_path / "rows.csv", hostile_rows(NAMES.values()))
+    table = TABLE | {"name": "".join(NAMES.values()), "data": {"source": "rows.csv", "target": "y[red]\x9b"}}
+    table = table | {"method": {"name": "ridge"}, "report": {"certify": {"scheme": "split", "independent": True}}}
+    write_study(tmp_path, table)
+    return Heard(tmp_path, capsys)
+
+
+def test_no_command_lets_a_name_steer_the_terminal(heard: Heard) -> None:
+    """Every command that shows or writes names, of clients, studies and columns, by the table of hostile ones."""
+    heard("run", "tiny.toml", "--out", "run", "--set", "report.certify.scheme=none")
+    for name in NAMES.values():
+        saved = results.load("run").clients
+        assert name in [row.name for row in saved]
+    lines = (heard.folder / "run/clients.csv").read_text("utf-8").split("\n")
+    assert all(line.isprintable() for line in lines) and len(lines) == len(NAMES) + 2
+    for cell in [row[2] for row in csv.reader(lines[1:-1])]:
+        assert not cell.lstrip().startswith(("=", "+", "@")) and (cell[0] != "-" or cell == "-5")
+    for path in (heard.folder / "run").rglob("*"):
+        if path.suffix in (".json", ".jsonl", ".toml", ".csv") and path.name != "rows.csv":
+            assert all(line.isprintable() for line in path.read_text("utf-8").split("\n")), path
+    heard("show", "run")
+    heard("show", "run", "--json")
+    ask = hostile_rows([NAMES["formula"]], target=False)
+    write_csv(heard.folder / "ask.csv", [{k: v for k, v in row.items() if k not in ("split", "group")} for row in ask])
+    out = heard("predict", "run", "--client", NAMES["formula"], "--data", "ask.csv")
+    assert out.splitlines()[1].startswith("\"'=HYPERLINK(") and len(out.splitlines()) == 1 + ROWS_EACH
+    assert {from_cell(row[0]) for row in [*csv.reader(out.splitlines())][1:]} == {NAMES["formula"]}
+    heard("predict", "run", "--client", "none\x1b[2J\u202e", "--data", "ask.csv", code=1)
+    new = [row | {"client": f"new {row['client']}"} for row in hostile_rows(NAMES.values())]
+    write_csv(heard.folder / "new.csv", [{k: v for k, v in row.items() if k != "group"} for row in new])
+    out = heard("join", "run", "--data", "new.csv")
+    assert {from_cell(row[0]) for row in [*csv.reader(out.splitlines())][1:]} == {f"new {n}" for n in NAMES.values()}
+    heard("compare", "tiny.toml", "--methods", "ridge,pooled-ridge", "--out", "both\x1b[2J\u202e", "--set", SETS)
+    heard("list", "studies")
+    heard("show", "no\x1b[2J\u202e", code=1)
+    heard("run", "no\x1b[2J\u202e", code=1)
+
+
+SETS = "report.certify.scheme=none"
+
+
+@pytest.mark.parametrize("name", [*NAMES.values(), "x" * 300 + "/../../y"], ids=[*NAMES, "long path"])
+def test_a_study_of_any_name_runs_below_runs(
+    name: str, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(study: Study, out: Path, *_: object) -> results.Result:
+        clients = (results.ClientRow(0, study.name, "existing", 3, {"rsmse": 1.0}),)
+        results.Result(study.name, "ridge", 3, "regression", clients=clients).save(out)
+        return results.load(out)
+
+    monkeypatch.setattr("pacbayes_fl.study.run", ran)
+    heard("run", "tiny.toml", "--set", f"name={json.dumps(name)}", "--set", SETS)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-ridge-seed3") and (folder / "metrics.json").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "rows.csv", "tiny.toml"}
+    assert results.load(folder).study == name
+
+
+@pytest.mark.parametrize("name", ['""', '"  "', '["a"]', "true", "{ a = 1 }"])
+def test_what_is_no_name_is_refused(name: str, heard: Heard) -> None:
+    heard("run", "tiny.toml", "--set", f"name={name}", code=1)
+    assert "name must be text, and not blank, got " in heard.err
+    assert not (heard.folder / "runs").exists()
+
+
+def test_a_real_terminal_of_60_columns_shows_rounds_time_and_the_table(tmp_path: Path) -> None:
+    """In a process with a terminal of its own, for which a study of a long and hostile name runs."""
+    fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
+    name = "houses [/b]\x1b[2J of a long name " + "x" * 90
+    write_study(tmp_path, TABLE | {"name": name, "method": {"name": "pfedgp"}})
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    code = "import sys; from pacbayes_fl.cli import main; sys.exit(main(sys.argv[1:]))"
+    own = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR", "CI")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "run", "tiny.toml", "--out", "here"],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=own | {"TERM": "xterm", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )
+    os.close(theirs)
+    written = bytearray()
+    with contextlib.suppress(OSError):  # which ends a terminal that nobody writes to any more
+        while more := os.read(ours, 1 << 16):
+            written += more
+    os.close(ours)
+    assert process.wait(60) == 0
+    text = written.decode()
+    assert "\x1b[2J" not in text
+    shown = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)) if line.strip()]
+    long = ("preset ", "run folder: ", "test rows: ")  # lines of words, which may go on in the next
+    assert all(len(line) <= 60 for line in shown if not line.startswith(long)), shown
+    assert re.search(r" 12/12 +\d+:\d\d:\d\d rsmse [\d.]+", "\n".join(shown))
+    assert [line for line in shown if line.startswith("house") and line.endswith("xx, pfedgp, seed 3, round 12")]
+    assert sum(line.startswith("  rsmse ") for line in shown) == 2
