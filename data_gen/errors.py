@@ -69,9 +69,10 @@ def number(name: str, value: Any, least: float = -_LARGEST, most: float = _LARGE
     Raises:
         DataGenError: not a finite number, or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not abs(value) < math.inf:
+    size: Any = abs(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.inf
+    if not size < math.inf:
         raise DataGenError(f"{name} must be a finite number, is {value!r:.80}")
-    if 0 < abs(value) < 1 / _LARGEST or not least <= value <= most:
+    if 0 < size < 1 / _LARGEST or not least <= value <= most:
         raise DataGenError(
             f"{name} must be 0 or of a size of 1e-30 or more, and lie in {least:g}..{most:g}, is {value!r:.80}"
         )

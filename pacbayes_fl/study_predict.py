@@ -139,8 +139,9 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     """
     known = trained if isinstance(trained, Served) else served(trained)
     table = _table(known, path, need_target=True, default=None)
-    for name in table.clients if isinstance(trained, Trained) else ():
-        if name in trained.memory.clients:
+    seen = () if isinstance(trained, Served) else trained.memory.clients
+    for name in table.clients:
+        if name in seen:
             raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
     refused = []
     for name, (x, y) in table.clients.items():

@@ -457,7 +457,7 @@ def test_a_state_that_clients_keep_is_given_back_to_its_owner() -> None:
     method: Any = Toy(2)
     last = engine.run_rounds(method, batch, tiny().plan)
     flat = tensors.leaves({"server": last.server, "clients": last.clients})
-    saved = checkpoint.Checkpoint(12, flat, {"ids": [client_id(name) for name in "abc"]})
+    saved = checkpoint.Checkpoint(12, flat, {"ids": [client_id(name) for name in "abc"], "names": [*"abc"]})
     rows_of = {"a": batch.x[0, :3], "c": batch.x[2, :4], "d": batch.x[1, :5]}
     today = ClientBatch.pad([(x, x[:, 0]) for x in (rows_of["c"], rows_of["d"], rows_of["a"])], ["c", "d", "a"])
     got = study._restore(method, today, tiny(), saved)

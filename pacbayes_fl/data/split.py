@@ -64,7 +64,7 @@ def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> lis
     rows = [row.tobytes() for row in _stacked(batch, k).numpy()]
     if times is None:
         return rows
-    own = times[k][batch.mask[k].cpu()].numpy() + 0  # -0 becomes 0
+    own = times[k][: len(rows)].numpy() + 0  # -0 becomes 0
     return [row + time.tobytes() for row, time in zip(rows, own, strict=True)]
 
 

