@@ -462,8 +462,8 @@ def _release(options: argparse.Namespace) -> None:
     from pacbayes_fl.study_release import release
 
     words = release(options.run, options.out, options.public_scaling)
-    print(f"release: {words}")
-    print(f"folder: {options.out}")
+    say(f"release: {words}")
+    say(f"folder: {options.out}")
 
 
 def _predict(options: argparse.Namespace) -> None:
