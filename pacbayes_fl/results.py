@@ -254,7 +254,7 @@ class Result:
             "labels.json": labels.encode(),
             "metrics.json": _json(self.summary()).encode(),
         }
-        put(folder, written)
+        put(folder, written, last=True)
 
     def __eq__(self, other: object) -> bool:
         """Compare everything, numbers bit by bit; NaN equals NaN, and labels are compared as JSON."""

@@ -131,7 +131,7 @@ class CertifiedRun:
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
         try:
-            put(folder, {f"{FOLDER}/{path.name}": text.encode()})
+            put(folder, {f"{FOLDER}/{path.name}": text.encode()}, last=True)
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
         return path

@@ -1,7 +1,8 @@
 """Checksums of every file of a run folder, in one manifest: what was altered since it was written is found and named.
 
-`RUN/manifest.json` says how long each file is and its SHA-256. It is written before a file, with what that is to be,
-and after it: whenever a run is killed, every file is what the manifest says it was or was to be. Of a file to which
+`RUN/manifest.json` says how long each file is and its SHA-256. It is written before a file, with what that is to be:
+whenever a run is killed, every file is what the manifest says it was or was to be. Which of the two is found out before
+the next change, or written down at once where nothing follows. Of a file to which
 lines are added it vouches for those up to the last round that was saved; what follows is judged by its form.
 """
 
@@ -103,20 +104,21 @@ def read(folder: Path | str) -> Manifest | None:
     raise DataError(f"{path} is damaged: it holds the checksums of all other files", hint=hint)
 
 
-def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False) -> None:
+def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False, last: bool = False) -> None:
     """Replace files of a run folder, each as a whole, in their order.
 
     Args:
         folder: of a run, made if it does not exist.
         files: bytes by name relative to the folder; None removes a file.
         grows: lines will be added to them.
+        last: nothing follows for now.
 
     Raises:
         CheckpointError: when one cannot be written.
         DataError: when the manifest is damaged.
     """
     folder = Path(folder)
-    with announced(folder, files, grows):
+    with announced(folder, files, grows, last):
         for name, data in files.items():
             path = folder / name
             if data is not None:
@@ -128,13 +130,16 @@ def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = Fal
 
 
 @contextlib.contextmanager
-def announced(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False) -> Iterator[None]:
-    """Say in the manifest what files are about to be, let them be written, and say that they are.
+def announced(
+    folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False, last: bool = False
+) -> Iterator[None]:
+    """Say in the manifest what files are about to be, and let them be written.
 
     Args:
         folder: of a run, made if it does not exist.
         files: bytes by name relative to the folder; None of one that goes.
         grows: lines will be added to them.
+        last: nothing follows for now: say that they are written, too.
 
     Raises:
         CheckpointError: when the manifest cannot be written.
@@ -148,10 +153,8 @@ def announced(folder: Path | str, files: Mapping[str, bytes | None], grows: bool
         coming = {name: None if data is None else Print.of(data, grows) for name, data in files.items()}
         _write(folder, Manifest(known, coming))
         yield
-        after = known | {name: one for name, one in coming.items() if one is not None}
-        gone = {name for name, one in coming.items() if one is None}
-        gone |= {name for name in after if _ROUND.match(name) and not (folder / name).exists()}  # superfluous rounds
-        _write(folder, Manifest({name: one for name, one in after.items() if name not in gone}))
+        if last:
+            _write(folder, Manifest(_settled(folder, Manifest(known, coming))))
 
 
 def extend(folder: Path | str, name: str) -> None:
@@ -291,7 +294,9 @@ def _settled(folder: Path, manifest: Manifest) -> dict[str, Print]:
             files.pop(name, None)
         elif one is not None and _fits(folder / name, one):
             files[name] = one
-    return files
+    rounds = {int(match[1]): match[0] for match in map(_ROUND.match, files) if match}
+    gone = tuple(place for number, place in rounds.items() if number != max(rounds) and not (folder / place).exists())
+    return {name: one for name, one in files.items() if not name.startswith(gone)}  # without superfluous rounds
 
 
 def _fits(path: Path, one: Print) -> bool:

@@ -12,6 +12,7 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.tempered import untempered
+from pacbayes_fl.results_manifest import verify
 from pacbayes_fl.study_certify_request import AVERAGES, Request
 from pacbayes_fl.study_certify_rows import UNDECLARED, independent
 from pacbayes_fl.study_data import load
@@ -30,9 +31,11 @@ def certifiable(folder: Path) -> tuple[Study, Path]:
 
     Raises:
         StudyError: when the folder is not a run's.
+        DataError: when its study was altered since it was run.
         PrivacyError: when the run is private, so that training again would be another release.
     """
     study = Study.from_toml(folder / "study.toml")
+    verify(folder, ("study.toml", study_choice.FILE), ("checkpoints/", "privacy.json"))  # it is what will be trained
     if study.report.certify.scheme != "none":
         return study, folder
     if study.privacy.epsilon is not None:

@@ -222,7 +222,7 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
     if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
         summary["privacy"] = spent
     table_json = (json.dumps(summary, indent=1) + "\n").encode()
-    put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json})
+    put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json}, last=True)
     try:
         plots.save_joint(found, out / "figures")
     except PacBayesFLError as error:

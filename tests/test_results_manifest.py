@@ -17,7 +17,7 @@ from tests.tiny import spoiled
 
 def test_every_file_is_listed_with_its_length_and_hash(tmp_path: Path) -> None:
     put(tmp_path, {"labels.json": b"{}", "certificates/a.json": b"[1]"})
-    put(tmp_path, {"clients.csv": b"id\n"})
+    put(tmp_path, {"clients.csv": b"id\n"}, last=True)
     listed = json.loads((tmp_path / NAME).read_text())["files"]
     assert listed == {
         name: [len(data), hashlib.sha256(data).hexdigest(), False]
@@ -30,7 +30,7 @@ def test_every_file_is_listed_with_its_length_and_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*FILES, "certificates/a.json"])
 def test_any_damage_to_any_file_is_found(tmp_path: Path, name: str) -> None:
-    put(tmp_path, {each: f"what {each} holds\n".encode() * 5 for each in (*FILES, "certificates/a.json")})
+    put(tmp_path, {each: f"what {each} holds\n".encode() * 5 for each in (*FILES, "certificates/a.json")}, last=True)
     path = tmp_path / name
     good = path.read_bytes()
     for what, bad in spoiled(good).items():
@@ -49,7 +49,7 @@ def test_what_the_run_did_not_write_is_found(tmp_path: Path) -> None:
 
 
 def test_a_kill_between_the_manifest_and_the_file_is_no_damage(tmp_path: Path) -> None:
-    put(tmp_path, {"labels.json": b"old", "clients.csv": b"old", "metrics.json": b"old"})
+    put(tmp_path, {"labels.json": b"old", "clients.csv": b"old", "metrics.json": b"old"}, last=True)
     for done in range(3):
         with pytest.raises(KeyboardInterrupt), announced(tmp_path, {"labels.json": b"new", "metrics.json": None}):
             if done > 0:
@@ -61,7 +61,7 @@ def test_a_kill_between_the_manifest_and_the_file_is_no_damage(tmp_path: Path) -
     (tmp_path / "labels.json").write_bytes(b"nwe")
     assert list(problems(tmp_path)) == ["labels.json"]
     (tmp_path / "labels.json").write_bytes(b"new")
-    put(tmp_path, {"clients.csv": b"new"})  # settles what was left open
+    put(tmp_path, {"clients.csv": b"new"}, last=True)  # settles what was left open
     assert read(tmp_path) is not None and set(read(tmp_path).files) == {"labels.json", "clients.csv"}  # type: ignore[union-attr]
     (tmp_path / "labels.json").write_bytes(b"old")
     assert list(problems(tmp_path)) == ["labels.json"]
@@ -109,7 +109,7 @@ def test_a_damaged_manifest_is_named_and_never_taken_for_another(tmp_path: Path,
 
 
 def test_what_is_needed_is_refused_and_the_rest_is_said_with_what_to_do(tmp_path: Path) -> None:
-    put(tmp_path, {"labels.json": b"{}", "trained.json": b"{}", "certificates/a.json": b"[1]"})
+    put(tmp_path, {"labels.json": b"{}", "trained.json": b"{}", "certificates/a.json": b"[1]"}, last=True)
     for name in ("labels.json", "trained.json", "certificates/a.json"):
         (tmp_path / name).write_bytes(b"[]")
     with pytest.warns(DamageWarning) as said:
@@ -129,7 +129,7 @@ def test_what_is_needed_is_refused_and_the_rest_is_said_with_what_to_do(tmp_path
 
 def _write_often(folder: Path, name: str, times: int) -> None:
     for number in range(times):
-        put(folder, {name: str(number).encode()})
+        put(folder, {name: str(number).encode()}, last=number == times - 1)
 
 
 def test_two_processes_that_write_do_not_lose_one_anothers_entries(tmp_path: Path) -> None:

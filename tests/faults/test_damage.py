@@ -282,7 +282,7 @@ def test_a_run_whose_newest_round_is_damaged_says_what_it_falls_back_to_in_its_r
             assert head[-1] == "round" and {row[-1] for row in rows} == {"2"}
     answer = ask("resume")
     assert answer.code == 0 and f"fell back: {text}" in answer.out
-    assert "seed 3, round 3: mean over clients" in answer.out  # it has caught up, and says from where
+    assert "seed 3, round 3" in answer.out  # it has caught up, and says from where
     for name in ("metrics.json", "labels.json"):
         found = json.loads((at / "run" / name).read_text())
         assert (found["round"], found["fell_back"]) == (3, [text])
@@ -460,6 +460,16 @@ def test_a_killed_search_ends_as_one_that_nobody_disturbed_and_tries_nothing_twi
     ):
         assert cli.main([*arguments, "killed.toml", "--resume", *more]) == 1
         assert "not the one that this search was started with" in (err := capsys.readouterr().err) and text in err
+
+
+def test_an_edited_study_is_not_trained_again_for_certificates(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "tiny.toml", "--out", "plain", "--quiet", "--set", "report.certify.scheme=none"]) == 0
+    toml = at / "plain" / "study.toml"
+    toml.write_text(toml.read_text().replace("rate = 0.01", "rate = 0.02"))
+    capsys.readouterr()
+    assert cli.main(["certify", "plain", "--retrain", "--quiet"]) == 1
+    assert "plain/study.toml is damaged or was edited: it holds every value" in capsys.readouterr().err
+    assert not (at / "plain-certify").exists()
 
 
 # links ----------------------------------------------------------------------------------------------------------
