@@ -446,16 +446,17 @@ def _bound(options: argparse.Namespace) -> None:
 def _join(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
     from pacbayes_fl.study_predict import joined
-    from pacbayes_fl.study_release import is_release, open_release
+    from pacbayes_fl.study_release import Served, is_release, open_release
 
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)
+    at = known.round if isinstance(known, Served) else known.state.round
     sound: list[AnyPrediction] = []
     try:
         for one in joined(known, options.data):
             sound.append(one)
     finally:  # what is known of the others is printed before one client's error is
         if sound:
-            print_predictions(sound, options.json, known.round)
+            print_predictions(sound, options.json, at)
 
 
 def _release(options: argparse.Namespace) -> None:

@@ -52,6 +52,9 @@ FILES: Mapping[str, Content] = MappingProxyType(
 )
 """The files of a run folder and what they hold; its state is in `checkpoints`, tables of bounds in `certificates`."""
 
+RELEASED: Final = "released.json"
+"""The file of a release, which is no run folder, that says what it is."""
+
 FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         "checkpoints": "the state, of every client too",

@@ -26,7 +26,7 @@ from pacbayes_fl import (
 )
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError
+from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -35,7 +35,7 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
 from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
-from pacbayes_fl.results_folder import leaving, refuse_links
+from pacbayes_fl.results_folder import RELEASED, leaving, refuse_links
 from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_data import ScaledGroup, check_environment, provenance
 from pacbayes_fl.study_file import Study
@@ -395,6 +395,9 @@ def open_run(folder: Path | str) -> Trained:
     """
     folder = Path(folder)
     refuse_links(folder)
+    if (folder / RELEASED).is_file():
+        what = f"{folder} is a release of a run, which holds nothing of its clients"
+        raise StudyError(what, hint="join takes a release; predict and certify take the run")
     if not (folder / "study.toml").is_file() or not study_keep.holds_data(folder):
         raise results.no_run(folder, "study.toml or data.npz is missing")
     saved, fell_back = study_resume.opened(folder)

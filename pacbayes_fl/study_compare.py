@@ -110,7 +110,7 @@ def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | 
 def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
     """Say what a comparison is of, as JSON."""
     tables = {name: study.table() for name, study in zip(names, studies, strict=True)}
-    return {"methods": list(names), "seeds": seeds, "vary": vary, "studies": tables}
+    return {"methods": list(names), "seeds": seeds, "vary": vary and _told(studies[0], vary), "studies": tables}
 
 
 def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:

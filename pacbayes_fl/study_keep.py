@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from pacbayes_fl.data import tables
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_data import check_rows, check_saved, load, positions_by_client, reopen, rows_by_client, to_saved
@@ -106,7 +106,7 @@ def _read(folder: Path) -> Mapping[str, Any]:
     try:
         found = json.loads((folder / PRINTS).read_text("utf-8"))
         return {name: found[name] for name in ("salt", "columns", "clients")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         hint = "restore it from a copy, or run the study anew with another --out"
         raise DataError(f"{folder / PRINTS} cannot be read: {error}", hint=hint) from error
 

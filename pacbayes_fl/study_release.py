@@ -22,17 +22,17 @@ from safetensors import SafetensorError
 from pacbayes_fl import study_scaling, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
-from pacbayes_fl.errors import CheckpointError, DataError, PrivacyError, ShapeError, StudyError
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
 from pacbayes_fl.files import make_folder
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy import ledger
-from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_folder import RELEASED, write_atomic
 from pacbayes_fl.study import Trained, open_run
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_setup import build, device_of
 
 FORMAT_VERSION: Final = 1
-SIGN: Final = "released.json"
+SIGN: Final = RELEASED
 """The file by which a folder is known as a release: columns and checksums of all others."""
 
 WITHHELD: Final = "withheld"
@@ -166,7 +166,7 @@ def _labels(trained: Trained, folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "labels.json").read_text("utf-8"))
         kept = {name: found[name] for name in _LABELS if name in found}
-    except (OSError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{folder / 'labels.json'} cannot be read: {error}", hint="finish the run with --resume"
         ) from error
@@ -239,7 +239,7 @@ def open_release(folder: Path | str) -> Served:
         flat = safetensors.torch.load((folder / _MODEL).read_bytes())
         start = method.init_server(torch.Generator().manual_seed(study.seed))
         server = tensors.unleaves(start, flat, exact=False)
-    except (KeyError, TypeError, ValueError, AttributeError, OSError, SafetensorError, ShapeError) as error:
+    except (*UNREADABLE, SafetensorError, ShapeError) as error:
         raise CheckpointError(f"{folder} cannot be read as a release: {error}", hint="release the run anew") from error
     server = tensors.tree_map(lambda leaf: leaf.to(device_of(study)), server)
     return Served(study, method, server, int(about["round"]), schema, study_scaling.read(folder, schema), dtype, raw)
@@ -254,7 +254,7 @@ def _checked(folder: Path) -> Mapping[str, Any]:
         digests, version = dict(about["sha256"]), about["format_version"]
     except FileNotFoundError:
         raise StudyError(f"{folder} is not a release: {SIGN} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{folder / SIGN} is damaged: {error}", hint=hint) from error
     if not intact:
         raise CheckpointError(f"{folder / SIGN} is damaged", hint=hint)

@@ -138,7 +138,9 @@ def test_the_command_releases_and_joins(
     assert json.loads((out / "labels.json").read_text())["privacy"]["releases"] == 2
     for command in (["predict", str(out), "--client", "later_0", "--data", str(path)], ["certify", str(out)]):
         assert cli.main(command) == 1
-        assert "is not a run folder" in capsys.readouterr().err
+        assert (
+            "is a release of a run, which holds nothing of its clients (join takes a release" in capsys.readouterr().err
+        )
 
 
 def test_a_release_that_is_not_private_says_so(table_of: Path, tmp_path: Path) -> None:
