@@ -24,7 +24,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from benchmarks import peers, speed_laplace, speed_variational
+from benchmarks import peers, speed_laplace, speed_studies, speed_variational
 from benchmarks.measure import SEED, SETTINGS, Bench, Row, elsewhere, rise, table
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
@@ -223,6 +223,7 @@ CASES: Mapping[str, Callable[[Bench], Iterator[Row]]] = MappingProxyType(
         "prediction": prediction,
         **speed_variational.CASES,
         **speed_laplace.CASES,
+        **speed_studies.CASES,
     }
 )
 

@@ -6,6 +6,7 @@ and gradients are compared in float64, whatever is timed: Adam makes a whole ste
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import SEED, Bench, Rounds, Row, labelled
+from benchmarks.measure import SEED, Bench, Rounds, Row, elsewhere, labelled, rise
 from pacbayes_fl import study_classes, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
@@ -80,7 +81,7 @@ class Federation:
         message, updates, states = self.method.broadcast(self.state.server), [], []
         for index, rows in calls:
             noise = Noise(plan.seed, 1, rows.ids, rows.x.device, plan.noise)
-            update, after = self.method.client(message, tensors.select(self.state.clients, index), rows, noise)
+            update, after = self.method.client(message, self.state.kept.select(index.tolist()), rows, noise)
             updates.append(self.method.reduce(update))
             states.append(after)
         server = self.method.server(self.state.server, tensors.cat(updates), self.batch.clients)
@@ -137,28 +138,68 @@ def many_clients(bench: Bench, sides: Sequence[tuple[Setting, int, int]] | None 
     for setting, many, steps in default if sides is None else sides:
         case = f"{setting.name}, {steps} minibatches, {many} clients / {setting.clients}, {bench.name}"
         crowd, few = ((n, _rounds(replace(setting, clients=n), bench, steps)) for n in (many, setting.clients))
-        ours, theirs = (kept_megabytes(next(rounds)[1].clients, n) for n, rounds in (crowd, few))
+        ours, theirs = (kept_megabytes(side) for side in (crowd, few))
         yield bench.shares(f"a client's share of a round, {case}", crowd, few)
         ratio = theirs / ours
         yield Row(f"kept per client between rounds, {case}", "MB", ours, theirs, ratio, ratio, ratio, "<= 3.5 MB")
 
 
-def _rounds(setting: Setting, bench: Bench, steps: int) -> Rounds:
+def _rounds(setting: Setting, bench: Bench, steps: int, cohort: int | None = None) -> Rounds:
     federation = Federation.draw(setting, bench, steps)
-    return engine.rounds(federation.method, federation.batch, replace(plan(bench), rounds=10**9), federation.state)
+    endless = replace(plan(bench), rounds=10**9, cohort=cohort)
+    return engine.rounds(federation.method, federation.batch, endless, federation.state)
 
 
-def kept_megabytes(clients: Any, number: int) -> float:
-    """Count the bytes of a client's state.
+def cohorts(
+    bench: Bench, setting: Setting = PAPER, many: int = 1_000, drawn: int = 10, steps: int = 4, rounds: int = 400
+) -> Iterator[Row]:
+    """Rounds of a cohort among many clients of the papers' network, against a federation of as many as are drawn.
+
+    Memory is the peak beyond the data, by client, of rounds in which a hundredth of the clients is drawn, until nearly
+    all have taken part. The network is measured in float32 alone, as images have it.
+    """
+    if bench.dtype != torch.float32:
+        return
+    sides = [(replace(setting, clients=clients), cohort) for clients, cohort in ((many, drawn), (drawn, None))]
+    crowd, few = ((drawn, _rounds(one, bench, steps, cohort)) for one, cohort in sides)
+    for _, side in (crowd, few):
+        next(side)
+    case = f"a cohort of {drawn} of {many} clients / {drawn} clients"
+    yield replace(bench.shares(f"a round, {setting.name}, {case}", crowd, few), goal=">= 0.77")
+    clients = many // 5
+    ours = float(elsewhere("benchmarks.speed_variational", str(clients), str(rounds))) * 2**20 / 1e6 / clients
+    theirs = kept_megabytes(few)
+    ratio = theirs / ours
+    case = f"peak of rounds of a hundredth of {clients} clients, {PAPER.name} / a state"
+    yield Row(case, "MB", ours, theirs, ratio, ratio, ratio, "<= 3.6 MB")
+
+
+def kept_megabytes(side: tuple[int, Rounds]) -> float:
+    """Play a round and count the bytes of a client's state.
 
     Args:
-        clients: state of all, leaves [K, *].
-        number: K.
+        side: number of clients and their rounds.
 
     Returns:
         Millions of bytes per client.
     """
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors.leaves(clients).values()) / number / 1e6
+    number, rounds = side
+    return float(next(rounds)[1].kept.bytes) / number / 1e6
+
+
+def peak(clients: int, rounds: int) -> float:
+    """Measure by how many MiB memory rises in rounds of a hundredth of the clients.
+
+    Args:
+        clients: of the federation.
+        rounds: as many as let nearly all of them take part.
+
+    Returns:
+        MiB.
+    """
+    bench = Bench(torch.float32, torch.device("cpu"), 1)
+    played = _rounds(replace(PAPER, clients=clients), bench, 1, max(1, clients // 100))
+    return rise(lambda: [next(played)[0] for _ in range(rounds)], bench.device)
 
 
 def pyro(bench: Bench, settings: Sequence[Setting] = (SMALL, PAPER)) -> Iterator[Row]:
@@ -211,5 +252,16 @@ def evaluation(bench: Bench, setting: Setting = PAPER, rows: int = 4_750) -> Ite
 
 
 CASES: Mapping[str, Callable[[Bench], Iterator[Row]]] = MappingProxyType(
-    {"variational": variational, "many-clients": many_clients, "pyro": pyro, "evaluation": evaluation}
+    {
+        "variational": variational,
+        "many-clients": many_clients,
+        "cohorts": cohorts,
+        "pyro": pyro,
+        "evaluation": evaluation,
+    }
 )
+
+
+if __name__ == "__main__":  # see `cohorts`
+    torch.set_num_threads(1)
+    print(peak(*map(int, sys.argv[1:])))

@@ -48,6 +48,21 @@ def test_a_clients_state_is_ten_numbers_a_weight_and_two_counts() -> None:
     assert kept.ours == kept.theirs == pytest.approx(exact)
 
 
+def test_cohorts_are_measured_against_as_many_clients_and_memory_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(cases, "elsewhere", lambda *task: asked.append(task) or "2.5")  # type: ignore[func-returns-value]
+    time, memory = cases.cohorts(bench(torch.float32), TINY, many=10, drawn=2, steps=1, rounds=3)
+    assert asked == [("benchmarks.speed_variational", "2", "3")]
+    assert time.unit == "ms" and time.ours > 0 and time.theirs > 0 and "a cohort of 2 of 10 clients" in time.case
+    assert memory.ours == pytest.approx(2.5 * 2**20 / 1e6 / 2)
+    assert memory.theirs == pytest.approx((10 * 4 * WEIGHTS + 2 * 8) / 1e6)
+    assert not [*cases.cohorts(bench(torch.float64), TINY)]
+    monkeypatch.setattr(cases, "PAPER", TINY)
+    assert cases.peak(5, 2) >= 0
+
+
 def test_the_papers_network_keeps_less_than_the_goal() -> None:
     weights = 784 * 100 + 100 + 100 * 10 + 10
     assert (10 * 4 * weights + 2 * 8) / 1e6 < 3.5
