@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pacbayes_fl import memory, study, study_size
+from pacbayes_fl import memory, study, study_data, study_size
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study_file import Study
 from tests.tiny import TABLE, quick
 
-DATA = study.load(Study.from_table(TABLE))
+DATA = study_data.load(Study.from_table(TABLE))
 
 
 def made(name: str, *sets: str) -> Study:

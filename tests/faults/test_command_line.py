@@ -125,7 +125,7 @@ def test_a_refused_run_leaves_what_it_found(
     def refuse(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("pacbayes_fl.study.load", refuse)
+    monkeypatch.setattr("pacbayes_fl.study.prepare", refuse)
     study = str(write_study(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     for out in ("new", "deep/deeper/new"):

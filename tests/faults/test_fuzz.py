@@ -31,7 +31,8 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.federation import checkpoint, wire
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study import load, run
+from pacbayes_fl.study import run
+from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
 from tests.faults import fuzz
 from tests.faults import test_wire_faults as network

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, study
+from pacbayes_fl import cli, results, study, study_data
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import Result
@@ -200,7 +200,7 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="existing_99 joined since the run was started"):
         study.run(on_csv(path, *sets, "federation.rounds=2"), folder, resume=True)
     assert (folder / "scaling.json").read_bytes() == before
-    anew = prepare(on_csv(path, *sets), study.load(on_csv(path, *sets)))[1]["existing"].shared
+    anew = prepare(on_csv(path, *sets), study_data.load(on_csv(path, *sets)))[1]["existing"].shared
     assert float(anew.mean[0]) > 50 > json.loads(before)["columns"][0]["mean"]
 
 
