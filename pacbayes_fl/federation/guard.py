@@ -40,7 +40,8 @@ class Told(NamedTuple):
     @property
     def present(self) -> tuple[str, ...]:
         """Names of the clients whose updates have entered the server."""
-        return tuple(name for name in self.heard if name not in set(self.dropped))
+        dropped = set(self.dropped)
+        return tuple(name for name in self.heard if name not in dropped)
 
 
 class Start(NamedTuple):

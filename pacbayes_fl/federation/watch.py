@@ -37,7 +37,8 @@ class Watch(NamedTuple):
         Returns:
             What is remembered after it.
         """
-        absent = {name: count for name, count in self.failures.items() if name not in set(members)}
+        asked = set(members)
+        absent = {name: count for name, count in self.failures.items() if name not in asked}
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
         steps = summary(norms)
         medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]

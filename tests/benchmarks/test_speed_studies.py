@@ -24,9 +24,12 @@ def test_a_study_is_run_whole_and_its_costs_are_the_processes() -> None:
 
 def test_shares_are_of_processes_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(
-        cases, "elsewhere", lambda module, clients: asked.append(clients) or f"x {float(clients) / 2} 30.0"
-    )  # type: ignore[func-returns-value]
+
+    def alone(module: str, clients: str) -> str:
+        asked.append(clients)
+        return f"x {float(clients) / 2} 30.0"
+
+    monkeypatch.setattr(cases, "elsewhere", alone)
     time, memory = cases.many_clients(bench(), many=40, few=10)
     assert asked == ["40", "10", "40", "10"]
     assert (time.ours, time.theirs, time.ratio) == (500.0, 500.0, 1.0)
