@@ -198,13 +198,26 @@ def _cases() -> Iterator[Case]:
     yield Case("pac-pfl-scaled-minibatch", partial(from_recipe, METHODS["pac-pfl"], options=scaled))
     yield Case("pac-pfl-equal", partial(from_recipe, METHODS["pac-pfl"], options={"weighting": "equal"}))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))
-    other = {"restart": True, "keep_moments": False, "weighting": "rows", "train_draws": 2, "divergence": "reverse"}
+    other: dict[str, Any] = {
+        "restart": True,
+        "keep_moments": False,
+        "weighting": "rows",
+        "train_draws": 2,
+        "divergence": "reverse",
+    }
     other |= {"upload": "tracked", "optimiser": "sgd", "noise_std": 0.5, "data_scale": "mean", "clusters": 3}
+    other |= {"rate": 1e-3, "prior_rate": 2e-3}  # at which plain descent does not diverge
     for name in ("pfedbayes", "cfedbayes", "bpfed", "fedavg-ft", "local"):
         yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=other), dimensions=(1,))
     sparse = {"inclusion": 0.31, "threshold": 0.3, "temperature": 0.7, "restart": True, "beta": 2.0}
     yield Case("sfedbayes-sparse", partial(from_recipe, METHODS["sfedbayes"], options=sparse), dimensions=(3,))
-    printed = {"slab_average": "uniform", "optimiser": "sgd", "prior_optimiser": "sgd", "weighting": "rows"}
+    printed: dict[str, Any] = {
+        "slab_average": "uniform",
+        "optimiser": "sgd",
+        "prior_optimiser": "sgd",
+        "weighting": "rows",
+    }
+    printed |= {"rate": 1e-3, "prior_rate": 2e-3}
     yield Case("sfedbayes-printed", partial(from_recipe, METHODS["sfedbayes"], options=printed), dimensions=(1,))
     for name in VARIATIONAL:
         matched = {"aggregation": "moments", "beta": 0.7, "prior": "divide"} | _LONG
