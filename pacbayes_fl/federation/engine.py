@@ -17,7 +17,18 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort, meeting
-from pacbayes_fl.federation.guard import Culprit, Start, Told, divergence, far_out, lengths, listed, outlier
+from pacbayes_fl.federation.guard import (
+    REMARKED,
+    Culprit,
+    Start,
+    Told,
+    divergence,
+    far_out,
+    lengths,
+    listed,
+    outlier,
+    overlong,
+)
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.memory import Memory
@@ -60,7 +71,8 @@ class FederationPlan:
             code does everywhere, or "all" clients, of whom the cohort's updates enter the server while the others keep
             what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
         diverges_at: a round is undone, and all learning rates are halved, when it leaves the mean objective or the
-            server's parameters beyond this multiple of the start's; None asks only for finite numbers. See `rounds`.
+            server's parameters beyond this multiple of the start's, or one client's step is longer than that multiple
+            of the others'; None asks only for finite numbers. See `rounds`.
             In the first rounds of every bundled study (and all rounds of the polynomial ones; CIFAR-10 was not tried)
             the objective came to at most 81 times the start's, on FEMNIST, and the parameters to 1.01 times.
         aggregate: what the server makes of its clients' steps. The "mean" of the papers follows a single client
@@ -228,9 +240,10 @@ def rounds(
     learning rates halved, for good and up to three times in a run; then there is an error. Diverged means: no client
     gave a finite update; the server's state or the mean objective of the clients is not finite; the root mean square of
     the server's parameters is above diverges_at max(1, that of the start); or the objective is worse than that of the
-    start theta^0 by more than diverges_at max(1 nat per row, that of the start). Of a method without a learning rate
-    only finite numbers are asked for. In private rounds only the server's state is looked at, which is known from what
-    was released; an undone round has been paid for all the same.
+    start theta^0 by more than diverges_at max(1 nat per row, that of the start); or, where the server takes a mean, one
+    client's step is longer than diverges_at times the median of the others' and of every round before. Of a method
+    without a learning rate only finite numbers are asked for. In private rounds only the server's state is looked at,
+    which is known from what was released; an undone round has been paid for all the same.
 
     Args:
         method: the algorithm.
@@ -256,7 +269,7 @@ def rounds(
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
         played, undone = federation.play(state), list[str]()
-        while (trouble := federation.trouble(played)) is not None:
+        while (trouble := federation.trouble(state, played)) is not None:
             state = federation.undo(state, played.told, trouble)
             undone.append(trouble)
             played = federation.play(state)
@@ -266,7 +279,7 @@ def rounds(
         else:
             _judge(plan, t, told)
             values = {**told.values, "seconds": time.perf_counter() - begun}
-            _say(method, t, values, state.watch, told.dropped, said)
+            _say(method, plan, t, values, state.watch, told.dropped, said)
             record = RoundRecord(t, len(told.present), told.dropped, values, steps=state.watch.steps)
         yield replace(record, undone=tuple(undone), rates=0.5**state.watch.halved), state
 
@@ -344,11 +357,15 @@ class _Federation:
         kept = kept.after(written, apart=self._everyone is None)
         return _Played(FederationState(server, kept, t, watch), told)
 
-    def trouble(self, played: _Played) -> str | None:
-        """Say how the federation has diverged in a round, if so."""
-        told = played.told
+    def trouble(self, before: FederationState, played: _Played) -> str | None:
+        """Say how the federation has diverged in a round, if so, or who would steer it alone."""
+        told, most = played.told, self.plan.diverges_at
         if self.room is None and not told.present:
             return f"0 of {len(told.heard)} clients gave a finite update"
+        if self.plan.aggregate == "mean" and most is not None:  # the other rules bound what one step does
+            steered = overlong(told.norms, before.watch.usual, most)
+            if steered is not None:
+                return steered
         return self._divergence(told)
 
     def _divergence(self, told: Told) -> str | None:
@@ -375,15 +392,16 @@ class _Federation:
 
     def _culprit(self, state: FederationState, told: Told) -> Culprit | None:
         """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
-        found = outlier(told.norms)
+        found, before = outlier(told.norms), state.watch.steps
         if found is not None:
             without = self.play(state, found.whose).told
             if without.present and self._divergence(without) is None:
                 return Culprit(found.whose, f"without its step, {lengths(found)}, the round would hold")
-        before = state.watch.steps
-        if before is None or not far_out(before):
-            return None
-        return Culprit(before.whose, f"its step in round {state.round} was {lengths(before)}")
+        if before is not None and far_out(before):
+            return Culprit(before.whose, f"its step in round {state.round} was {lengths(before)}")
+        if found is not None and far_out(found, before):
+            return Culprit(found.whose, f"its step was {lengths(found)}")
+        return None
 
     def _at_start(self) -> Start:
         """Measure the parameters before the first round, and how well they fit every client: by almost no step."""
@@ -516,13 +534,24 @@ def _judge(plan: FederationPlan, t: int, told: Told) -> None:
 
 
 def _say(
-    method: AnyMethod, t: int, values: Mapping[str, float], watch: Watch, dropped: tuple[str, ...], said: set[str]
+    method: AnyMethod,
+    plan: FederationPlan,
+    t: int,
+    values: Mapping[str, float],
+    watch: Watch,
+    dropped: tuple[str, ...],
+    said: set[str],
 ) -> None:
-    """Warn of what the method remarks, once, and of clients that have failed for the third time in a row."""
+    """Warn of what the method remarks and of clients whose steps stand out, once, and of three failures in a row."""
     for name in dropped:
         if watch.failures[name] == _TIRES_AFTER:
             what = f"client {name!r} was dropped {_TIRES_AFTER} times in a row (round {t})"
             warnings.warn(what, stacklevel=outside())
+    steps = watch.steps if plan.aggregate == "mean" else None  # the other rules are the remedy
+    if steps is not None and 0 < REMARKED * steps.median < steps.largest and steps.whose not in said:
+        said.add(steps.whose)
+        hint = "federation.aggregate = 'clipped' bounds what one client can do"
+        warnings.warn(f"client {steps.whose!r} sent a step {lengths(steps)} (round {t}); {hint}", stacklevel=outside())
     remark = method.remark(values)
     if remark is not None and remark not in said:
         said.add(remark)

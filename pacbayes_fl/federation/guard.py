@@ -15,6 +15,9 @@ STANDS_OUT = 10.0
 FAR_OUT = 1e3
 """The same for a round that held, of which nobody can say any more how it would have been without that client."""
 
+REMARKED = 30.0
+"""The same for a client that is named in a warning: no client of a bundled study was seen to come to 7."""
+
 
 class Told(NamedTuple):
     """What the host learns of a round.
@@ -125,9 +128,33 @@ def outlier(norms: Mapping[str, float]) -> Steps | None:
     return found if found is not None and found.largest > STANDS_OUT * found.median else None
 
 
-def far_out(steps: Steps) -> bool:
-    """Say whether the longest step of a round can have spoilt the server, and through it what all clients sent next."""
-    return steps.largest > FAR_OUT * steps.median
+def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | None:
+    """Say whose step is too long beside any that was usual in this run, if somebody's is.
+
+    Args:
+        norms: of the steps of the clients that are to move the server, by name.
+        usual: the largest median norm of the rounds before.
+        most: multiple of the usual that is too much.
+
+    Returns:
+        What is wrong; None where nothing is, and where nobody can say what is usual: of two clients, or of steps
+        of no length.
+    """
+    found = outlier(norms)
+    if found is None or len(norms) < 3 or not 0 < most * max(found.median, usual) < found.largest:
+        return None
+    return f"client {found.whose!r} sent a step {lengths(found)}"
+
+
+def far_out(steps: Steps, before: Steps | None = None) -> bool:
+    """Say whether the longest step of a round can have spoilt the server, and through it what all clients sent next.
+
+    Args:
+        steps: of the round.
+        before: of the round before it: the longest of two rounds in a row may stand out less.
+    """
+    again = before is not None and before.whose == steps.whose and before.largest > REMARKED * before.median
+    return steps.largest > (REMARKED if again else FAR_OUT) * steps.median
 
 
 def lengths(steps: Steps) -> str:

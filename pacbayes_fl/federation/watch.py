@@ -19,12 +19,14 @@ class Watch(NamedTuple):
         steps: norms of the clients' steps in the last round; None where there are none.
         halved: how often the learning rates had to be halved.
         medians: median norm of the steps of each of the last rounds, oldest first.
+        usual: the largest median norm of all rounds, 0 before the first: where training comes to rest, medians fall.
     """
 
     failures: Mapping[str, int] = MappingProxyType({})
     steps: Steps | None = None
     halved: int = 0
     medians: tuple[float, ...] = ()
+    usual: float = 0.0
 
     def after(self, members: Collection[str], dropped: Collection[str], norms: Mapping[str, float]) -> Watch:
         """Remember a round.
@@ -42,19 +44,22 @@ class Watch(NamedTuple):
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
         steps = summary(norms)
         medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]
-        return Watch(absent | failed, steps, self.halved, medians)
+        usual = self.usual if steps is None else max(self.usual, steps.median)
+        return Watch(absent | failed, steps, self.halved, medians, usual)
 
     def to_save(self) -> dict[str, Any]:
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()
-        return {"failures": dict(self.failures), "steps": steps, "halved": self.halved, "medians": list(self.medians)}
+        rest = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
+        return {"failures": dict(self.failures), "steps": steps, **rest}
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
         """Read what `to_save` gave; of what an older version did not know nothing is remembered."""
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
-        return cls(dict(saved.get("failures", {})), memory, int(saved.get("halved", 0)), medians)
+        halved, usual = int(saved.get("halved", 0)), float(saved.get("usual", 0.0))
+        return cls(dict(saved.get("failures", {})), memory, halved, medians, usual)
 
 
 def summary(norms: Mapping[str, float]) -> Steps | None:

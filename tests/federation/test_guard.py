@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pacbayes_fl.federation.guard import Start, Told, divergence, far_out, lengths, listed, outlier
+from pacbayes_fl.federation.guard import Start, Told, divergence, far_out, lengths, listed, outlier, overlong
 from pacbayes_fl.results import Steps
 
 FITS = {"a": 3.0, "b": 5.0, "hard": 1e6, "lost": math.inf}
@@ -60,7 +60,20 @@ def test_a_step_stands_out_beside_the_median_of_the_others() -> None:
     assert outlier({"a": 1.0, "b": 50.0, "c": 3.0}) == Steps(2.0, 50.0, "b")
     assert outlier({"a": 0.0, "b": 0.0}) is None and outlier({"a": 0.0, "b": 1.0}) == Steps(0.0, 1.0, "b")
     assert far_out(Steps(1.0, 1001.0, "b")) and not far_out(Steps(1.0, 1000.0, "b"))
+    again, other = Steps(1.0, 31.0, "b"), Steps(1.0, 31.0, "a")
+    assert far_out(again, again) and not far_out(again, other) and not far_out(again)
+    assert not far_out(Steps(1.0, 30.0, "b"), again) and not far_out(again, Steps(1.0, 30.0, "b"))
     assert lengths(Steps(2.0, 50.0, "b")) == "50 long where the median client's was 2"
+
+
+def test_a_step_is_overlong_beside_all_that_was_usual_in_a_run() -> None:
+    steps = {"a": 1.0, "b": 3.0, "c": 2001.0}
+    assert overlong(steps, 0.0, 1e3) == "client 'c' sent a step 2e+03 long where the median client's was 2"
+    assert overlong({**steps, "c": 2000.0}, 0.0, 1e3) is None
+    assert overlong(steps, 2.1, 1e3) is None, "steps of other rounds were as long: training comes to rest"
+    assert overlong({"a": 1.0, "c": 1e9}, 0.0, 1e3) is None, "of two nobody knows who is usual"
+    assert overlong({"a": 0.0, "b": 0.0, "c": 1.0}, 0.0, 1e3) is None, "nor where the others have nothing to learn"
+    assert overlong({"a": 0.0, "b": 0.0, "c": 1001.0}, 1.0, 1e3) is not None
 
 
 def test_a_sentence_names_a_few_clients() -> None:
