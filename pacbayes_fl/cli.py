@@ -259,6 +259,9 @@ def _tune(options: argparse.Namespace) -> None:
             written, options.stopped = True, f"the methods that were finished are in {out}; go on with --resume"
             say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
         log.finish()
+    except StudyError:  # of a search of which no configuration could be trained
+        log.discard_failed()
+        raise
     finally:
         if written:
             say(f"study: {out}")

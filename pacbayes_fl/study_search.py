@@ -102,6 +102,12 @@ class Trials:
         """Write down that nothing is left to be tried."""
         self._write(finished=True)
 
+    def discard_failed(self) -> None:
+        """Take the file away where no trial has come to anything: there is nothing to go on from."""
+        failed = all(trial.failure for trials in self._of.values() for each in trials for trial in each)
+        if self.path is not None and failed:
+            self.path.unlink(missing_ok=True)
+
     def __len__(self) -> int:
         """Count the configurations that were tried."""
         return sum(map(len, self._of.values()))

@@ -234,6 +234,6 @@ def test_a_release_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     study_release.release(tmp_path / "run", tmp_path / "empty")
     assert study_release.is_release(tmp_path / "empty") and not study_release.is_release(tmp_path / "run")
-    with pytest.raises(StudyError, match="is not a run folder"):
+    with pytest.raises(StudyError, match="there is no folder"):
         study_release.release(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -56,6 +56,17 @@ def test_unfinished_trials_are_not_written_over_and_finished_ones_may_be(path: P
     assert len(Trials(path, ASKED)) == 0
 
 
+def test_trials_of_which_none_came_to_anything_leave_no_file(path: Path) -> None:
+    log = Trials(path, ASKED)
+    log.keep("a", FAILED)
+    assert path.exists()
+    log.discard_failed()
+    assert not path.exists()
+    log.keep("a", FIRST)
+    log.discard_failed()
+    assert path.exists(), "what was trained is kept"
+
+
 def test_another_search_is_refused_by_what_differs(path: Path) -> None:
     Trials(path, ASKED).keep("a", FIRST)
     for key, value, text in (

@@ -19,6 +19,7 @@ from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.federation.guard import (
     REMARKED,
+    STANDS_OUT,
     Culprit,
     Start,
     Told,
@@ -52,6 +53,7 @@ _JOINED_AT = 32
 _HALVINGS = 3
 _FRACTIONS = ("all", "a half", "a quarter", "an eighth")
 _ALMOST_NONE = 1e-30
+_SMALLER = (1e-3, 1e-6, 1e-9, 1e-12)  # factors of learning rates; where steps are of no length they say nothing
 
 
 @dataclass(frozen=True)
@@ -316,9 +318,12 @@ class _Federation:
         self._start: Start | None = None
         self._memory = Memory()
 
-    def play(self, state: FederationState, without: str | None = None) -> _Played:
-        """Play the round after a state, which stays as it is; a client may be left out as if it had failed."""
-        method, plan, t = at_rates(self.method, state), self.plan, state.round + 1
+    def play(self, state: FederationState, without: str | None = None, method: AnyMethod | None = None) -> _Played:
+        """Play the round after a state, which stays as it is.
+
+        A client may be left out as if it had failed, and the method be another one than at the federation's rates.
+        """
+        method, plan, t = at_rates(self.method, state) if method is None else method, self.plan, state.round + 1
         drawn = self._drawn(t)
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
@@ -393,15 +398,28 @@ class _Federation:
     def _culprit(self, state: FederationState, told: Told) -> Culprit | None:
         """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
         found, before = outlier(told.norms), state.watch.steps
-        if found is not None:
+        if found is not None and self._divergence(told) is not None:
             without = self.play(state, found.whose).told
             if without.present and self._divergence(without) is None:
                 return Culprit(found.whose, f"without its step, {lengths(found)}, the round would hold")
         if before is not None and far_out(before):
             return Culprit(before.whose, f"its step in round {state.round} was {lengths(before)}")
-        if found is not None and far_out(found, before):
-            return Culprit(found.whose, f"its step was {lengths(found)}")
+        if found is not None and far_out(found, before) and self._at_any_rate(state, found.whose):
+            return Culprit(found.whose, "its steps stand out at small learning rates too")
         return None
+
+    def _at_any_rate(self, state: FederationState, whose: str) -> bool:
+        """Say whether a client's step stands out at small learning rates too, where parameters have not run away."""
+        origins = [start(self.method, self.batch, self.plan)]
+        if float(_size(self.method, state.server)) <= STANDS_OUT * max(1.0, self._at_start().size):
+            origins.append(state)
+        slow = [slowed(self.method, factor) for factor in _SMALLER]
+        return any(all(self._stands_out(origin, method, whose) for method in slow) for origin in origins)
+
+    def _stands_out(self, state: FederationState, method: AnyMethod, whose: str) -> bool:
+        norms = self.play(state, method=method).told.norms
+        found = outlier(norms)
+        return not any(norms.values()) or (found is not None and found.whose == whose)
 
     def _at_start(self) -> Start:
         """Measure the parameters before the first round, and how well they fit every client: by almost no step."""

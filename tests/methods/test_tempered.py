@@ -83,10 +83,13 @@ def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of
 def test_personal_models_are_the_same_when_they_are_made_again(case: Case, temperature: float | None) -> None:
     known = scene(case, case.dimensions[-1])
     method: Any = known.method if temperature is None else Tempered(known.method, temperature)
-    for _, (message, state, rows, noise) in engine.personal_calls(method, _state(known), known.batch, known.plan):
+
+    def predictions(_: Any, message: Any, state: Any, rows: Any, noise: Any) -> Any:
         first = method.personalise(message, state, rows, noise.copy())
         again = method.personalise_again(first, message, state, rows, noise.copy())
-        predicted: Any = (first.predict(rows.x), again.predict(rows.x))
+        return first.predict(rows.x), again.predict(rows.x)
+
+    for _, predicted in engine.personal_calls(method, _state(known), known.batch, known.plan, predictions):
         mine, theirs = ({"p": p.log_probs} if case.labelled else {"mean": p.mean, "v": p.variance} for p in predicted)
         assert_close(mine, theirs, 1e-12)
 

@@ -86,5 +86,9 @@ def test_what_cannot_be_drawn_is_named(made: Maker) -> None:
 
 def test_a_comparison_that_varies_a_value_has_the_figure(made: Maker, tmp_path: Path) -> None:
     results = [varied(made(particles=count), count, "method.particles") for count in (1, 2)]
-    assert [path.name for path in save_joint(results, tmp_path, ["png"])] == ["box_plots.png", "sweep.png"]
+    assert [path.name for path in save_joint(results, tmp_path, ["png"])] == [
+        "box_plots.png",
+        "intervals.png",
+        "sweep.png",
+    ]
     assert "sweep.png" not in [path.name for path in save_joint([made()], tmp_path / "other", ["png"])]
