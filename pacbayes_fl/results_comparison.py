@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 from pacbayes_fl import results
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.files import refuse_link
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import GROUPS, Result, nested_bootstrap
 from pacbayes_fl.results_folder import refuse_links
@@ -174,6 +176,19 @@ def run_folder(method: str, seed: int) -> str:
     return f"{to_folder(method)}-seed{seed}"
 
 
+def scores_sha256(folder: Path | str) -> str | None:
+    """Fingerprint the scores of a run, by which a comparison knows it.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        SHA-256 of its clients.csv; None where it has none.
+    """
+    path = Path(folder) / "clients.csv"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
 def is_comparison(folder: Path | str) -> bool:
     """Whether a folder holds a finished comparison.
 
@@ -197,7 +212,8 @@ def load(folder: Path | str) -> list[Result]:
 
     Raises:
         StudyError: when it is no finished comparison, or one of its runs is not there.
-        DataError: naming the file that cannot be read.
+        DataError: naming the file that cannot be read, or the run that is not the one that was compared.
+        CheckpointError: when a link stands in place of a run.
 
     Warns:
         DamageWarning: of files that were altered since they were written.
@@ -210,15 +226,19 @@ def load(folder: Path | str) -> list[Result]:
     verify(folder, (FILE,))
     try:
         summary = json.loads(path.read_text("utf-8"))
-        runs = [(str(run["folder"]), str(run["method"])) for run in summary["runs"]]
+        runs = [(str(run["folder"]), str(run["method"]), run["scores_sha256"]) for run in summary["runs"]]
         varied = {str(name): dict(about) for name, about in summary.get("varied", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_AGAIN) from error
     found = []
-    for name, method in runs:
+    for name, method, scores in runs:
         if Path(name).name != name:
             raise DataError(f"{path} names a run outside of its folder: {name!r}", hint=_AGAIN)
+        refuse_link(folder / name)
         result = results.load(folder / name)
+        if scores_sha256(folder / name) != scores:
+            what = f"{folder / name} is not the run that was compared: its scores have changed since"
+            raise DataError(what, hint="put that run back, or run compare again with the same --out")
         if about := varied.get(method):
             result = replace(result, method=method, labels={**result.labels, "varied": about})
         found.append(result)

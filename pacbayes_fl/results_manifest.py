@@ -198,6 +198,25 @@ def adopt(folder: Path | str) -> None:
         _write(folder, Manifest(files))
 
 
+def regain(folder: Path | str) -> None:
+    """Take the files of a folder that goes on as they are, where its manifest is lost.
+
+    Args:
+        folder: of a run or a comparison.
+
+    Raises:
+        CheckpointError: when the manifest cannot be written.
+        DataError: when it is there and damaged.
+
+    Warns:
+        DamageWarning: where it is lost.
+    """
+    if read(folder) is None:
+        text = f"{Path(folder) / NAME} is missing: the files of the run are taken as they are"
+        warnings.warn(text, DamageWarning, stacklevel=outside())
+        adopt(folder)
+
+
 def problems(folder: Path | str, without: Collection[str] = ()) -> dict[str, str]:
     """Compare the files of a run folder with its manifest.
 

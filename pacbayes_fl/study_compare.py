@@ -19,8 +19,9 @@ from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results import Result, RoundRecord, readable
-from pacbayes_fl.results_comparison import FILE, Cell, run_folder, table
-from pacbayes_fl.results_manifest import put, read, verify
+from pacbayes_fl.results_comparison import FILE, Cell, run_folder, scores_sha256, table
+from pacbayes_fl.results_folder import FILES
+from pacbayes_fl.results_manifest import intact, put, read, regain, verify
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
 
@@ -117,6 +118,7 @@ def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:
     """Refuse to go on with another comparison than a folder was begun with; in one without any it begins."""
     if read(out) is None and not (out / COMPARISON).exists():
         return
+    regain(out)
     verify(out, (COMPARISON,))
     with readable(out / COMPARISON) as path:
         before = json.loads(path.read_text("utf-8"))
@@ -137,6 +139,8 @@ def _check(runs: Sequence[_Run]) -> None:
     """Refuse before the first run whatever one of them would refuse: folders of other studies, and what cannot run."""
     left: dict[str, Study] = {}
     for name, study, folder in runs:
+        if folder is not None:
+            files.refuse_link(folder)
         if folder is not None and (folder / "study.toml").is_file():
             saved = Study.from_toml(folder / "study.toml").table()
             chosen, _ = study_choice.recall(study, folder)
@@ -148,7 +152,11 @@ def _check(runs: Sequence[_Run]) -> None:
 
 
 def _finished(folder: Path | None) -> bool:
-    return folder is not None and (folder / "metrics.json").is_file()
+    """Whether a run need not go on: it has its scores, and nothing is damaged that it would write again."""
+    if folder is None or not (folder / "metrics.json").is_file() or (manifest := read(folder)) is None:
+        return False
+    again = [name for name, content in FILES.items() if content.again and name in manifest.files]
+    return all(intact(folder, name) for name in again)
 
 
 def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str] = ()) -> list[Study]:
@@ -213,7 +221,11 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
         odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
         row = cell._replace(not_finite=odd)._asdict()  # type: ignore[arg-type]
         writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
-    runs = [{"folder": run_folder(one.method, one.seed), "method": one.method, "seed": one.seed} for one in found]
+    places = [run_folder(one.method, one.seed) for one in found]
+    runs = [
+        {"folder": place, "method": one.method, "seed": one.seed, "scores_sha256": scores_sha256(out / place)}
+        for place, one in zip(places, found, strict=True)
+    ]
     summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
     if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
         summary["varied"] = settings_of

@@ -65,10 +65,7 @@ def left(study: Study, folder: Path | None, resume: bool) -> Left:
     if not resume:
         raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
     saved = _newest(folder)
-    if results_manifest.read(folder) is None:
-        text = f"{folder / results_manifest.NAME} is missing: the files of the run are taken as they are"
-        warnings.warn(text, DamageWarning, stacklevel=outside())
-        results_manifest.adopt(folder)
+    results_manifest.regain(folder)
     kept = [name for name, content in FILES.items() if not content.again or (saved is None and name == "study.toml")]
     results_manifest.verify(folder, kept, _WATCHED)
     _complete(folder, saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -97,6 +98,8 @@ def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> 
     summary = json.loads((out / "compare.json").read_text())
     plain = [cell._asdict() | {"not_finite": []} | ({} if cell.worst_client else {"worst": None}) for cell in cells]
     runs = [{"folder": f"{name}-seed{seed}", "method": name, "seed": seed} for name in RIDGES for seed in (3, 4)]
+    for one in runs:
+        one["scores_sha256"] = hashlib.sha256((out / one["folder"] / "clients.csv").read_bytes()).hexdigest()
     assert summary == {"study": "tiny", "cells": plain, "runs": runs}
     assert {"rmse_raw", "rsmse", "coverage_95"} <= {cell["metric"] for cell in summary["cells"]}
     assert {"box_plots.png", "box_plots.svg"} <= {path.name for path in (out / "figures").iterdir()}

@@ -421,6 +421,88 @@ def test_another_comparison_is_not_resumed(
     assert "--resume needs the folder of the comparison (give --out DIR)" in capsys.readouterr().err
 
 
+COMPARE = "compare tiny.toml --vary federation.rounds=1,2 --seeds 2 --out all --quiet".split()
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a comparison of two numbers of rounds, each over two seeds."""
+    place = tmp_path_factory.mktemp("compared")
+    write_study(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(plots, "save_joint", joint)
+        assert cli.main(COMPARE) == 0
+    scores = {path.read_bytes() for path in place.glob("all/*/clients.csv")}
+    assert len(scores) == 4, "runs that change places could not be told apart"
+    return place
+
+
+@pytest.fixture
+def there(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a fresh copy of it, and return the folder of the comparison."""
+    shutil.copytree(compared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "save_joint", joint)
+    return Path("all")
+
+
+def test_runs_that_change_places_are_not_shown_as_one_another(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, second, _ = sorted(path.parent for path in there.glob("*/metrics.json"))
+    assert first.name.partition("-seed")[2] == second.name.partition("-seed")[2]
+    first.rename("apart")
+    second.rename(first)
+    Path("apart").rename(second)
+    for command in ("show", "plot"):
+        assert cli.main([command, "all"]) == 1
+        assert f"{first} is not the run that was compared: its scores have changed" in capsys.readouterr().err
+
+
+def test_no_run_of_a_comparison_is_reached_through_a_link(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = sorted(path.parent for path in there.glob("*/metrics.json"))[1]
+    run.rename("elsewhere")
+    run.symlink_to(Path("elsewhere").resolve())
+    before = {path: path.read_bytes() for path in Path("elsewhere").rglob("*") if path.is_file()}
+    for arguments in (["show", "all"], ["plot", "all"], COMPARE, [*COMPARE, "--resume"]):
+        assert cli.main(arguments) == 1
+        assert f"{run} is a symbolic link" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+AGAIN = ("clients.csv", "metrics.json", "labels.json", "predictions.safetensors", "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [*((name, "gone") for name in AGAIN), *((name, "middle byte flipped") for name in AGAIN[:-1])]
+)
+def test_a_comparison_that_goes_on_repairs_what_a_run_can_write_again(
+    name: str, what: str, there: Path, compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = next(there.glob("*/metrics.json")).parent
+    data = spoiled((run / name).read_bytes())[what]
+    (run / name).unlink()
+    if data is not None:
+        (run / name).write_bytes(data)
+    assert cli.main([*COMPARE, "--resume"]) == 0
+    assert f"{run / name} is " in capsys.readouterr().err
+    for path in (p for p in there.rglob("*") if p.is_file() and p.name in (*AGAIN[:-1], "compare.csv", "compare.json")):
+        assert path.read_bytes() == (compared / path).read_bytes(), path
+    assert cli.main(["show", "all"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_a_comparison_without_its_manifest_goes_on_as_is_advised(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there / "manifest.json").unlink()
+    assert cli.main(["show", "all"]) == 1
+    assert "resume the run: its files are then taken as they are" in capsys.readouterr().err
+    assert cli.main([*COMPARE, "--resume"]) == 0
+    assert "manifest.json is missing: the files of the run are taken as they are" in capsys.readouterr().err
+    assert cli.main(["show", "all"]) == 0
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_killed_search_ends_as_one_that_nobody_disturbed_and_tries_nothing_twice(
     at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
