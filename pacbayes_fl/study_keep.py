@@ -160,7 +160,9 @@ def data_of(study: Study, folder: Path) -> tables.Dataset:
         dataset = load(study)
     except (DataError, StudyError) as error:
         what = f"{folder} keeps no rows (report.keep = 'no-rows'), and they cannot be read from their source: {error}"
-        hint = "put the data back where [data] of study.toml says; a release of the run lets clients join without them"
+        hint = (
+            "put the data back where [data] of study.toml says; clients can join an earlier release of the run without"
+        )
         raise DataError(what, hint=hint) from error
     check_same(folder, dataset)
     return dataset

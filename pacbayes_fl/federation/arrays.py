@@ -168,8 +168,9 @@ def digest(tree: Any) -> str:
 def _read(name: str, value: Any, like: Tensor) -> Tensor:
     wanted = f"leaf {name!r} must be {list(like.shape)} {like.dtype}"
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-            kind = "quantised" if value.is_quantized else f"{value.layout} on {value.device}"
+        odd = "quantised" if value.is_quantized else "nested" if value.is_nested else None
+        if odd is not None or value.layout != torch.strided or value.device.type != "cpu":
+            kind = odd or f"{value.layout} on {value.device}"
             raise ShapeError(f"{wanted}, dense on the CPU, got {kind.replace('torch.', '')}")
         if value.shape != like.shape or value.dtype != like.dtype:
             raise ShapeError(f"{wanted}, got {shown(list(value.shape))[:_SHOWN]} {value.dtype}")

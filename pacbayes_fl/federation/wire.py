@@ -403,7 +403,7 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
     reasons: dict[str, list[str]] = {}
     strangers = 0
     for sender, reply in replies:
-        if sender not in opened.members:
+        if not isinstance(sender, str) or sender not in opened.members:
             if (strangers := strangers + 1) <= _STRANGERS:
                 reasons.setdefault(shown(sender), []).append("not registered")
             continue
@@ -411,6 +411,10 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
             update = _judged(opened, sender, reply)
         except PacBayesFLError as error:
             reasons.setdefault(sender, []).append(str(error))
+            continue
+        except Exception as error:  # what somebody else has made may fail in any way where it is read
+            text = f"what came cannot be read: {type(error).__name__}: {shown(str(error))}"
+            reasons.setdefault(sender, []).append(text)
             continue
         code = arrays.digest(update)
         if good.setdefault(sender, (code, update))[0] != code:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,27 @@ def leaf(name: str) -> torch.Tensor:
     return tensors.leaves(arrays.unpack(EXPECTED, HONEST[LIAR].arrays))[name]
 
 
+def nested(one: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        return torch.nested.nested_tensor([one[0]])
+
+
+class Failing:
+    """What a transport has not read to its end."""
+
+    @property
+    def data(self) -> bytes:
+        raise OSError("lost\x1b" * 10**5)
+
+
+class Unlisted(dict[str, Any]):
+    """The same of all arrays together."""
+
+    def items(self) -> Any:
+        raise OSError("lost\x1b" * 10**5)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "a round that is over": (answer(SEVEN, 1), "round 7 arrived in round 9"),
     "a round to come": (answer(opened(10), 1), "round 10 arrived in round 9"),
@@ -99,6 +121,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "two clients": (sending(weight=leaf("weight").repeat(2)), r"'weight' must be \[1\] .*, got \[2\]"),
     "sparse": (sending(**{"w.loc": leaf("w.loc").to_sparse()}), "dense on the CPU, got sparse_coo"),
     "on no device": (sending(**{"w.loc": leaf("w.loc").to("meta")}), "dense on the CPU, got strided on meta"),
+    "nested": (sending(**{"w.loc": nested(leaf("w.loc"))}), "'w.loc' must be .*, dense on the CPU, got nested"),
+    "an array that fails when it is read": (sending(weight=Failing()), "cannot be read: OSError: 'lost"),
+    "arrays that fail when they are listed": (Reply(HONEST[LIAR].config, Unlisted()), "cannot be read: OSError: 'lost"),
     "a NumPy array": (sending(weight=np.ones(1)), "'weight' is no array in bytes and no tensor, but ndarray"),
     "a list": (sending(weight=[1.0]), "'weight' is no array in bytes and no tensor, but list"),
     "text": (sending(weight="1.0"), "'weight' is no array in bytes and no tensor, but str"),
@@ -148,6 +173,12 @@ def test_strangers_are_refused_and_however_many_they_are_few_are_listed() -> Non
     assert found.present == NAMES and len(found.reasons) == 17
     assert found.reasons["'\\x1b3'"] == "not registered"
     assert found.reasons["..."] == "984 more replies of clients that are not registered"
+
+
+def test_who_has_no_name_is_a_stranger() -> None:
+    nameless: list[Any] = [(["a"], HONEST[LIAR]), (None, HONEST[LIAR]), ({}, None)]
+    found = wire.collect(NINE, [*nameless, *HONEST.items()])
+    assert found.present == NAMES and dict(found.reasons) == dict.fromkeys(("['a']", "None", "{}"), "not registered")
 
 
 def test_who_is_absent_and_why_stands_in_the_line_of_the_round(tmp_path: Any) -> None:
