@@ -226,7 +226,7 @@ def load(folder: Path | str) -> list[Result]:
     verify(folder, (FILE,))
     try:
         summary = json.loads(path.read_text("utf-8"))
-        runs = [(str(run["folder"]), str(run["method"]), run["scores_sha256"]) for run in summary["runs"]]
+        runs = [(str(run["folder"]), str(run["method"]), run.get("scores_sha256")) for run in summary["runs"]]
         varied = {str(name): dict(about) for name, about in summary.get("varied", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_AGAIN) from error
