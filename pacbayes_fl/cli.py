@@ -36,6 +36,7 @@ from pacbayes_fl.cli_output import (
 )
 from pacbayes_fl.cli_parser import parser
 from pacbayes_fl.errors import DamageWarning, PacBayesFLError, StudyError, one_line
+from pacbayes_fl.files import fresh_folder
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import Result, RoundRecord, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
@@ -228,14 +229,33 @@ def _varied(text: str | None) -> tuple[str | None, list[str]]:
 def _tune(options: argparse.Namespace) -> None:
     from pacbayes_fl import tune
     from pacbayes_fl.study_file import Study
-    from pacbayes_fl.study_search import Trials
 
     tune.check(options.budget, options.folds, options.score)
     sets = _sets(options)
     names = _names(options.methods) or [Study.from_toml(options.study, sets).method.name]
     names = _tunable(options, list(dict.fromkeys(names)), sets)
-    out = options.out or Path(f"{to_folder(Path(options.study).stem)}-tuned.toml")
-    out.parent.mkdir(parents=True, exist_ok=True)  # now, and not after hours of search
+    out = _target(options)
+    with fresh_folder(out.parent):  # now, and not after hours of search
+        _search(options, names, sets, out)
+
+
+def _target(options: argparse.Namespace) -> Path:
+    """Say where a search writes its study: it replaces nothing but what an earlier search has written there."""
+    out: Path = options.out or Path(f"{to_folder(Path(options.study).stem)}-tuned.toml")
+    if out.suffix != ".toml":
+        raise StudyError(f"tune writes a study, and {out} does not end in .toml", hint="choose another --out")
+    known = out.with_suffix(".search.json").exists() and not out.is_dir()
+    if out.exists() and (not known or (Path(options.study).exists() and out.samefile(options.study))):
+        what = "the study that is tuned" if known else "there already, and no search has written it"
+        raise StudyError(f"{out} is {what}: it would be written over", hint="choose another --out")
+    return out
+
+
+def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[str], out: Path) -> None:
+    """Search configurations of methods, one after another, and write down what was chosen after each."""
+    from pacbayes_fl import tune
+    from pacbayes_fl.study_search import Trials
+
     numbers = (options.folds, options.seed or 0, options.score)
     asked = tune.asked(options.study, names, *numbers, sets, options.budget)
     log = Trials(out.with_suffix(".search.json"), asked, options.resume)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import refuse_link
 from pacbayes_fl.results_folder import write_atomic
@@ -51,11 +51,12 @@ class Trials:
         """Read what there is."""
         self.path, self._asked = path, dict(asked or {})
         self._of: dict[str, list[list[Trial]]] = {}
+        self._left: bytes | None = None  # the file as this search has seen it last
         if path is None:
             return
         refuse_link(path)
         if path.exists():
-            saved = _read(path)
+            saved, self._left = _read(path), path.read_bytes()
             if resume:
                 checkpoint.check_study(saved["asked"], self._asked, _MAY_CHANGE, what="search")
                 self._of = {name: [[*map(_trial, one)] for one in each] for name, each in saved["trials"].items()}
@@ -93,7 +94,7 @@ class Trials:
             trials: one for every number of rounds.
 
         Raises:
-            CheckpointError: when they cannot be written.
+            CheckpointError: when they cannot be written, or another search has written its own since.
         """
         self._of.setdefault(method, []).append(list(trials))
         self._write(finished=False)
@@ -104,9 +105,17 @@ class Trials:
 
     def discard_failed(self) -> None:
         """Take the file away where no trial has come to anything: there is nothing to go on from."""
-        failed = all(trial.failure for trials in self._of.values() for each in trials for trial in each)
-        if self.path is not None and failed:
+        tried = [trial for trials in self._of.values() for each in trials for trial in each]
+        if self.path is not None and tried and all(trial.failure for trial in tried):
+            self._refuse_other(self.path)
             self.path.unlink(missing_ok=True)
+            self._left = None
+
+    def _refuse_other(self, path: Path) -> None:
+        """Leave alone what another search has written since."""
+        if (path.read_bytes() if path.exists() else None) != self._left:
+            hint = "wait for it to end, or choose another --out"
+            raise CheckpointError(f"{path} was written by another search meanwhile", cause="in use", hint=hint)
 
     def __len__(self) -> int:
         """Count the configurations that were tried."""
@@ -122,7 +131,9 @@ class Trials:
             "trials": {name: [[_plain(one) for one in each] for each in trials] for name, trials in self._of.items()},
         }
         text = json.dumps({**body, "sha256": _digest(body)}, indent=1, allow_nan=False) + "\n"
+        self._refuse_other(self.path)
         write_atomic(self.path, text.encode())
+        self._left = text.encode()
 
 
 def _plain(trial: Trial) -> list[Any]:

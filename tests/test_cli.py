@@ -751,6 +751,31 @@ def test_what_tune_refuses(call: Call, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.toml"]
 
 
+def test_tune_replaces_nothing_but_what_a_search_has_written(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacbayes_fl.tune.cross_validate", lambda *_: {1: {"rsmse": 1.0, "nlpd": 1.0}})
+    tuned = ("tune", "tiny.toml", "--budget", 1, "--quiet", "--set", "method.name=vanilla-gp", "--out")
+    (tmp_path / "rows.csv").write_text("client,x,y\n")
+    (tmp_path / "other.toml").write_text("name = 'other'\n")
+    (tmp_path / "folder.toml").mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert_one_line(call(*tuned, "rows.csv"), "tune writes a study, and rows.csv does not end in .toml")
+    for name in ("other.toml", "tiny.toml", "folder.toml"):
+        assert_one_line(call(*tuned, name), f"{name} is there already, and no search has written it: it would be")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    for _ in range(2):
+        assert call(*tuned, "best.toml").code == 0
+    again = ("tune", "best.toml", "--budget", 1, "--quiet", "--out", "best.toml")
+    assert_one_line(call(*again), "best.toml is the study that is tuned: it would be written over")
+
+
+def test_a_refused_search_leaves_no_folder(call: Call, tmp_path: Path) -> None:
+    asked = ("tune", "tiny.toml", "--methods", "vanilla-gp", "--folds", 9, "--budget", 2, "--quiet", "--out")
+    assert_one_line(call(*asked, "deep/er/best.toml"), "needs at least 9")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.toml"]
+
+
 # endings --------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,6 @@ def test_trials_come_back_to_the_last_bit(path: Path) -> None:
     assert back.known("a", 2, {}) is None and back.known("b", 0, {}) is None
     before = path.read_bytes()
     back.finish()
-    log.finish()
     assert json.loads(before)["finished"] is False and json.loads(path.read_text())["finished"] is True
 
 
@@ -99,3 +98,25 @@ def test_a_link_is_not_followed_and_no_file_is_needed(path: Path) -> None:
     log = Trials()
     log.keep("a", FIRST)
     assert len(log) == 1 and log.known("a", 0, {}) == FIRST
+
+
+def test_two_searches_do_not_write_over_each_other(path: Path) -> None:
+    first, second = Trials(path, ASKED), Trials(path, ASKED)
+    first.keep("a", [Trial({"rate": 0.1}, {"rsmse": 1.0})])
+    before = path.read_bytes()
+    for write in (lambda: second.keep("a", [Trial({"rate": 0.2}, {"rsmse": 2.0})]), second.finish):
+        with pytest.raises(CheckpointError, match=r"a\.search\.json was written by another search meanwhile"):
+            write()
+    assert path.read_bytes() == before
+    first.finish()
+
+
+def test_a_search_that_has_tried_nothing_takes_no_other_away(path: Path) -> None:
+    log = Trials(path, ASKED)
+    log.keep("a", FAILED)
+    log.finish()
+    before = path.read_bytes()
+    Trials(path, ASKED).discard_failed()
+    assert path.read_bytes() == before
+    log.discard_failed()
+    assert not path.exists()
