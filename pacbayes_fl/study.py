@@ -111,12 +111,14 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
 
     Raises:
         StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
-            the study asks for.
+            the study asks for, or is a release.
         PrivacyError: when the study asks for a guarantee that it cannot have.
         CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
         DataError: when rows of a client that the run knows have changed.
         KeyboardInterrupt: after SIGTERM, SIGHUP or Ctrl-C, when the state has been saved.
     """
+    if out is not None:
+        study_resume.refuse_release(Path(out))
     with _threads(study.federation.threads), checkpoint.RunLock(out) if out is not None else nullcontext():
         trained = train(study, Path(out) if out is not None else None, resume, on_round)
         result = report(trained)

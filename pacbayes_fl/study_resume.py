@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from pacbayes_fl import results_manifest, study_choice, study_hold_out, study_keep
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.results_folder import FILES
+from pacbayes_fl.results_folder import FILES, RELEASED
 from pacbayes_fl.study_file import Study
 
 _SIGNS: Final = ("study.toml", study_hold_out.MEMORY, "checkpoints", "metrics.json")
@@ -39,6 +39,19 @@ class Left(NamedTuple):
 def holds_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not, or what is left of one."""
     return any((folder / name).exists() for name in _SIGNS)
+
+
+def refuse_release(folder: Path) -> None:
+    """Refuse a folder that has left a run, before anything is written into it.
+
+    Args:
+        folder: any.
+
+    Raises:
+        StudyError: when it is a release.
+    """
+    if (folder / RELEASED).is_file():
+        raise StudyError(f"{folder} is a release of a run, and no run is kept in it", hint="choose another --out")
 
 
 def left(study: Study, folder: Path | None, resume: bool) -> Left:

@@ -224,6 +224,16 @@ def test_damage_of_any_file_is_named(tmp_path: Path) -> None:
     assert study_release.open_release(tmp_path / "out").round == 2
 
 
+def test_no_run_goes_on_in_a_release(tmp_path: Path) -> None:
+    study.run(tiny("federation.rounds=1", "federation.checkpoint_every=1"), tmp_path / "run")
+    study_release.release(tmp_path / "run", tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for resume in (False, True):
+        with pytest.raises(StudyError, match="out is a release of a run, and no run is kept in it"):
+            study.run(tiny("federation.rounds=1", "federation.checkpoint_every=1"), tmp_path / "out", resume)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_a_release_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
     study.run(tiny("federation.rounds=1"), tmp_path / "run")
     (tmp_path / "full").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -55,7 +56,21 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) ->
             raise DataError(what, client=owner, hint="write all times of a table in one way")
     numbers = [time.value for time in times]
     whole = all(isinstance(one, int) and _SMALLEST <= one <= _LARGEST for one in numbers)
+    if not whole:
+        _require_apart(where, owners, values, numbers)
     return torch.tensor(numbers, dtype=torch.int64 if whole else torch.float64)
+
+
+def _require_apart(
+    where: Sequence[str], owners: Sequence[str], values: Sequence[Any], numbers: Sequence[int | float]
+) -> None:
+    """Refuse numbers that differ and do not as float64: rows would lose their order."""
+    first: dict[float, int] = {}
+    for i, number in enumerate(numbers):
+        before = first.setdefault(float(number), i)
+        if numbers[before] != number:
+            what = f"{where[i]}: {shown(values[before])} and {shown(values[i])} are different times, and one number"
+            raise DataError(f"{what} of 64 bits", client=owners[i], hint="count from a later start, or in larger units")
 
 
 def read(value: Any) -> Time | None:
@@ -74,14 +89,14 @@ def read(value: Any) -> Time | None:
     if isinstance(value, date):
         return Time("date", _moment(datetime(value.year, value.month, value.day)).value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return Time("number", value)
+        return Time("number", value) if abs(value) <= sys.float_info.max else None
     if isinstance(value, float | Decimal) and math.isfinite(value):
         return Time("number", float(value))
     return None
 
 
 def _text(text: str) -> Time | None:
-    for number in (int, float):
+    for number in (int, float) if text.isascii() and "_" not in text else ():  # which Python takes for digits
         with suppress(ValueError, OverflowError):
             return read(number(text))
     with suppress(ValueError):

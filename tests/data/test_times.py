@@ -55,7 +55,24 @@ def test_values_of_a_parquet_table_are_read_like_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "monday", "31/12/2024", "2024-13-01", "nan", "inf", None, True, float("nan"), "24h"]
+    "value",
+    [
+        "",
+        "monday",
+        "31/12/2024",
+        "2024-13-01",
+        "nan",
+        "inf",
+        None,
+        True,
+        float("nan"),
+        "24h",
+        "2024_03_30",
+        "1_0",
+        10**400,
+        "1" + "0" * 400,
+        "\u0663\u0664",
+    ],
 )
 def test_what_is_no_time_is_named_with_its_client_and_its_place(value: Any) -> None:
     with pytest.raises(DataError, match=r"^client 'b': t\.csv line 3, column 't': .* is no time \(ISO 8601, such as"):
@@ -78,3 +95,12 @@ def test_what_is_no_time_is_named_with_its_client_and_its_place(value: Any) -> N
 def test_times_of_two_kinds_are_refused_where_the_second_begins(first: str, second: str, words: str) -> None:
     with pytest.raises(DataError, match=rf"^client 'b': t\.csv line 3, column 't': .*{words.rstrip('$')}"):
         parse(first, second)
+
+
+@pytest.mark.parametrize(
+    "values", [(10**25 + 1, 10**25 + 2), ("9223372036854775809", "9223372036854775810"), (2**62, 2**62 + 1, 0.5)]
+)
+def test_times_that_no_number_of_64_bits_tells_apart_are_refused(values: tuple[Any, ...]) -> None:
+    with pytest.raises(DataError, match=r"column 't': .* and .* are different times, and one number of 64 bits"):
+        parse(*values)
+    assert len(parse(*values[:1], *values[:1])) == 2  # equal ones are no trouble
