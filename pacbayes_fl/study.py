@@ -160,6 +160,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     engine.check(method, clients, study.plan, state)
     room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
     every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
+    paid = study_privacy.to_save(room, {} if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
         if study.report.keep == "all":
             study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
@@ -170,7 +171,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
         try:
             for record, after in study_privacy.until_spent(engine.rounds(method, clients, study.plan, state, room)):
-                state = after
+                state, paid = after, study_privacy.to_save(room)
                 last = record.round == study.plan.rounds
                 settled = engine.at_rates(method, state)
                 record = _watched(study, settled, state, groups["existing"], record, room, last)
@@ -182,18 +183,18 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
                 results.append_round(folder, record)
                 stopping = stop is not None and stop.requested
                 if stopping or last or record.round % every == 0:
-                    _save(folder, study, clients, state, room, fell_back)
+                    _save(folder, study, clients, state, paid, fell_back)
                 if stopping:
                     raise KeyboardInterrupt
         except (ClientError, NumericalError):
             if folder is not None:
-                _save(folder, study, clients, state, room, fell_back)  # nothing is lost: the last good round is on disk
+                _save(folder, study, clients, state, paid, fell_back)  # nothing is lost: the last good round is on disk
             raise
     method = engine.at_rates(method, state)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _watched(study, method, state, groups["existing"], records[-1], room, last=True)
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
-        _save(folder, study, clients, state, room, fell_back)
+        _save(folder, study, clients, state, paid, fell_back)
     notes = {**notes, **study_privacy.labels(study, room, state.round), **_of_rates(state)}
     return Trained(
         study,
@@ -254,7 +255,7 @@ def _save(
     study: Study,
     clients: ClientBatch,
     state: FederationState,
-    room: Room | None,
+    paid: Mapping[str, int],
     fell_back: Sequence[str],
 ) -> None:
     kept = Kept.of(state.kept, clients.clients)
@@ -267,7 +268,7 @@ def _save(
     meta["watch"] = state.watch.to_save()
     if fell_back:
         meta["fell_back"] = list(fell_back)
-    checkpoint.save(folder, state.round, flat, {**meta, **study_privacy.to_save(room)})
+    checkpoint.save(folder, state.round, flat, {**meta, **paid})
 
 
 def _restore(

@@ -187,16 +187,19 @@ def _called(number: str, simulated: bool) -> str:
     return f"{number}{SUPPOSED}" if simulated else number
 
 
-def to_save(room: Room | None) -> dict[str, int]:
+def to_save(room: Room | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Say what a checkpoint must know of the ledger.
 
     Args:
         room: of the run; None where it is not private.
+        saved: what was saved beside the state, before this run's first round; after a round None.
 
     Returns:
         "released", the number of releases of which a state may hold anything; nothing without a room.
     """
-    return {} if room is None else {"released": len(room.ledger)}
+    if room is None:
+        return {}
+    return {"released": len(room.ledger) if saved is None else int(saved.get("released", 0))}
 
 
 def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:

@@ -267,6 +267,9 @@ def rounds(
     federation = _Federation(method, _prepared(method, batch), plan, room)
     state = start(method, federation.batch, plan) if state is None else state
     check(method, batch, plan, state)
+    if room is not None:
+        halved = max(state.watch.halved, room.halved(state.round + 1))
+        state = state._replace(watch=state.watch._replace(halved=halved))
     said = set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
@@ -324,7 +327,7 @@ class _Federation:
         A client may be left out as if it had failed, and the method be another one than at the federation's rates.
         """
         method, plan, t = at_rates(self.method, state) if method is None else method, self.plan, state.round + 1
-        drawn = self._drawn(t)
+        drawn = self._drawn(t, state.watch.halved)
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
         message = method.broadcast(state.server)
@@ -450,9 +453,9 @@ class _Federation:
             return _Joining(self.method)
         return Meeting(self.method, message, self.plan, state.watch.medians)
 
-    def _drawn(self, t: int) -> list[int]:
+    def _drawn(self, t: int, halved: int) -> list[int]:
         if self.room is not None:
-            drawn: list[int] = self.room.draw(self.batch.ids, t).tolist()
+            drawn: list[int] = self.room.draw(self.batch.ids, t, halved).tolist()
             return drawn
         return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
 

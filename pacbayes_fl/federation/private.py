@@ -59,7 +59,21 @@ class Room:
         """Whether some clients may be left out of a round."""
         return self.cohorts.kind == "poisson" or self.cohorts.divisor < self.cohorts.clients
 
-    def draw(self, ids: Sequence[int], t: int) -> Tensor:
+    def halved(self, t: int) -> int:
+        """Say how often learning rates were halved for a round that a crash has cut short behind its release.
+
+        Those of its releases that were undone before are not bought again: what is there goes on where they led to.
+
+        Args:
+            t: number of the round.
+
+        Returns:
+            The number; 0 where the round is still to be paid for.
+        """
+        kept = self.ledger.kept(t)
+        return 0 if kept is None else kept.halved
+
+    def draw(self, ids: Sequence[int], t: int, halved: int = 0) -> Tensor:
         """Draw the cohort of the next release.
 
         It depends on the number of the release and not on that of the round: a round that is repeated after a crash
@@ -69,6 +83,7 @@ class Room:
         Args:
             ids: of all clients.
             t: number of the round, for the error.
+            halved: how often its learning rates have been halved.
 
         Returns:
             Sorted positions [*], int64, on the CPU; possibly none.
@@ -86,7 +101,7 @@ class Room:
             drawn = cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
         else:
             drawn = cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
-        self.ledger.invite([ids[k] for k in drawn.tolist()])
+        self.ledger.invite([ids[k] for k in drawn.tolist()], halved)
         return drawn
 
     def record(self, t: int, values: Mapping[str, float]) -> RoundRecord:

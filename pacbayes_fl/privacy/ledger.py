@@ -47,6 +47,7 @@ class Release(NamedTuple):
         charge: what it costs.
         cohort: ids of the clients who took part.
         mean: what was released, flat names with tensors [1, *].
+        halved: how often the learning rates had been halved when it was made.
     """
 
     serial: int
@@ -54,6 +55,7 @@ class Release(NamedTuple):
     charge: Charge
     cohort: tuple[int, ...]
     mean: Mapping[str, Tensor]
+    halved: int = 0
 
 
 class Ledger:
@@ -84,7 +86,7 @@ class Ledger:
         """Read what was spent."""
         self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
         self._entries, delta, randomness = _read(self.path)
-        self._cohort: tuple[int, ...] = ()
+        self._cohort, self._halved = tuple[int, ...](), 0
         self._release = _read_release(self.path.with_name(RELEASE), self._entries)
         if self._release is not None and self._release.serial == len(self):  # paid, and a crash came before the count
             self._entries = _with(self._entries, self._release.charge)
@@ -164,13 +166,14 @@ class Ledger:
         unseen = last is not None and last.round == round and self._seen <= last.serial == len(self) - 1
         return last if unseen else None
 
-    def invite(self, cohort: Sequence[int]) -> None:
+    def invite(self, cohort: Sequence[int], halved: int = 0) -> None:
         """Say who takes part in the next release.
 
         Args:
             cohort: ids of the clients.
+            halved: how often the learning rates of its round have been halved.
         """
-        self._cohort = tuple(cohort)
+        self._cohort, self._halved = tuple(cohort), halved
 
     def take(self, release: Release) -> None:
         """Say that the state has seen a release, which is not to be used again.
@@ -201,7 +204,7 @@ class Ledger:
         entries, folder = _with(self._entries, charge), self.path.parent
         release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}
         if mean is not None and round is not None:
-            release = Release(serial, round, charge, self._cohort, mean)
+            release = Release(serial, round, charge, self._cohort, mean, self._halved)
             files = {RELEASE: _release_bytes(release), **files}
         try:
             put(folder, files)
@@ -226,6 +229,7 @@ def _release_bytes(release: Release) -> bytes:
         "serial": release.serial,
         "round": release.round,
         "cohort": list(release.cohort),
+        "halved": release.halved,
         "charge": asdict(release.charge),
     }
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
@@ -259,7 +263,8 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         if head["format_version"] != FORMAT_VERSION:
             raise ValueError("it is of another version")
         charge, _ = _entry({**head["charge"], "count": 1})
-        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat)
+        halved = int(head.get("halved", 0))  # the first releases did not say so
+        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat, halved)
     except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl import cli, results, study
-from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.errors import NumericalError, PrivacyError
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.study_file import PrivacyPart, Study
@@ -197,6 +197,16 @@ def test_noise_of_the_system_is_not_drawn_twice_for_one_round(tmp_path: Path) ->
     assert found is not None and found.cohort == kept.cohort and len(Ledger(tmp_path, ANYTHING)) == 3
     assert all((found.mean[name] == mean).all() for name, mean in kept.mean.items())
     assert results.load(tmp_path).labels["privacy"]["releases"] == len(results.load(tmp_path).rounds) == 3
+
+
+@pytest.mark.filterwarnings("ignore:round 1 undone", "ignore:delta = ")
+def test_a_run_that_diverged_pays_nothing_more_however_often_it_is_resumed(tmp_path: Path) -> None:
+    """Rates halved three times, each for a release; the fourth shows that it is to no purpose, and so does it again."""
+    diverging = tiny("privacy.epsilon=10", "federation.rounds=9", "method.optimiser=ascent", "method.rate=1e9")
+    for resume in (False, True, True):
+        with pytest.raises(NumericalError, match=r"round 1: .* at an eighth of the learning rates too"):
+            study.run(diverging, tmp_path, resume=resume)
+        assert len(Ledger(tmp_path, ANYTHING)) == 4
 
 
 # names ----------------------------------------------------------------------------------------------------------

@@ -475,3 +475,50 @@ def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
     assert len(said) == 3 and all("client" not in str(warning.message) for warning in said)
     assert ended is not None and ended.client is None and "clip" not in str(ended)
     assert len(room.ledger) == len(records) + 3 + 1, "rounds that hold, those that were undone, and the last one"
+
+
+class Crash(BaseException):
+    """What no handler of the library takes for its own."""
+
+
+@pytest.mark.filterwarnings("ignore:round . undone")
+@pytest.mark.parametrize("at", range(1, 6))
+def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut short behind each release in turn and gone on with from the last state; at last once more, at its end."""
+    batch, plan = federation(1), FederationPlan(rounds=3, diverges_at=30.0)
+    method: Any = from_recipe(METHODS["pac-pfl"], 1, {"optimiser": "ascent", "rate": 1e2})
+    mechanism, spend = Mechanism("gaussian", 0.5, 1.0), Ledger.spend
+
+    def life(folder: Path, state: FederationState | None, released: int) -> tuple[FederationState | None, int, str]:
+        ledger = Ledger(folder, Budget(1e9, 1e-5), released, simulated=True)
+        server = engine.start(method, batch, plan).server
+        room = private.enter(method, server, batch, plan, mechanism, Cohorts(5), ledger, 5)
+        try:
+            for _, after in engine.rounds(method, batch, plan, state, room):
+                state, released = after, len(ledger)
+        except (Crash, NumericalError) as error:
+            return state, released, repr(error)
+        return state, released, ""
+
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = life(tmp_path / "whole", None, 0)
+    paid = len(Ledger(tmp_path / "whole", Budget(1e9, 1e-5)))
+    assert paid == 5, "each of which is cut short behind"
+
+    def crash(self: Ledger, *args: Any) -> int:
+        if spend(self, *args) + 1 == at:
+            raise Crash
+        return len(self) - 1
+
+    monkeypatch.setattr(Ledger, "spend", crash)
+    state, released, why = life(tmp_path / "cut", None, 0)
+    assert "Crash" in why
+    for _ in range(2):
+        state, released, why = life(tmp_path / "cut", state, released)
+        assert why == whole[2] and released == whole[1]
+        assert state is not None and whole[0] is not None and state.watch == whole[0].watch
+        assert bits(state.server) == bits(whole[0].server)
+        assert len(Ledger(tmp_path / "cut", Budget(1e9, 1e-5))) == paid
