@@ -217,6 +217,10 @@ def _extend(known: Served, group: ScaledGroup, client: str, path: Path | str) ->
     times = group.raw.times
     old, new = None, None
     if times is not None and table.times is not None:
+        kind = known.schema.time_kind
+        if kind not in ("", table.time_kind):  # no row would be known again
+            what = f"{path}: its times are of the kind {table.time_kind!r}, and those of the run of {kind!r}"
+            raise DataError(what, client=client, hint="write all times in one way")
         old, new = times.train.double(), table.times[client].double().unsqueeze(0)
     had = Counter(fingerprints(group.raw.train, 0, old))
     once, fresh = known.study.data.duplicate_rows == "refuse", []

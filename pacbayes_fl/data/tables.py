@@ -30,7 +30,7 @@ _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
     {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
     | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
 )
-_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s", "time": "R"})
+_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s", "time": "R", "time_kind": ""})
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
 _PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
@@ -101,6 +101,7 @@ class Dataset:
         classes: number C of classes where y holds labels 0..C-1; None for regression.
         feature_shape: shape of one input that is no flat row of named features: [channels, H, W] of an image.
         rows: which rows of a published data set went where; see `to_positions`.
+        time_kind: of the times of a user's table, as `data.times` calls it; empty where it is not known.
     """
 
     groups: Mapping[str, Group]
@@ -110,6 +111,7 @@ class Dataset:
     classes: int | None = None
     feature_shape: tuple[int, ...] = ()
     rows: Mapping[str, Array] | None = None
+    time_kind: str = ""
 
 
 def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> Dataset:
@@ -120,7 +122,7 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
             `feature_name` [d], `feature_unit` [d], `target_name` [], `target_unit` []. Optional: `validation` [R] bool,
             True on rows of neither training nor test; `classes` [], the number of classes of labels y;
             `feature_shape` [s], the shape of one input, whose rows are then read as float32 and have one name;
-            `time` [R], when each row was taken (see `data.times`).
+            `time` [R], when each row was taken, and `time_kind` [], how that was written (see `data.times`).
         provenance: what is known of the data: the manifest.
 
     Returns:
@@ -163,7 +165,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
     target = Column(str(arrays["target_name"]), str(arrays["target_unit"]))
     features = tuple(Column(str(name), str(unit)) for name, unit in columns)
-    return Dataset(groups, features, target, dict(provenance), classes, shape)
+    kind = str(arrays.get("time_kind", ""))
+    return Dataset(groups, features, target, dict(provenance), classes, shape, time_kind=kind)
 
 
 def _rows_of(owner: Array, clients: int) -> list[torch.Tensor]:
@@ -299,6 +302,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "classes": None if dataset.classes is None else np.array(dataset.classes),
         "feature_shape": np.array(dataset.feature_shape) if dataset.feature_shape else None,
         "time": np.concatenate(when) if when else None,
+        "time_kind": np.array(dataset.time_kind) if when and dataset.time_kind else None,
     }
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
@@ -420,6 +424,7 @@ class Table(NamedTuple):
         split: name -> bool [m], True on test rows; None when the table has no `split` column.
         new: names of clients marked as new.
         times: name -> [m], as `data.times` reads them; None when the table has no such column.
+        time_kind: of all these times.
     """
 
     clients: dict[str, tuple[Tensor, Tensor]]
@@ -427,6 +432,7 @@ class Table(NamedTuple):
     split: dict[str, Tensor] | None
     new: tuple[str, ...]
     times: dict[str, Tensor] | None = None
+    time_kind: str = ""
 
 
 def read_table(
@@ -505,7 +511,8 @@ def read_table(
         split = {name: torch.tensor([columns["split"][i] == "test" for i in rows]) for name, rows in owned.items()}
     new = _new(columns["group"], owned) if "group" in columns else []
     by_time = None if when is None else {name: when[rows] for name, rows in owned.items()}
-    return Table(clients, wanted, split, tuple(new), by_time)
+    first = times.read(columns[time][0]) if time in columns else None
+    return Table(clients, wanted, split, tuple(new), by_time, first.kind if first else "")
 
 
 def _new(marks: Sequence[str], owned: Mapping[str, Sequence[int]]) -> list[str]:
@@ -577,7 +584,8 @@ def read(
     by = f"by column {time!r}" if time is not None else "in the order of the file, which was taken for that of time"
     how = f"last {test_share:g} of each client {by}" if table.split is None else "column split"
     source = {"source": path.name, "test_rows": how}
-    return Dataset(groups, tuple(Column(name) for name in table.features), Column(target), source, classes)
+    features = tuple(Column(name) for name in table.features)
+    return Dataset(groups, features, Column(target), source, classes, time_kind=table.time_kind)
 
 
 def _count_classes(path: Path, table: Table) -> int:

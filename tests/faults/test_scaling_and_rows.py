@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pacbayes_fl import cli, results, study, study_data
+from pacbayes_fl.errors import DataError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import Result
@@ -408,6 +409,11 @@ def test_rows_of_another_time_are_later_rows_however_alike(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="2 of 2"):  # without a column of times a row is known by its numbers
         blind = predict(trained, "house_1", ask, without(tmp_path / "moved.csv", "at"))
     assert torch.equal(blind.std, before.std)
+
+    for write in (lambda at: at[:10], lambda at: f"{at}+02:00", lambda _: "17"):  # none of these would be known again
+        otherwise = write_csv(tmp_path / "otherwise.csv", [row | {"at": write(row["at"])} for row in night])
+        with pytest.raises(DataError, match=r"client 'house_1': .*: its times are of the kind '.*of the run of 'date"):
+            predict(trained, "house_1", ask, otherwise)
 
 
 # --- numbers that are none ---
