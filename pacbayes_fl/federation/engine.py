@@ -18,12 +18,13 @@ from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
 from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.federation.guard import (
-    REMARKED,
+    IN_A_ROW,
     STANDS_OUT,
     Culprit,
     Start,
     Told,
     divergence,
+    dominant,
     far_out,
     lengths,
     listed,
@@ -243,7 +244,8 @@ def rounds(
     gave a finite update; the server's state or the mean objective of the clients is not finite; the root mean square of
     the server's parameters is above diverges_at max(1, that of the start); or the objective is worse than that of the
     start theta^0 by more than diverges_at max(1 nat per row, that of the start); or, where the server takes a mean, one
-    client's step is longer than diverges_at times the median of the others' and of every round before. Of a method
+    client's step is longer than diverges_at times the median of the others' and of every round before, or 30 times that
+    of the others in three rounds in a row (by as much more as it has more rows than the median client). Of a method
     without a learning rate only finite numbers are asked for. In private rounds only the server's state is looked at,
     which is known from what was released; an undone round has been paid for all the same.
 
@@ -315,6 +317,7 @@ class _Federation:
     def __init__(self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, room: Room | None) -> None:
         self.method, self.batch, self.plan, self.room = method, batch, plan, room
         self._sizes = [int(m) for m in batch.size.tolist()]
+        self._rows = dict(zip(batch.names, self._sizes, strict=True))
         some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
         self._everyone = None if some else self._calls(list(range(batch.clients)))
         self._steps = slowed(method, 0.5) is not method  # without a learning rate, what is finite has not diverged
@@ -361,9 +364,12 @@ class _Federation:
         if isinstance(joining, Meeting):
             report |= joining.numbers
         told = notes.read(heard, server, _size(method, server), report)
-        watch = state.watch if self.room is not None else state.watch.after(told.members, told.dropped, told.norms)
+        watch = state.watch if self.room is not None else self._watched(state.watch, told)
         kept = kept.after(written, apart=self._everyone is None)
         return _Played(FederationState(server, kept, t, watch), told)
+
+    def _watched(self, watch: Watch, told: Told) -> Watch:
+        return watch.after(told.members, told.dropped, told.norms, dominant(told.norms, self._rows))
 
     def trouble(self, before: FederationState, played: _Played) -> str | None:
         """Say how the federation has diverged in a round, if so, or who would steer it alone."""
@@ -374,6 +380,9 @@ class _Federation:
             steered = overlong(told.norms, before.watch.usual, most)
             if steered is not None:
                 return steered
+            watch = played.state.watch
+            if watch.times >= IN_A_ROW and watch.steps is not None and watch.steps.whose == watch.alone:
+                return f"client {watch.alone!r} sent a step {lengths(watch.steps)}, for the {IN_A_ROW}rd round in a row"
         return self._divergence(told)
 
     def _divergence(self, told: Told) -> str | None:
@@ -569,7 +578,7 @@ def _say(
             what = f"client {name!r} was dropped {_TIRES_AFTER} times in a row (round {t})"
             warnings.warn(what, stacklevel=outside())
     steps = watch.steps if plan.aggregate == "mean" else None  # the other rules are the remedy
-    if steps is not None and 0 < REMARKED * steps.median < steps.largest and steps.whose not in said:
+    if steps is not None and steps.whose == watch.alone and steps.whose not in said:
         said.add(steps.whose)
         hint = "federation.aggregate = 'clipped' bounds what one client can do"
         warnings.warn(f"client {steps.whose!r} sent a step {lengths(steps)} (round {t}); {hint}", stacklevel=outside())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ FAR_OUT = 1e3
 
 REMARKED = 30.0
 """The same for a client that is named in a warning: no client of a bundled study was seen to come to 7."""
+
+IN_A_ROW = 3
+"""Rounds in a row in which one client may be remarked before it has steered the server for long enough."""
 
 
 class Told(NamedTuple):
@@ -126,6 +130,25 @@ def outlier(norms: Mapping[str, float]) -> Steps | None:
     rest = summary({name: norm for name, norm in norms.items() if name != longest.whose})
     found = None if rest is None else longest._replace(median=rest.median)
     return found if found is not None and found.largest > STANDS_OUT * found.median else None
+
+
+def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
+    """Find the one client whose step is so long that the mean is hardly more than it.
+
+    A client of more rows than the median one may take a step longer in that proportion, since likelihoods add up.
+
+    Args:
+        norms: of the steps of the clients that moved the server, by name.
+        rows: of every client, by name.
+
+    Returns:
+        Its name; None without one, and where fewer than three clients or steps of no length say what is usual.
+    """
+    found = outlier(norms)
+    if found is None or len(norms) < 3:
+        return None
+    more = rows[found.whose] / max(1.0, statistics.median(rows[name] for name in norms))
+    return found.whose if 0 < REMARKED * max(1.0, more) * found.median < found.largest else None
 
 
 def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | None:

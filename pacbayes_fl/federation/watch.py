@@ -20,6 +20,8 @@ class Watch(NamedTuple):
         halved: how often the learning rates had to be halved.
         medians: median norm of the steps of each of the last rounds, oldest first.
         usual: the largest median norm of all rounds, 0 before the first: where training comes to rest, medians fall.
+        alone: the client that moved the server alone when last asked, see `guard.dominant`; None without one.
+        times: for how many rounds in a row it has; rounds without it do not count.
     """
 
     failures: Mapping[str, int] = MappingProxyType({})
@@ -27,14 +29,23 @@ class Watch(NamedTuple):
     halved: int = 0
     medians: tuple[float, ...] = ()
     usual: float = 0.0
+    alone: str | None = None
+    times: int = 0
 
-    def after(self, members: Collection[str], dropped: Collection[str], norms: Mapping[str, float]) -> Watch:
+    def after(
+        self,
+        members: Collection[str],
+        dropped: Collection[str],
+        norms: Mapping[str, float],
+        alone: str | None = None,
+    ) -> Watch:
         """Remember a round.
 
         Args:
             members: names of the clients that were asked.
             dropped: of these who failed.
             norms: of the steps of the clients that moved the server, by name.
+            alone: the client that alone may have moved it, if there is one.
 
         Returns:
             What is remembered after it.
@@ -45,12 +56,20 @@ class Watch(NamedTuple):
         steps = summary(norms)
         medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]
         usual = self.usual if steps is None else max(self.usual, steps.median)
-        return Watch(absent | failed, steps, self.halved, medians, usual)
+        times = self.times if alone is None or alone == self.alone else 0
+        if alone is not None:
+            times += 1
+        elif self.alone is None or self.alone in norms:
+            times = 0
+        else:  # it was not there
+            alone = self.alone
+        return Watch(absent | failed, steps, self.halved, medians, usual, alone, times)
 
     def to_save(self) -> dict[str, Any]:
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()
-        rest = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
+        rest: dict[str, Any] = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
+        rest |= {"alone": self.alone, "times": self.times}
         return {"failures": dict(self.failures), "steps": steps, **rest}
 
     @classmethod
@@ -59,7 +78,8 @@ class Watch(NamedTuple):
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
         halved, usual = int(saved.get("halved", 0)), float(saved.get("usual", 0.0))
-        return cls(dict(saved.get("failures", {})), memory, halved, medians, usual)
+        alone = saved.get("alone"), int(saved.get("times", 0))
+        return cls(dict(saved.get("failures", {})), memory, halved, medians, usual, *alone)
 
 
 def summary(norms: Mapping[str, float]) -> Steps | None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pacbayes_fl.federation.guard import Start, Told, divergence, far_out, lengths, listed, outlier, overlong
+from pacbayes_fl.federation.guard import Start, Told, divergence, dominant, far_out, lengths, listed, outlier, overlong
 from pacbayes_fl.results import Steps
 
 FITS = {"a": 3.0, "b": 5.0, "hard": 1e6, "lost": math.inf}
@@ -74,6 +74,13 @@ def test_a_step_is_overlong_beside_all_that_was_usual_in_a_run() -> None:
     assert overlong({"a": 1.0, "c": 1e9}, 0.0, 1e3) is None, "of two nobody knows who is usual"
     assert overlong({"a": 0.0, "b": 0.0, "c": 1.0}, 0.0, 1e3) is None, "nor where the others have nothing to learn"
     assert overlong({"a": 0.0, "b": 0.0, "c": 1001.0}, 1.0, 1e3) is not None
+
+
+def test_who_steers_alone_is_allowed_for_by_rows() -> None:
+    steps, rows = {"a": 1.0, "b": 1.0, "c": 31.0}, {"a": 10, "b": 10, "c": 10}
+    assert dominant(steps, rows) == "c" and dominant({**steps, "c": 30.0}, rows) is None
+    assert dominant(steps, {**rows, "c": 20}) is None and dominant({**steps, "c": 61.0}, {**rows, "c": 20}) == "c"
+    assert dominant({"a": 1.0, "c": 1e9}, rows) is None and dominant({"a": 0.0, "b": 0.0, "c": 1.0}, rows) is None
 
 
 def test_a_sentence_names_a_few_clients() -> None:

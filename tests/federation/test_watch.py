@@ -34,7 +34,23 @@ def test_median_norms_are_remembered_for_as_long_as_they_count() -> None:
     assert watch.after(("a", "b"), (), {"a": 0.0, "b": 1e-9}).usual == 24.5, "steps that come to rest are as usual"
 
 
+def test_a_client_that_steers_alone_is_counted_in_the_rounds_that_it_is_in() -> None:
+    def seen(watch: Watch, *rounds: tuple[str, str | None]) -> tuple[str | None, int]:
+        for present, alone in rounds:
+            watch = watch.after(present, (), dict.fromkeys(present, 1.0), alone)
+        return watch.alone, watch.times
+
+    assert seen(Watch(), ("abc", "a"), ("abc", "a")) == ("a", 2)
+    assert seen(Watch(), ("abc", "a"), ("bcd", None), ("abc", "a")) == ("a", 2), "it was not asked"
+    assert seen(Watch(), ("abc", "a"), ("abc", None), ("abc", "a")) == ("a", 1)
+    assert seen(Watch(), ("abc", "a"), ("abc", "b")) == ("b", 1)
+    assert seen(Watch(), ("abc", "a"), ("abc", None)) == (
+        None,
+        0,
+    )
+
+
 def test_what_is_remembered_survives_as_json() -> None:
-    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"), 3, (0.1, 1 / 3, 5e-324), 1 / 3)):
+    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"), 3, (0.1, 1 / 3, 5e-324), 1 / 3, "x", 2)):
         assert Watch.from_saved(json.loads(json.dumps(watch.to_save()))) == watch
     assert Watch.from_saved({}) == Watch()
