@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
-from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
+from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError, outside
 from pacbayes_fl.federation import cohort, meeting
 from pacbayes_fl.federation.guard import (
     IN_A_ROW,
@@ -54,6 +54,7 @@ _JOINED_AT = 32
 _HALVINGS = 3
 _FRACTIONS = ("all", "a half", "a quarter", "an eighth")
 _ALMOST_NONE = 1e-30
+_SLOWER = "lower the learning rates, and start anew"
 _SMALLER = (1e-3, 1e-6, 1e-9, 1e-12)  # factors of learning rates; where steps are of no length they say nothing
 
 
@@ -279,7 +280,7 @@ def rounds(
         while (trouble := federation.trouble(state, played)) is not None:
             state = federation.undo(state, played.told, trouble)
             undone.append(trouble)
-            played = federation.play(state)
+            played = federation.again(state, trouble)
         state, told = played
         if room is not None:
             record = room.record(t, told.values)
@@ -371,6 +372,16 @@ class _Federation:
     def _watched(self, watch: Watch, told: Told) -> Watch:
         return watch.after(told.members, told.dropped, told.norms, dominant(told.norms, self._rows))
 
+    def again(self, state: FederationState, trouble: str) -> _Played:
+        """Play a round that was undone; what no budget is left for has diverged for good."""
+        try:
+            return self.play(state)
+        except PrivacyError as error:
+            if error.cause != "budget spent":
+                raise
+            what, t = f"{trouble}, and {error}", state.round + 1
+            raise NumericalError(what, round=t, cause=error.cause, hint=_SLOWER) from error
+
     def trouble(self, before: FederationState, played: _Played) -> str | None:
         """Say how the federation has diverged in a round, if so, or who would steer it alone."""
         told, most = played.told, self.plan.diverges_at
@@ -404,7 +415,7 @@ class _Federation:
         if culprit is not None:
             hint = "look at its rows, or bound what one client can do: federation.aggregate = 'clipped'"
             raise NumericalError(f"{what}; {culprit.words}", client=culprit.client, round=t, hint=hint)
-        hint = "lower the learning rates" if self._steps else "nothing was changed; the last round's state holds"
+        hint = _SLOWER if self._steps else "nothing was changed; the last round's state holds"
         raise NumericalError(what, round=t, hint=hint)
 
     def _culprit(self, state: FederationState, told: Told) -> Culprit | None:

@@ -111,7 +111,7 @@ def test_a_rate_that_ruins_everything_ends_with_one_line_that_names_it(
     options = [word for value in sets for word in ("--set", value)]
     assert cli.main(["run", str(write_study(tmp_path)), "--out", str(folder), "--quiet", *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "at an eighth of the learning rates too (lower the learning rates)" in line
+    assert "at an eighth of the learning rates too (lower the learning rates, and start anew)" in line
     assert "poly_0" not in line, "no client is to blame"
     saved, records = checkpoint.load(folder), results.read_rounds(folder)
     assert saved is not None and saved.round == len(records), "the last good round is on disk"

@@ -209,6 +209,16 @@ def test_a_run_that_diverged_pays_nothing_more_however_often_it_is_resumed(tmp_p
         assert len(Ledger(tmp_path, ANYTHING)) == 4
 
 
+@pytest.mark.filterwarnings("ignore:round 1 undone", "ignore:delta = ")
+def test_a_budget_that_is_spent_on_rounds_that_were_undone_is_an_error(tmp_path: Path) -> None:
+    """Two releases are all there are, and both rounds diverge: no table of a model that was never trained."""
+    sets = ("privacy.epsilon=10", "federation.rounds=2", "method.optimiser=ascent", "method.rate=1e9")
+    for resume in (False, True):
+        with pytest.raises(NumericalError, match=r"round 1: .*budget.*lower the learning rates, and start anew"):
+            study.run(tiny(*sets), tmp_path, resume=resume)
+        assert len(Ledger(tmp_path, ANYTHING)) == 2 and not (tmp_path / "metrics.json").exists()
+
+
 # names ----------------------------------------------------------------------------------------------------------
 
 PLAIN = re.compile(rb"(?<![\w-])(epsilon|\xce\xb5)(?!\w| if (the )?noise were secret)", re.IGNORECASE)

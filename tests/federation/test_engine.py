@@ -378,7 +378,7 @@ def test_the_last_state_holds_when_three_halvings_were_not_enough() -> None:
         for _, state in engine.rounds(Parabola(40.0), federation(1), plan):
             states.append(state)
     assert len(said) == 3 and caught.value.client is None and caught.value.round == len(states) + 1
-    assert "at an eighth of the learning rates too (lower the learning rates)" in str(caught.value)
+    assert "at an eighth of the learning rates too (lower the learning rates, and start anew)" in str(caught.value)
     assert [float(state.server.theta) for state in states] == [-9.0] and states[0].watch.halved == 3
 
 
