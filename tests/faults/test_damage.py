@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -292,6 +292,15 @@ def test_a_run_whose_newest_round_is_damaged_says_what_it_falls_back_to_in_its_r
 # signals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Hear SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice, by the terminal and the shell"])
 def test_a_closed_terminal_ends_a_run_with_its_state_saved(times: int, at: Path, place: Path) -> None:
     def hang_up(record: results.RoundRecord) -> None:
@@ -319,6 +328,7 @@ def test_nohup_is_respected(at: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> None:
     """A session of its own on a terminal of its own, whose other end is closed while rounds are run."""
