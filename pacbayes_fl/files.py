@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Final
@@ -148,3 +150,15 @@ def close_folder(path: Path, own: frozenset[str], sign: str) -> str:
     except OSError as error:
         return f"{path} is open to others (mode {mode:04o}), and cannot be closed: {error.strerror}"
     return f"{path} was open to others (mode {mode:04o}): it is its owner's alone now (mode {FOLDER_MODE:04o})"
+
+
+def checksum(body: Mapping[str, Any]) -> str:
+    """Hash what a file holds as JSON: who changes a number in it and not this has damaged it.
+
+    Args:
+        body: all that the file holds but the checksum itself.
+
+    Returns:
+        SHA-256 in hexadecimal digits, whatever the order of keys.
+    """
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
+from pacbayes_fl.files import checksum
 from pacbayes_fl.results import GROUPS
 from pacbayes_fl.results_manifest import put
 
@@ -127,7 +128,7 @@ class CertifiedRun:
         path = Path(folder) / FOLDER / f"{self.stem}.json"
         try:
             table = _plain({"valid": self.valid, **vars(self), "clients": [vars(client) for client in self.clients]})
-            text = json.dumps(table | {"checksum": _checksum(table)}, indent=1, allow_nan=False) + "\n"
+            text = json.dumps(table | {"checksum": checksum(table)}, indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
         try:
@@ -146,11 +147,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
-
-
-def _checksum(table: Mapping[str, Any]) -> str:
-    """Hash a table as JSON holds it: who changes a number and not this has damaged it."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _client(line: Mapping[str, Any]) -> CertifiedClient:
@@ -173,8 +169,7 @@ def load(path: Path | str) -> CertifiedRun:
     hint = "the file was damaged or edited; certify again"
     try:
         table = json.loads(Path(path).read_text("utf-8"))
-        checksum = table.pop("checksum")
-        intact = checksum == _checksum(table)
+        intact = table.pop("checksum") == checksum(table)
         table.pop("valid", None)  # follows from the reasons
         clients = tuple(_client(line) for line in table.pop("clients"))
         for name in ("low", "high", "delta"):

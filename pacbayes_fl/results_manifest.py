@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl.errors import DamageWarning, DataError, outside
-from pacbayes_fl.files import make_folder
+from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.results_folder import FILES, refuse_links, sync_folder, write_atomic
 
 NAME: Final = "manifest.json"
@@ -88,7 +88,7 @@ def read(folder: Path | str) -> Manifest | None:
     path = Path(folder) / NAME
     try:
         body = json.loads(path.read_text("utf-8"))
-        intact = body.pop("sha256") == _digest(body)
+        intact = body.pop("sha256") == checksum(body)
         if intact and body["format_version"] > FORMAT_VERSION:
             what = f"{path} has format {body['format_version']}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"
             raise DataError(what, cause="written by a later version", hint="update pacbayes_fl")
@@ -349,11 +349,7 @@ def _hashed(file: Any, count: int) -> tuple[str, int]:
 
 def _write(folder: Path, manifest: Manifest) -> None:
     body = {"format_version": FORMAT_VERSION, "files": dict(manifest.files), "coming": dict(manifest.coming)}
-    write_atomic(folder / NAME, (json.dumps(body | {"sha256": _digest(body)}, indent=1) + "\n").encode())
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    write_atomic(folder / NAME, (json.dumps(body | {"sha256": checksum(body)}, indent=1) + "\n").encode())
 
 
 @contextlib.contextmanager

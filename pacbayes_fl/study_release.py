@@ -23,7 +23,7 @@ from pacbayes_fl import study_scaling, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
-from pacbayes_fl.files import make_folder
+from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results_folder import RELEASED, write_atomic
@@ -193,11 +193,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 def _sealed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
     body = {**about, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
-    return body | {"checksum": _checksum(body)}
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return body | {"checksum": checksum(body)}
 
 
 def is_release(folder: Path | str) -> bool:
@@ -250,7 +246,7 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     hint = "release the run anew"
     try:
         about: dict[str, Any] = json.loads((folder / SIGN).read_text("utf-8"))
-        intact = about.pop("checksum") == _checksum(about)
+        intact = about.pop("checksum") == checksum(about)
         digests, version = dict(about["sha256"]), about["format_version"]
     except FileNotFoundError:
         raise StudyError(f"{folder} is not a release: {SIGN} is missing") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.files import refuse_link
+from pacbayes_fl.files import checksum, refuse_link
 from pacbayes_fl.results_folder import write_atomic
 
 FORMAT_VERSION: Final = 1
@@ -130,7 +129,7 @@ class Trials:
             "finished": finished,
             "trials": {name: [[_plain(one) for one in each] for each in trials] for name, trials in self._of.items()},
         }
-        text = json.dumps({**body, "sha256": _digest(body)}, indent=1, allow_nan=False) + "\n"
+        text = json.dumps({**body, "sha256": checksum(body)}, indent=1, allow_nan=False) + "\n"
         self._refuse_other(self.path)
         write_atomic(self.path, text.encode())
         self._left = text.encode()
@@ -155,7 +154,7 @@ def _read(path: Path) -> dict[str, Any]:
     hint = "remove it and search anew, or choose another --out"
     try:
         body: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        intact = body.pop("sha256") == _digest(body)
+        intact = body.pop("sha256") == checksum(body)
         version = body["format_version"] if intact else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: it holds the trials of a search", hint=hint) from error
@@ -165,7 +164,3 @@ def _read(path: Path) -> dict[str, Any]:
         what = f"{path} has format {version}, this pacbayes_fl reads formats up to {FORMAT_VERSION}"
         raise DataError(what, hint="update pacbayes_fl")
     return body
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import results_certificates
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.files import checksum
 from pacbayes_fl.results_certificates import (
     CertifiedClient,
     CertifiedRun,
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def changed(**changes: Any) -> Mapping[str, Any]:
     table = {**vars(RUN), "clients": [vars(FIRST)], **changes}
     table = {name: value for name, value in table.items() if value is not None}
-    return table | {"checksum": results_certificates._checksum(table)}
+    return table | {"checksum": checksum(table)}
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_an_edited_line_is_not_what_its_record_says(edit: str, sealed: bool, tmp
     path = RUN.save(tmp_path)
     table = strict(path)
     del table["checksum"]
-    before = results_certificates._checksum(table)
+    before = checksum(table)
     EDITS[edit](table)
-    path.write_text(json.dumps(table | {"checksum": results_certificates._checksum(table) if sealed else before}))
+    path.write_text(json.dumps(table | {"checksum": checksum(table) if sealed else before}))
     words = r"its record says|no valid certificate|have \d lines" if sealed else "checksum"
     with pytest.raises(DataError, match=words):
         tables_of(tmp_path)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError, outside
-from pacbayes_fl.files import close_folder, make_folder, opened, refuse_link
+from pacbayes_fl.files import checksum, close_folder, make_folder, opened, refuse_link
 from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
 from pacbayes_fl.results_manifest import announced, intact
 
@@ -105,7 +105,7 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
         "round": round,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    files["manifest.json"] = json.dumps(manifest | {"manifest_sha256": _digest(manifest)}, indent=2).encode()
+    files["manifest.json"] = json.dumps(manifest | {"manifest_sha256": checksum(manifest)}, indent=2).encode()
 
     root = Path(folder) / "checkpoints"
     final = root / f"round_{round:06d}"
@@ -360,7 +360,7 @@ class RunLock:
     ) -> None:
         """Release the lock; after a failure that left nothing but it, take it away."""
         if self._file is not None:
-            if kind is not None and self._made and [each.name for each in self.folder.iterdir()] == ["run.lock"]:
+            if kind is not None and self._made and [each.name for each in self.folder.iterdir()] == [_LOCK]:
                 self._made[0].unlink()
                 with contextlib.suppress(OSError):  # somebody has put something there
                     for each in self._made[1:]:
@@ -440,7 +440,7 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         manifest = json.loads(content("manifest.json"))
         # its own checksum, which every version keeps: else a flipped bit in the version would pass for another version
-        need(manifest.pop("manifest_sha256") == _digest(manifest), "manifest.json")
+        need(manifest.pop("manifest_sha256") == checksum(manifest), "manifest.json")
         version, checksums = manifest["format_version"], manifest["sha256"]
         files = {name: content(name) for name in checksums}
         newer = version > FORMAT_VERSION
@@ -466,10 +466,6 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = _MIGRATIONS[version](tensors, meta)
         version += 1
     return tensors, meta
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _discard(path: Path) -> None:

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, outside
+from pacbayes_fl.files import checksum
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import SIMULATED_EPSILON
@@ -278,7 +279,7 @@ def _ledger_bytes(entries: Entries, delta: float, simulated: bool) -> bytes:
     releases = [asdict(charge) | {"count": n} for charge, n in entries]
     randomness = "simulation" if simulated else "system"
     body = {"format_version": FORMAT_VERSION, "delta": delta, "randomness": randomness, "releases": releases}
-    return json.dumps(body | {"sha256": _digest(body)}, indent=1).encode()
+    return json.dumps(body | {"sha256": checksum(body)}, indent=1).encode()
 
 
 def _read(path: Path) -> tuple[Entries, float | None, str | None]:
@@ -291,7 +292,7 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None]:
         raise _damaged(path) from error
     try:
         body = json.loads(text)
-        intact = body.pop("sha256") == _digest(body)
+        intact = body.pop("sha256") == checksum(body)
         version = body["format_version"]
     except UNREADABLE as error:
         raise _damaged(path) from error
@@ -315,7 +316,3 @@ def _entry(saved: Mapping[str, Any]) -> tuple[Charge, int]:
 def _damaged(path: Path) -> PrivacyError:
     what = f"{path} is damaged or cannot be read: what was spent is not known"
     return PrivacyError(what, hint="restore the file, or start anew in another folder")
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
