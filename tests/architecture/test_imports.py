@@ -16,6 +16,7 @@ from tests.architecture.source import complain, dotted, imported, local_names, v
 RANKS = {
     **dict.fromkeys(("names",), -0.5),
     **dict.fromkeys(("errors",), 0),
+    **dict.fromkeys(("options",), 0.25),
     **dict.fromkeys(("files", "memory", "shapes", "tensors", "settings"), 0.5),
     **dict.fromkeys(("noise", "optim", "results"), 1),
     **dict.fromkeys(("data",), 2),

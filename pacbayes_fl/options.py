@@ -1,0 +1,309 @@
+"""What is known of an option: its type, default, range, meaning and symbol, read from the dataclass whose field it is.
+
+A field is the only place of an option. Its type and default are those of the dataclass, its range and symbol stand in
+the field's metadata (`option`), and its meaning in the docstring of the class, under Args. Tables of studies, errors,
+help and reference pages are derived from these (`options_of`, `check`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
+
+Value = TypeVar("Value")
+
+_METADATA: Final = "pacbayes_fl"
+_ENTRY: Final = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that an option may have; without any bound, all of them.
+
+    Args:
+        low: the least.
+        high: the largest; infinity lets the option be infinite, which it may not be otherwise.
+        above: a number below the least.
+        below: a number above the largest.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is in the range; NaN never is.
+
+        Args:
+            number: any.
+
+        Returns:
+            True where it is, and where the range has no bound.
+        """
+        if self == Range():
+            return True
+        return (
+            (math.isfinite(number) or self.high == math.inf == number)
+            and (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        """Say it as it stands in "must be ...": "at least 1", "positive and finite", "strictly between 0 and 1"."""
+        if self.above is not None and self.below is not None:
+            return f"strictly between {self.above:g} and {self.below:g}"
+        if self.low is not None and self.high is not None and self.high < math.inf:
+            return f"from {self.low:g} to {self.high:g}"
+        start = "" if self.low is None else f"at least {self.low:g}"
+        if self.above is not None:
+            start = f"above {self.above:g}" if self.above or self.high or self.below else "positive and finite"
+        end = "" if self.high in (None, math.inf) else f"at most {self.high:g}"
+        end = end if self.below is None else f"below {self.below:g}"
+        return " and ".join(filter(None, (start, end))) or "any number"
+
+
+class _Facts(NamedTuple):
+    """What the metadata of a field hold of its option."""
+
+    range: Range = Range()
+    names: Callable[[], Iterable[str]] | None = None
+    symbol: str = ""
+    paper: object = None
+    hint: str | None = None
+
+
+class Option(NamedTuple):
+    """An option as a reader sees it.
+
+    Args:
+        name: of the field.
+        kind: its type.
+        default: its value where nobody gives one; `dataclasses.MISSING` where somebody has to.
+        range: of the option, where it is a number, and of each, where it is a list of numbers.
+        names: what a text may be, where that is not open.
+        meaning: one or more sentences.
+        symbol: in the paper; "" where there is none.
+        paper: the value that the paper states; None where it states none.
+        hint: what errors advise.
+    """
+
+    name: str
+    kind: Any
+    default: object
+    range: Range
+    names: tuple[str, ...]
+    meaning: str
+    symbol: str
+    paper: object
+    hint: str | None
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words: such as "a whole number (at least 1) or 'none'"."""
+        return " or ".join(_words(self.kind, self))
+
+
+@overload
+def option(
+    default: Value,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    names: Callable[[], Iterable[str]] | None = None,
+    symbol: str = "",
+    paper: object = None,
+    hint: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Value: ...
+
+
+@overload
+def option(
+    *,
+    factory: Callable[[], Value],
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    names: Callable[[], Iterable[str]] | None = None,
+    symbol: str = "",
+    paper: object = None,
+    hint: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Value: ...
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    factory: Any = dataclasses.MISSING,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    names: Callable[[], Iterable[str]] | None = None,
+    symbol: str = "",
+    paper: object = None,
+    hint: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Any:
+    """Declare a field of a dataclass that is an option.
+
+    Args:
+        default: its value where nobody gives one.
+        factory: makes that value, in place of `default`.
+        low: the least number.
+        high: the largest.
+        above: a number below the least.
+        below: a number above the largest.
+        names: gives the texts that it may be, where a table holds them; those of a Literal are known.
+        symbol: in the paper.
+        paper: the value that the paper states.
+        hint: what the error of a value out of range advises.
+        metadata: further metadata of the field, for other readers.
+
+    Returns:
+        The field.
+    """
+    facts = _Facts(Range(low, high, above, below), names, symbol, paper, hint)
+    field: Any = dataclasses.field
+    return field(default=default, default_factory=factory, metadata={**(metadata or {}), _METADATA: facts})
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """Read the options of a dataclass.
+
+    Args:
+        cls: a dataclass, whose fields may or may not be made by `option`.
+
+    Returns:
+        By name, in the order of the fields.
+    """
+    kinds, meant = get_type_hints(cls), meanings(cls)
+    found = {}
+    for field in dataclasses.fields(cls):
+        facts: _Facts = field.metadata.get(_METADATA, _Facts())
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        names = tuple(facts.names()) if facts.names is not None else _literal(kinds[field.name])
+        found[field.name] = Option(
+            field.name,
+            kinds[field.name],
+            default,
+            facts.range,
+            names,
+            meant.get(field.name, ""),
+            facts.symbol,
+            facts.paper,
+            facts.hint,
+        )
+    return found
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Read what the docstrings of a class and its bases say of every argument, under Args or Attributes.
+
+    Args:
+        cls: any class.
+
+    Returns:
+        By name, in one line each; of the class itself where several say it.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= dict(_arguments(inspect.cleandoc(base.__dict__.get("__doc__") or "")))
+    return found
+
+
+def _arguments(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the arguments of a docstring; several names before one colon share a meaning."""
+    sections = re.split(r"^(?=\w+:$)", text, flags=re.MULTILINE)
+    for section in sections:
+        head, *lines = section.split("\n")
+        if head not in ("Args:", "Attributes:"):
+            continue
+        body = inspect.cleandoc("\n".join(["", *lines]))
+        for entry in re.split(r"\n(?=\S)", body.strip()):
+            if matched := _ENTRY.fullmatch(" ".join(entry.split())):
+                yield from ((name, matched[2]) for name in matched[1].split(", "))
+
+
+def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError) -> None:
+    """Check that the options of a dataclass are in their ranges.
+
+    Args:
+        part: the dataclass; numbers, lists of numbers and texts are looked at, None is left alone.
+        where: what errors call it, such as "[privacy]".
+        error: what is raised.
+
+    Raises:
+        PacBayesFLError: of the class `error`, naming the first option that is not, its range and what came.
+    """
+    place = f"{where} " if where else ""
+    for field in dataclasses.fields(part):
+        facts: _Facts | None = field.metadata.get(_METADATA)
+        if facts is None:
+            continue
+        value = getattr(part, field.name)
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
+            what = f"{place}{field.name} must be {facts.range}, got {_given(value)}"
+            raise error(what, hint=facts.hint)
+        if facts.names is not None and isinstance(value, str) and value not in (known := tuple(facts.names())):
+            what = f"{place}{field.name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
+            raise error(what, hint=facts.hint)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _given(value: Any) -> str:
+    """Write what came in a few characters, a list without brackets."""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_given, value))
+    return f"{value:g}" if isinstance(value, float) else shown(value)
+
+
+def _literal(kind: Any) -> tuple[str, ...]:
+    """Collect the texts of the Literals in a type."""
+    if get_origin(kind) is Literal:
+        return tuple(choice for choice in get_args(kind) if isinstance(choice, str))
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(text for inner in get_args(kind) for text in _literal(inner))
+    return ()
+
+
+def _words(kind: Any, of: Option) -> list[str]:
+    """Say what a value of a type may be, an entry for each of its alternatives."""
+    bounds = "" if of.range == Range() else f" ({of.range})"
+    plural = {int: f"whole numbers{bounds}", float: f"numbers{bounds}", str: "texts"}
+    if get_origin(kind) in (Union, types.UnionType):
+        return [text for inner in get_args(kind) for text in _words(inner, of)]
+    if get_origin(kind) is Literal:
+        return [" or ".join(map(repr, get_args(kind)))]
+    if get_origin(kind) is tuple:
+        return [f"a list of {plural.get(get_args(kind)[0], 'values')}"]
+    if kind is str and of.names:
+        return [" or ".join(map(repr, of.names))]
+    plain = {
+        type(None): "'none'",
+        bool: "true or false",
+        int: f"a whole number{bounds}",
+        float: f"a number{bounds}",
+        str: "a text",
+    }
+    return [plain.get(kind, "a table")]
