@@ -61,16 +61,18 @@ class Range:
 
     def __str__(self) -> str:
         """Say it as it stands in "must be ...": "at least 1", "positive and finite", "strictly between 0 and 1"."""
-        if self.above is not None and self.below is not None:
-            return f"strictly between {self.above:g} and {self.below:g}"
-        if self.low is not None and self.high is not None and self.high < math.inf:
-            return f"from {self.low:g} to {self.high:g}"
-        start = "" if self.low is None else f"at least {self.low:g}"
-        if self.above is not None:
-            start = f"above {self.above:g}" if self.above or self.high or self.below else "positive and finite"
-        end = "" if self.high in (None, math.inf) else f"at most {self.high:g}"
-        end = end if self.below is None else f"below {self.below:g}"
-        return " and ".join(filter(None, (start, end))) or "any number"
+        low, high, above, below = (
+            None if bound is None or bound == math.inf else _given(bound)
+            for bound in (self.low, self.high, self.above, self.below)
+        )
+        if above is not None and below is not None:
+            return f"strictly between {above} and {below}"
+        if low is not None and high is not None:
+            return f"from {low} to {high}"
+        if self == Range(above=0):
+            return "positive and finite"
+        named = {"at least": low, "above": above, "at most": high, "below": below}
+        return " and ".join(f"{word} {bound}" for word, bound in named.items() if bound is not None) or "any number"
 
 
 class _Facts(NamedTuple):
@@ -81,6 +83,7 @@ class _Facts(NamedTuple):
     symbol: str = ""
     paper: object = None
     hint: str | None = None
+    origin: type | None = None
 
 
 class Option(NamedTuple):
@@ -183,6 +186,26 @@ def option(
     return field(default=default, default_factory=factory, metadata={**(metadata or {}), _METADATA: facts})
 
 
+def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field that is an option of another dataclass: with its default, range, symbol and meaning.
+
+    Args:
+        cls: the other dataclass.
+        name: of its field.
+        default: a default of its own.
+
+    Returns:
+        The field.
+    """
+    theirs = {field.name: field for field in dataclasses.fields(cls)}[name]
+    facts: _Facts = theirs.metadata.get(_METADATA, _Facts())
+    metadata = {**theirs.metadata, _METADATA: facts._replace(origin=facts.origin or cls)}
+    field: Any = dataclasses.field
+    if default is not dataclasses.MISSING:
+        return field(default=default, metadata=metadata)
+    return field(default=theirs.default, default_factory=theirs.default_factory, metadata=metadata)
+
+
 def options_of(cls: type) -> dict[str, Option]:
     """Read the options of a dataclass.
 
@@ -196,6 +219,7 @@ def options_of(cls: type) -> dict[str, Option]:
     found = {}
     for field in dataclasses.fields(cls):
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
+        meant = meant if facts.origin is None else meanings(facts.origin) | meant
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         names = tuple(facts.names()) if facts.names is not None else _literal(kinds[field.name])

@@ -21,7 +21,8 @@ from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.results import SUPPOSED
-from pacbayes_fl.study_file import TEMPERATURE, PrivacyPart, Study
+from pacbayes_fl.study_file import TEMPERATURE, Study
+from pacbayes_fl.study_parts import PrivacyPart
 
 Round = TypeVar("Round")
 

@@ -13,7 +13,6 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.study_file import (
-    FederationPart,
     Study,
     assigned,
     image_source,
@@ -21,6 +20,7 @@ from pacbayes_fl.study_file import (
 )
 from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import ModelPart, NetworkPart
+from pacbayes_fl.study_parts import FederationPart
 from tests.tiny import TABLE, tiny, write_study
 
 
@@ -114,8 +114,9 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
             {"federation": {"device": "gpu"}},
             "s.toml [federation] device must be one of 'auto', 'cpu', 'cuda', got 'gpu'",
         ),
-        ({"federation": {"checkpoint_every": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
-        ({"federation": {"threads": 0}}, "[federation] checkpoint_every and threads must be at least 1"),
+        ({"federation": {"checkpoint_every": 0}}, "[federation] checkpoint_every must be at least 1, got 0"),
+        ({"federation": {"threads": 0}}, "[federation] threads must be at least 1, got 0"),
+        ({"federation": {"waste": 0.5}}, "[federation] waste must be at least 1, got 0.5"),
         ({"report": {"evaluate_every": 0}}, "[report] evaluate_every must be at least 1, got 0"),
         ({"report": {"calibration_bins": 0}}, "[report] calibration_bins must be at least 1, got 0"),
         ({"model": {"mean_widths": [3, 0]}}, "[model] widths and feature_dim must be at least 1, got 32, 32, 3, 0, 2"),
@@ -138,8 +139,8 @@ def test_a_wrong_assignment_is_refused_like_a_wrong_table() -> None:
 
 
 def test_numbers_that_only_the_plan_can_judge() -> None:
-    with pytest.raises(StudyError, match="waste >= 1"):
-        _ = study({"federation": {"waste": 0.5}}).plan
+    with pytest.raises(StudyError, match="cohort must be at least min_clients=3, got 2"):
+        _ = study({"federation": {"cohort": 2, "min_clients": 3}}).plan
 
 
 def test_the_plan_is_the_federation_part() -> None:

@@ -26,7 +26,8 @@ from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import Result
 from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import PrivacyPart, Study
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_parts import PrivacyPart
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, state, tiny, write_study
 
 ANYTHING = Budget(1e300, 1e-9)
@@ -315,11 +316,11 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"epsilon": 0.0}, r"epsilon must be from 1e-08 to 1e\+08, got 0"),
+        ({"epsilon": math.inf}, r"epsilon must be from 1e-08 to 1e\+08, got inf"),
         ({"clip": -1.0}, "clip must be positive"),
         ({"multiplier": 0.0}, "multiplier must be positive"),
-        ({"delta": 1.0}, r"delta must be in \[0, 1\)"),
+        ({"delta": 1.0}, "delta must be at least 0 and below 1, got 1"),
         ({"mechanism": "paper_algorithm_3", "multiplier": 2.0}, "multiplier is not for paper_algorithm_3"),
     ],
     ids=str,

@@ -14,7 +14,8 @@ from pacbayes_fl import study_scaling
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import DataPart, Study
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_parts import DataPart
 from pacbayes_fl.study_scaling import FILE, read, save, settle, words
 from pacbayes_fl.study_setup import prepare
 from tests.tiny import Row, on_csv, rows, tiny, write_csv

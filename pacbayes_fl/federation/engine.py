@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from pacbayes_fl import tensors
+from pacbayes_fl import options, tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError, outside
 from pacbayes_fl.federation import cohort, meeting
@@ -40,6 +40,7 @@ from pacbayes_fl.methods.base import Method, slowed
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.family import check_families
 from pacbayes_fl.results import RoundRecord
@@ -92,31 +93,26 @@ class FederationPlan:
             None.
     """
 
-    rounds: int = 100
-    cohort: int | None = None
-    seed: int = 0
+    rounds: int = option(100, low=0, symbol="T")
+    cohort: int | None = option(None, low=1, symbol="c")
+    seed: int = option(0, low=0, below=2**32)
     on_bad_client: Literal["drop", "stop"] = "drop"
-    min_clients: int = 1
-    chunk: int = 2**20
-    waste: float = 1.1
+    min_clients: int = option(1, low=1)
+    chunk: int = option(2**20, low=1)
+    waste: float = option(1.1, low=1)
     noise: Engine = "philox"
     train: Literal["cohort", "all"] = "cohort"
-    diverges_at: float | None = 1e3
+    diverges_at: float | None = option(1e3, above=1, high=math.inf, hint="'none' turns it off")
     aggregate: Aggregate = "mean"
-    faulty: int | None = None
-    clip_multiple: float | None = None
+    faulty: int | None = option(None, low=0, symbol="f")
+    clip_multiple: float | None = option(None, above=0)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Check the ranges, and that the options go together."""
+        options.check(self)
         robust.check(self.aggregate, self.faulty, self.clip_multiple)
-        if self.rounds < 0 or self.min_clients < 1 or self.chunk < 1 or self.waste < 1:
-            raise StudyError("rounds must be >= 0, min_clients and chunk >= 1, waste >= 1")
-        if not 0 <= self.seed < 2**32:
-            raise StudyError(f"seed must be in [0, 2**32), got {self.seed}")
         if self.cohort is not None and self.cohort < self.min_clients:
             raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
-        if self.diverges_at is not None and not self.diverges_at > 1:
-            raise StudyError(f"diverges_at must be above 1, got {self.diverges_at:g}", hint="'none' turns it off")
         if self.train not in ("cohort", "all"):
             raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
 

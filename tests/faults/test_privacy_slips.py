@@ -15,7 +15,8 @@ from pacbayes_fl import cli, results, study
 from pacbayes_fl.errors import NumericalError, PrivacyError
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
-from pacbayes_fl.study_file import PrivacyPart, Study
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_parts import PrivacyPart
 from tests.tiny import TABLE, assert_same_results, rows, tiny, write_csv, write_study
 
 # modes ----------------------------------------------------------------------------------------------------------

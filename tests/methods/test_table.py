@@ -22,7 +22,8 @@ from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior, weight_hyper_prior
-from pacbayes_fl.study_file import ModelPart, Study
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_model import ModelPart
 
 FEATURES = ("wind", "lag_1")
 NAMES = tuple(METHODS)

@@ -284,7 +284,7 @@ def test_the_running_median_is_that_of_the_last_rounds() -> None:
 def test_options_that_mean_nothing_are_refused(multiple: float) -> None:
     with pytest.raises(StudyError, match=f"clip_multiple must be positive and finite, got {multiple:g}"):
         FederationPlan(aggregate="clipped", clip_multiple=multiple)
-    with pytest.raises(StudyError, match="faulty must not be negative, got -1"):
+    with pytest.raises(StudyError, match="faulty must be at least 0, got -1"):
         FederationPlan(aggregate="trimmed", faulty=-1)
     with pytest.raises(StudyError, match="aggregate must be one of clipped, mean, median"):
         FederationPlan(aggregate="krum")  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""Tables of a study: where its data come from, how it is run, reported and made private."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from pacbayes_fl import options
+from pacbayes_fl.data.scaling import ColumnScale
+from pacbayes_fl.errors import PrivacyError, StudyError, shown
+from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.noise import Engine
+from pacbayes_fl.options import option, same
+from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
+from pacbayes_fl.server.robust import Aggregate
+
+_LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
+_EXTREME: Final = "noise for less leaves nothing to learn, and with more nothing is hidden"
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Table [data].
+
+    Args:
+        source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"); images ("mnist", "fashion-mnist", "cifar10",
+            "femnist", and with "-inverted" or "-rotated" behind the name); or the path of an .npz, .csv or .parquet
+            file, relative to the study's. Environment variables are expanded.
+        options: what the generator is given, "none" for None; of images, fields of `data.images.ImageOptions`.
+        follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
+        task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
+            themselves.
+        client: name of the client column of a table.
+        target: name of the target column of a table.
+        time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
+            within clients; it is no feature. Without one the order of the file is taken for that of time.
+        test_share: share of each client's last rows held out from a table without a `split` column.
+        duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
+            and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
+            Of images the positions are compared instead: the published sets hold some images twice. Rows of different
+            times are different rows.
+        scale: units in which methods see the columns: standardised by each "client"'s training rows, where a feature
+            that is constant inside clients and different between them is scaled across clients; "pooled", by those of
+            all existing clients together; or "none", the data's own. Labels and images are left as they are.
+        column_scale: the same by name of a feature or of the target, for those that differ, such as
+            { capacity = "pooled", y = "none" }.
+    """
+
+    source: str = "polynomial"
+    options: Mapping[str, Any] = option(factory=dict)
+    follow_seed: bool = False
+    task: Literal["auto", "classification"] = "auto"
+    client: str = "client"
+    target: str = "y"
+    time: str | None = None
+    test_share: float = option(0.25, above=0, below=1)
+    duplicate_rows: Literal["refuse", "allow"] = "refuse"
+    scale: ColumnScale = "client"
+    column_scale: Mapping[str, Any] = option(factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the ranges, the ways to scale a column, and that no column has two roles."""
+        options.check(self, "[data]")
+        if self.time is not None and self.time in (self.client, self.target, "split", "group"):
+            raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
+        for name, kind in self.column_scale.items():
+            if kind not in get_args(ColumnScale):
+                known = ", ".join(map(repr, get_args(ColumnScale)))
+                raise StudyError(f"[data] column_scale of {name!r} must be one of {known}, got {shown(kind)}")
+
+
+@dataclass(frozen=True)
+class MethodPart:
+    """Table [method]: a name of `METHODS`, a preset, and the method's own options."""
+
+    name: str = "pac-pfl"
+    preset: str = "recommended"
+    options: Any = None
+
+
+@dataclass(frozen=True)
+class FederationPart:
+    """Table [federation]: fields of `federation.engine.FederationPlan`, and where and how to run.
+
+    `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
+    `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
+
+    Args:
+        device: "auto" takes CUDA where there is one.
+        threads: threads of torch; its own choice when None.
+        checkpoint_every: rounds between two checkpoints; a private run has one after every release.
+    """
+
+    rounds: int = same(FederationPlan, "rounds", default=400)
+    cohort: int | None = same(FederationPlan, "cohort")
+    train: Literal["cohort", "all"] = same(FederationPlan, "train")
+    aggregate: Aggregate = same(FederationPlan, "aggregate")
+    faulty: int | None = same(FederationPlan, "faulty")
+    clip_multiple: float | None = same(FederationPlan, "clip_multiple")
+    on_bad_client: Literal["drop", "stop"] = same(FederationPlan, "on_bad_client")
+    min_clients: int = same(FederationPlan, "min_clients")
+    chunk: int = same(FederationPlan, "chunk")
+    waste: float = same(FederationPlan, "waste")
+    noise: Engine = same(FederationPlan, "noise")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = option(None, low=1)
+    checkpoint_every: int = option(50, low=1)
+    diverges_at: float | None = same(FederationPlan, "diverges_at")
+
+    def __post_init__(self) -> None:
+        """Check the ranges; how the options of the plan go together is checked by the plan."""
+        options.check(self, "[federation]")
+
+
+@dataclass(frozen=True)
+class CertifyPart:
+    """Table [report.certify]: what a run leaves for certificates, which has to be said before it begins.
+
+    Args:
+        scheme: "split" keeps some training rows of every client from the training; "folds" trains a hyper-posterior for
+            every fold of clients without them, so that all their rows are left; "none" leaves clients that never
+            train.
+        share: of every client's training rows that "split" trains on.
+        folds: number of folds.
+        prior: of "split": what the client's own training rows made of its model, or what the server "global"ly knows.
+        independent: whether the rows of a client are independent draws of its distribution, as bounds need them; None
+            where the source is known to say so: images and polynomials are, series are not, files have to be declared.
+        drawn_clients: whether clients, those of the training and new ones, are independent draws of one distribution of
+            clients, as a bound on new clients needs them.
+        tried: configurations among which somebody chose by the training rows before the study was written, as `tune`
+            does; 1 for none.
+        twins: share of a column's spread within clients by which two rows may differ in every column and still count as
+            one under certificates: what rounding to single precision or to a few digits, or jitter, makes of a copy; 0
+            for rows that are equal in every number. Copies that a column tells apart, such as a running number, are not
+            found: leave such a column out.
+        tables: number of tables of certificates that will be asked of the rows, in all runs on them: each gets an even
+            share of delta, and further ones are refused. None where that is open: then the k-th has a share of
+            1 / (k (k + 1)), which sums to 1.
+    """
+
+    scheme: Literal["none", "split", "folds"] = "none"
+    share: float = option(0.5, above=0, below=1)
+    folds: int = option(4, low=2)
+    prior: Literal["personal", "global"] = "personal"
+    independent: bool | None = None
+    drawn_clients: bool = False
+    tried: int = option(1, low=1)
+    twins: float = option(1e-4, low=0, below=1)
+    tables: int | None = option(None, low=1)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[report.certify]")
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """Table [report].
+
+    Args:
+        levels: confidence levels of the calibration error of regression (PAC-PFL, eq. 41), by name (`metrics.levels`).
+        calibration_bins: equal bins of confidence on [0, 1] of a classifier's ECE, MCE and reliability diagram; 10 as
+            in the public code of BPFed and FedSI, while PAC-PFL's calibration error (eq. 42) is the ECE with 20.
+        evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
+        uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
+        certify: what is left for certificates.
+        keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
+            away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
+            whether they are the same.
+    """
+
+    levels: Literal["paper", "pacoh"] = "paper"
+    calibration_bins: int = option(10, low=1)
+    evaluate_every: int | None = option(None, low=1)
+    uncertainty_rounds: tuple[int, ...] = (1, 10)
+    certify: CertifyPart = option(factory=CertifyPart)
+    keep: Literal["all", "no-rows"] = "all"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[report]")
+
+
+@dataclass(frozen=True)
+class PrivacyPart:
+    """Table [privacy]; `epsilon` alone makes a run private, and a table without it is refused.
+
+    Args:
+        epsilon: of all releases of the run together, for whole clients; nothing is private when None, which a table has
+            to say. In a simulation tables call it "epsilon_if_noise_were_secret".
+        delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
+            goes on with fewer clients keeps the delta that it has begun with.
+        mechanism: see `privacy.mechanisms.Mechanism`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
+            adds the noise that it prints; labels say what that gives.
+        clip: largest norm of what a client sends in a round.
+        cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
+            "paper_algorithm_3" "fixed") and "all" otherwise.
+        neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
+            "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
+        multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
+        randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
+            seed, and hides nothing from whoever knows it.
+    """
+
+    epsilon: float | None = option(None, low=_LEAST, high=1 / _LEAST, symbol="epsilon", hint=_EXTREME)
+    delta: float | None = option(None, low=0, below=1, symbol="delta")
+    mechanism: Kind = "gaussian"
+    clip: float = option(1.0, above=0, symbol="gamma")
+    cohort: CohortKind | None = None
+    neighbours: Neighbours | None = None
+    multiplier: float | None = option(None, above=0)
+    randomness: Literal["system", "simulation"] = "system"
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and that Algorithm 3 has no multiplier of its own."""
+        options.check(self, "[privacy]", PrivacyError)
+        if self.mechanism == "paper_algorithm_3" and self.multiplier is not None:
+            what = "[privacy] multiplier is not for paper_algorithm_3, whose noise is rounds / epsilon"
+            raise PrivacyError(what, hint="change epsilon, or the mechanism")
