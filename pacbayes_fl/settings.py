@@ -1,4 +1,9 @@
-"""Strict tables: nested mappings from a TOML file into frozen dataclasses, and back."""
+"""Strict tables: nested mappings from a TOML file into frozen dataclasses, and back.
+
+They are converted by hand. pydantic, msgspec and cattrs were tried on the tests of errors: every one loses the nearest
+valid key, the range of a number or what a union allows, and to say them again takes as many lines as they save; tomli-w
+leaves characters in strings that steer a terminal (docs/decisions.md has the table).
+"""
 
 from __future__ import annotations
 
@@ -74,7 +79,8 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
         The value.
 
     Raises:
-        StudyError: naming the key, where it stands and the nearest valid key, or the kind of value that was expected.
+        StudyError: naming the key, where it stands and the nearest valid key, or the kind of value that was expected,
+            or a field without default that the table leaves out.
     """
     hints = get_type_hints(cls)
     if not isinstance(table, Mapping):
@@ -82,11 +88,14 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
     for key in table:
         if key not in hints:
             raise StudyError(f"{where}: unknown key {shown(key)}", hint=nearest(key, hints))
-    values = {key: _convert(hints[key], value, f"{where} {key}") for key, value in table.items()}
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise StudyError(f"{where}: {error}") from error
+    needed = [field.name for field in dataclasses.fields(cls) if _needs_value(field)]  # type: ignore[arg-type]
+    if missing := [name for name in needed if name not in table]:
+        raise StudyError(f"{where}: no value for {', '.join(missing)}, which has no default")
+    return cls(**{key: _convert(hints[key], value, f"{where} {key}") for key, value in table.items()})
+
+
+def _needs_value(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
@@ -105,7 +114,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return parse(kind, value, where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(choices[0], item, where) for item in value)
+        return tuple(_convert(choices[0], item, f"{where}[{k}]") for k, item in enumerate(value))
     if (origin or kind) is Mapping and isinstance(value, Mapping):
         return dict(value)
     if kind in (int, float) and isinstance(value, int if kind is int else int | float) and not isinstance(value, bool):

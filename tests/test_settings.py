@@ -93,7 +93,7 @@ def test_none_is_a_word_where_none_is_allowed(value: object) -> None:
         ({"mode": "fats"}, "here mode must be one of 'fast', 'slow', got 'fats'"),
         ({"limit": 2.5}, "here limit must be of type int or 'none', got 2.5"),
         ({"widths": 3}, "here widths must be a list of int, got 3"),
-        ({"widths": [1, "b"]}, "here widths must be of type int, got 'b'"),
+        ({"widths": [1, "b"]}, "here widths[1] must be of type int, got 'b'"),
         ({"means": "zer"}, "here means must be one of 'zero' or a list of int, got 'zer'"),
         ({"width": "aut"}, "here width must be one of 'auto' or of type float, got 'aut'"),
         ({"inner": 3}, "here inner must be a table, got 3"),
@@ -109,7 +109,7 @@ def test_a_wrong_value_is_named_with_its_place_and_what_is_right(table: dict[str
 def test_no_table_and_a_missing_value_are_refused() -> None:
     with pytest.raises(StudyError, match=r"^here must be a table, got 3$"):
         settings.parse(Outer, 3, "here")  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match=r"here: .*value"):
+    with pytest.raises(StudyError, match=r"^here: no value for value, which has no default$"):
         settings.parse(Needs, {}, "here")
 
 

@@ -289,7 +289,7 @@ NONSENSE = {
     "folds of 2**63": ("ridge", f"report.certify.folds={2**63}", "folds must be a whole number"),
     "a share that is no number": ("ridge", "data.test_share=nan", "test_share must be a finite number"),
     "a share below 0": ("ridge", "data.test_share=-1", "test_share must be strictly between 0 and 1"),
-    "a round below 0": ("fedavg", "report.uncertainty_rounds=[-1]", "uncertainty_rounds must be a whole number"),
+    "a round below 0": ("fedavg", "report.uncertainty_rounds=[-1]", "uncertainty_rounds[0] must be a whole number"),
     "a name that is a list": ("ridge", 'name=["a"]', "name must be text, and not blank, got ['a']"),
     "digits of another script": ("ridge", "federation.waste=٢", "waste must be of type float, got '٢'"),
 }
