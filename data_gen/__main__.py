@@ -4,50 +4,59 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from data_gen import DataGenError, generate
-
-
-def _amount(text: str) -> int | None:
-    """Read a number of samples; "all" is None."""
-    return None if text == "all" else int(text)
+from data_gen import DataGenError, generate, generators
+from data_gen.generators import Generator
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build the parser; options left out keep the defaults of the configuration classes."""
+    """Build the parser from the records; options left out keep the defaults of the configuration classes."""
     top = argparse.ArgumentParser(
         prog="python -m data_gen", description="Make federated regression data (PAC-PFL 8.5)."
     )
     names = top.add_subparsers(dest="name", required=True, metavar="NAME")
-
-    def command(name: str, words: str) -> argparse.ArgumentParser:
-        sub = names.add_parser(name, help=words, description=words, argument_default=argparse.SUPPRESS)
+    for known in generators.GENERATORS.values():
+        title = known.title.replace("%", "%%")
+        sub = names.add_parser(known.name, help=title, description=title, argument_default=argparse.SUPPRESS)
         sub.add_argument("--out", required=True, help="folder to write to")
-        sub.add_argument("--clients", type=int, help="existing clients (24)")
-        sub.add_argument("--new-clients", type=int, help="new clients (24)")
-        return sub
-
-    poly = command("polynomial", "Noisy draws of Gaussian processes with polynomial means.")
-    poly.add_argument("--samples", type=int, help="training rows of each client (10)")
-    poly.add_argument("--test-samples", type=int, help="test rows of each client (100)")
-    poly.add_argument("--modes", type=int, help="Gaussian-process priors (2)")
-    poly.add_argument("--seed", type=int, help="fixes every draw (0)")
-    for name, words in (("pv-ew", "facing east or west"), ("pv-s", "facing south")):
-        house = command(name, f"Hourly DC power of houses {words}.")
-        house.add_argument("--samples", type=_amount, help='training rows of each house, or "all" (150)')
-        house.add_argument("--seed", type=int, help="of the existing houses (3)")
-        house.add_argument("--new-seed", type=int, help="of the new houses (7)")
-        house.add_argument("--mode", choices=("faithful", "physical"), help="published generator, or right physics")
-        house.add_argument("--weather", help="typical, pvgis, clearsky, or the path of a PVGIS hourly CSV file")
-        house.add_argument("--pick", choices=("random", "first"), help="which training rows (random)")
-        house.add_argument("--train-year", type=int, help="where the weather has several years (2018)")
-        house.add_argument("--test-year", type=int, help="where the weather has several years (2019)")
-        house.add_argument("--latitude", type=float, help="for pvgis and clearsky, degrees north (46.951)")
-        house.add_argument("--longitude", type=float, help="for pvgis and clearsky, degrees east (7.45)")
-        house.add_argument("--utc-offset", type=float, help="hours of local time minus UTC")
+        _add_options(sub, known)
     return top
+
+
+def _add_options(sub: argparse.ArgumentParser, known: Generator) -> None:
+    """Add an argument for every option of a generator that is free."""
+    kinds, meanings = get_type_hints(known.config), known.meanings()
+    for one in fields(known.config):
+        if one.name not in known.options:
+            continue
+        kind = kinds[one.name]
+        several = get_origin(kind) is tuple
+        default: Any = "none" if one.default is None else one.default
+        if several:
+            default = " ".join(map(str, default))
+        sub.add_argument(
+            f"--{one.name.replace('_', '-')}",
+            type=_reader(get_args(kind)[0] if several else kind),
+            nargs="+" if several else None,
+            choices=get_args(kind) if get_origin(kind) is Literal else None,
+            help=f"{meanings[one.name].rstrip('.')} ({default})".replace("%", "%%"),
+        )
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    """Give what reads a text as a value of a type; "none" and "all" are None where the type has it."""
+    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    inner = next((one for one in choices or (kind,) if one in (int, float)), str)
+
+    def read(text: str) -> Any:
+        return None if type(None) in choices and text in ("all", "none") else inner(text)
+
+    read.__name__ = inner.__name__  # what argparse calls a value that it cannot read
+    return read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options: dict[str, Any] = vars(parser().parse_args(arguments))
     name, out = options.pop("name"), options.pop("out")
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     try:
         dataset = generate(name, **options)
         path = dataset.save(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,6 @@ from data_gen.station import Weather
 
 NOISE = 0.1
 """Standard deviation of a house's temperature and wind noise, in ranges of the station's series."""
-
-MODES = ("faithful", "physical")
-"""The published generator with its slips, or the physics right."""
 
 _Values = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.intp]
@@ -53,9 +51,9 @@ class PVConfig:
     new_clients: int = 24
     seed: int = 3
     new_seed: int = 7
-    mode: str = "faithful"
+    mode: Literal["faithful", "physical"] = "faithful"
     weather: str | PathLike[str] = "typical"
-    pick: str = "random"
+    pick: Literal["random", "first"] = "random"
     train_year: int = 2018
     test_year: int = 2019
     latitude: float = 46.951
@@ -64,10 +62,11 @@ class PVConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        kinds = get_type_hints(PVConfig)
         for name, valid in (
             ("kind", tuple(houses.AZIMUTHS)),
-            ("mode", MODES),
-            ("pick", ("random", "first")),
+            ("mode", get_args(kinds["mode"])),
+            ("pick", get_args(kinds["pick"])),
         ):
             if getattr(self, name) not in valid:
                 raise DataGenError(f"{name} must be one of {', '.join(valid)}, is {getattr(self, name)!r}")

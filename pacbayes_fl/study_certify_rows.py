@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from pacbayes_fl import study_sources
 from pacbayes_fl.bounds import Provenance
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
@@ -15,7 +16,7 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.study import Trained
 from pacbayes_fl.study_certify_repeats import Repeats, marks_of, repeats_of
 from pacbayes_fl.study_data import ScaledGroup
-from pacbayes_fl.study_file import Study, image_source
+from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_report import state_of
 
 UNDECLARED = (
@@ -61,8 +62,8 @@ def independent(study: Study) -> bool:
         True where bounds may rely on it.
     """
     declared = study.report.certify.independent
-    known = study.data.source == "polynomial" or image_source(study.data.source)
-    return known if declared is None else declared
+    source = study_sources.find(study.data.source)
+    return source is not None and source.rows_independent if declared is None else declared
 
 
 def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False) -> Evidence | None:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import data_gen
-from pacbayes_fl import settings
-from pacbayes_fl.data import archives, images, scaling, split, tables
+from pacbayes_fl import study_sources
+from pacbayes_fl.data import archives, scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, outside
-from pacbayes_fl.study_file import Study, image_source
+from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_parts import DataPart
 
 Array = np.ndarray[Any, Any]
 
@@ -95,33 +95,27 @@ def load(study: Study) -> tables.Dataset:
         raise StudyError(what, hint="drop it, or give a .csv or .parquet")
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
-    if image_source(study.data.source):
-        return images.federation(study.data.source, options)
-    if study.data.source in data_gen.NAMES:
-        try:
-            plain = {name: None if value == settings.NONE else value for name, value in options.items()}
-            made = data_gen.generate(study.data.source, **plain)
-        except (data_gen.DataGenError, TypeError) as error:
-            raise StudyError(f"[data] {study.data.source}: {error}") from error
-        dataset = tables.from_arrays(made.arrays, made.manifest)
-    else:
-        path = Path(_expand(study.data.source))
-        if not path.suffix:
-            raise StudyError(
-                f"[data] source must be one of {', '.join((*data_gen.NAMES, *images.NAMES))} or a file, "
-                f"got {study.data.source!r}"
-            )
-        if study.data.options:
-            raise StudyError(f"[data] options are for generators, not for the file {path.name}")
-        task: tables.Task = "classification" if study.data.task == "classification" else "regression"
-        part = study.data
-        dataset = tables.read(path, part.client, part.target, part.test_share, task, part.time)
+    source = study_sources.find(study.data.source)
+    dataset = _read_file(study.data) if source is None else source.load(options)
+    if source is not None and source.published:  # positions are compared when they are shared out
+        return dataset
     if study.data.duplicate_rows == "refuse":
         for group in dataset.groups.values():
             split.assert_disjoint(group.train, group.test, times=group.times)
             if group.validation is not None:
                 split.assert_disjoint(group.train, group.validation, "validation")
     return dataset
+
+
+def _read_file(part: DataPart) -> tables.Dataset:
+    path = Path(_expand(part.source))
+    if not path.suffix:
+        known = ", ".join(study_sources.names())
+        raise StudyError(f"[data] source must be one of {known} or a file, got {part.source!r}")
+    if part.options:
+        raise StudyError(f"[data] options are for generators, not for the file {path.name}")
+    task: tables.Task = "classification" if part.task == "classification" else "regression"
+    return tables.read(path, part.client, part.target, part.test_share, task, part.time)
 
 
 def _expand(value: Any) -> Any:
@@ -307,7 +301,8 @@ def reopen(study: Study, path: Path) -> tables.Dataset:
     Raises:
         DataError: when images are not where they were, or not what they were.
     """
-    if not image_source(study.data.source):
+    source = study_sources.find(study.data.source)
+    if source is None or not source.published:
         return tables.read(path)
     dataset = load(study)
     check_saved(path, dataset)

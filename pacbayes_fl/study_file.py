@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pacbayes_fl import settings
-from pacbayes_fl.data import images
+from pacbayes_fl import settings, study_sources
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
@@ -115,7 +114,8 @@ class Study:
         layered = settings.merge(base, given)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
-        if data.task == "classification" or image_source(data.source):
+        source = study_sources.find(data.source)
+        if data.task == "classification" or (source is not None and source.classes):
             check_task(name, classification=True)
         parts: dict[str, Any] = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]")
@@ -236,18 +236,6 @@ def _model(method: Any) -> str | None:
     """Say what the model of a method is; nothing of a name that is not known."""
     recipe = METHODS.get(str(method))
     return None if recipe is None else recipe.model
-
-
-def image_source(source: str) -> bool:
-    """Whether a [data] source names images.
-
-    Args:
-        source: such as "mnist" or "mnist-inverted".
-
-    Returns:
-        True for a name of `data.images`.
-    """
-    return source in images.NAMES or source in [f"{name}-{kind}" for name in images.NAMES for kind in images.KINDS]
 
 
 def _check_own(method: str, own: Any, where: str) -> None:

@@ -27,7 +27,8 @@ class DataPart:
         source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"); images ("mnist", "fashion-mnist", "cifar10",
             "femnist", and with "-inverted" or "-rotated" behind the name); or the path of an .npz, .csv or .parquet
             file, relative to the study's. Environment variables are expanded.
-        options: what the generator is given, "none" for None; of images, fields of `data.images.ImageOptions`.
+        options: what the generator is given, "none" for None; of images, fields of
+            `data.image_federation.ImageOptions` and of the partition.
         follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
         task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
             themselves.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl import study_images, study_scaling
-from pacbayes_fl.data import tables
+from pacbayes_fl import study_scaling
+from pacbayes_fl.data import tables, user_images
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.split import fingerprints
@@ -74,7 +74,7 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
     Args:
         trained: as `open_run` gives it.
         client: name of an existing or new client of the run.
-        path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `study_images.read`); other
+        path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
             clients' rows in it are ignored, a missing client column means that all rows are this client's.
         later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
             those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
@@ -195,7 +195,7 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
 def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
     data, dataset = known.study.data, known.schema
     if dataset.feature_shape:
-        return study_images.read(Path(path), dataset.feature_shape, default)
+        return user_images.read(Path(path), dataset.feature_shape, default)
     table = tables.read_table(
         Path(path),
         data.client,

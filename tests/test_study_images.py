@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, settings, study, study_images
-from pacbayes_fl.data import images
+from pacbayes_fl import cli, results, settings, study
+from pacbayes_fl.data import image_sets
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.results import Result, RoundRecord
 from pacbayes_fl.results_comparison import METRICS
@@ -78,7 +78,7 @@ def test_a_run_folder_keeps_positions_instead_of_pixels(done: tuple[Path, Result
             "image_sha256",
         }
         assert len(arrays["position"]) == 6 * 5 * 11  # clients, labels, rows of a label
-        assert arrays["image_sha256"].tolist() == [f"mnist {images.read('mnist', str(root)).sha256}"]
+        assert arrays["image_sha256"].tolist() == [f"mnist {image_sets.read('mnist', str(root)).sha256}"]
     about = json.loads((folder / "environment.json").read_text())
     assert len(about["data"]["split_sha256"]) == 64 and about["data"]["options"]["seed"] == 3
     assert results.load(folder) == result and result.task == "classification"
@@ -243,46 +243,6 @@ def test_who_joins_without_a_label_gets_the_priors_prediction(done: tuple[Path, 
 
 
 # images of a user's own -----------------------------------------------------------------------------------------
-
-
-def test_images_are_read_by_client(tmp_path: Path) -> None:
-    x = np.arange(4 * SIDE**2, dtype=np.uint8).reshape(4, *SHAPE)
-    path = write_npz(tmp_path / "a.npz", x=x, y=np.array([3, -1, 0, 1]), client=np.array(["b", "a", "b", "a"]))
-    table = study_images.read(path, SHAPE)
-    assert list(table.clients) == ["b", "a"] and table.features == ("image",)
-    got, y = table.clients["a"]
-    torch.testing.assert_close(got, torch.from_numpy(x[[1, 3]].astype(np.float32)) / 127.5 - 1)
-    assert y.isnan().tolist() == [True, False] and y[1] == 1
-    floats = write_npz(tmp_path / "b.npz", x=x.astype(np.float64) / 7)
-    got, y = study_images.read(floats, SHAPE, "me").clients["me"]
-    torch.testing.assert_close(got, torch.from_numpy(x.astype(np.float32) / 7))
-    assert y.isnan().all()
-    numbers = write_npz(tmp_path / "c.npz", x=x, client=np.array([7, 7, 8, 7]))
-    assert {name: len(rows[1]) for name, rows in study_images.read(numbers, SHAPE).clients.items()} == {"7": 3, "8": 1}
-
-
-@pytest.mark.parametrize(
-    ("arrays", "text"),
-    [
-        ({"y": np.zeros(2)}, "has no array 'x'"),
-        ({"x": np.zeros((2, *SHAPE))}, r"has no array 'client' \(it needs x \[R, channels, H, W\]"),
-        ({"x": np.zeros((2, SIDE, SIDE)), "client": np.zeros(2)}, r"must be \[R, 1, 6, 6\], \[R\] and \[R\], got \[2,"),
-        ({"x": np.zeros((2, *SHAPE)), "y": np.zeros(3), "client": np.zeros(2)}, r"got .*\[3\] and \[2\]"),
-        ({"x": np.zeros((0, *SHAPE)), "client": np.zeros(0)}, r"\[R\], got \[0, 1, 6, 6\]"),
-        ({"x": np.full((2, *SHAPE), "a"), "client": np.zeros(2)}, "x and y must hold numbers, got <U1"),
-    ],
-)
-def test_images_that_cannot_be_used_are_refused(tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
-    with pytest.raises(DataError, match=text):
-        study_images.read(write_npz(tmp_path / "a.npz", **arrays), SHAPE)
-
-
-def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_text("nothing")
-    with pytest.raises(DataError, match=r"a\.npz is not an \.npz archive"):
-        study_images.read(tmp_path / "a.npz", SHAPE)
-    with pytest.raises(DataError, match="there is no file"):
-        study_images.read(tmp_path / "b.npz", SHAPE)
 
 
 def test_labels_that_the_run_does_not_know_are_refused(done: tuple[Path, Result], tmp_path: Path) -> None:

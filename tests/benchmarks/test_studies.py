@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import tables
-from pacbayes_fl import settings
-from pacbayes_fl.data import images
+from pacbayes_fl.data import image_federation
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.images import ImageOptions
 from pacbayes_fl.inference import turns
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.bayesian_network import BayesianMLP
@@ -38,8 +36,9 @@ CLUSTERS = (*(f"{data}-clusters" for data in DATA), "mnist-fmnist-clusters")
 ROWS = [f"{data}-{size}" for data in (*DATA, *CLUSTERS) for size in COUNTS]
 
 
-def options(study: Study) -> ImageOptions:
-    return settings.parse(ImageOptions, study.data.options, "[data]")
+def options(study: Study) -> SimpleNamespace:
+    plan = image_federation.planned(study.data.source, study.data.options)
+    return SimpleNamespace(**vars(plan.common), **vars(plan.own), official=plan.pool == "official")
 
 
 def table_6() -> dict[str, Any]:
@@ -194,8 +193,10 @@ def test_writers_have_twenty_digits_or_all_of_them(data_root: Path) -> None:
     assert few.report.calibration_bins == every.report.calibration_bins == 20  # eq. 42, section 8.6.1
     cut = options(few)
     assert (cut.clients, cut.limit, cut.digits_only, options(every).limit) == (40, 20, True, None)
-    assert replace(cut, limit=None) == options(every)
-    made = [images.federation("femnist", {**study.data.options, "root": str(data_root)}) for study in (few, every)]
+    assert {**vars(cut), "limit": None} == vars(options(every))
+    made = [
+        image_federation.federation("femnist", {**study.data.options, "root": str(data_root)}) for study in (few, every)
+    ]
     small, large = (dataset.groups["existing"] for dataset in made)
     assert small.train.size.tolist() == [20] * 40 and made[0].classes == 10
     assert 80 < float(large.train.size.mean()) < 110 and float(small.test.size.sum()) == 474

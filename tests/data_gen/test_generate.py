@@ -22,6 +22,6 @@ def test_an_unknown_name_names_the_nearest() -> None:
 
 def test_every_name_works() -> None:
     small = {"clients": 1, "new_clients": 0, "samples": 5}
-    for name in data_gen.NAMES:
+    for name in data_gen.names():
         options = small | ({} if name == "polynomial" else {"weather": "clearsky"})
         assert data_gen.generate(name, **options).manifest["name"] == name

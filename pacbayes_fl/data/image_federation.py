@@ -1,0 +1,240 @@
+"""Federations of clients made from published image data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl import options, settings
+from pacbayes_fl.data import image_sets, partition, partitions, tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.images import Images, to_floats, turned
+from pacbayes_fl.data.partition import Array, Parts
+from pacbayes_fl.data.partitions import Partition, Pieces, Pool
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.options import option
+
+_PARTS: Final = ("train", "test", "validation")  # numbered 0, 1, 2 in `Dataset.rows`
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How a federation is made from images, whatever its partition, whose own options stand beside these.
+
+    Args:
+        root: folder of the data sets; see `image_sets.find_root`.
+        download: let torchvision download what is missing.
+        partition: how rows are shared out; see `partitions.PARTITIONS`.
+        clients: clients that take part in the training.
+        new_clients: clients that never do, with rows of their own.
+        pool: "merged": rows of the official training and test parts alike, as public code takes them; "official":
+            training and validation rows of the first, test rows of the second. By default "official" for "natural",
+            where that split is within each writer, and "merged" otherwise.
+        domains: data sets, with "-inverted" or "-rotated" after the name or not; the clients are split evenly among
+            them, in blocks. By default the source alone.
+        seed: of the draws.
+    """
+
+    root: str | None = None
+    download: bool = False
+    partition: str = option("labels", names=lambda: partitions.PARTITIONS)
+    clients: int = option(10, low=1)
+    new_clients: int = option(0, low=0)
+    pool: Pool | None = None
+    domains: tuple[str, ...] = ()
+    seed: int = option(0, low=0)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[data]")
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """What a federation of images is made of.
+
+    Args:
+        domains: data sets, changed or not.
+        common: options that all partitions have.
+        partition: how rows are shared out.
+        own: options of the partition.
+    """
+
+    domains: tuple[str, ...]
+    common: ImageOptions
+    partition: Partition
+    own: Any
+
+    @property
+    def pool(self) -> Pool:
+        """Where test rows come from."""
+        return self.common.pool or self.partition.pool
+
+
+@dataclass(frozen=True)
+class _Client:
+    """What a client is made of."""
+
+    name: str
+    domain: str
+    new: bool
+    parts: Parts
+
+
+def federation(source: str, given: Mapping[str, Any]) -> tables.Dataset:
+    """Make a federation of image classification.
+
+    Pixels become (x / 255 - 0.5) / 0.5 in float32, as in the public code of pFedBayes.
+
+    Args:
+        source: a data set, with "-inverted" or "-rotated" after its name or not.
+        given: fields of `ImageOptions`, and those of the partition.
+
+    Returns:
+        The data set, with positions of all rows and a group "new" where there are new clients.
+
+    Raises:
+        StudyError: when an option is not known or out of range.
+        DataError: when files are missing or hold too few rows.
+    """
+    plan = planned(source, given)
+    bases = {image_sets.split_name(domain)[0]: None for domain in plan.domains}  # in order, each once
+    missing = [base for base in bases if plan.partition.needs_owners and not image_sets.IMAGE_SETS[base].owners]
+    if missing:
+        able = ", ".join(name for name, one in image_sets.IMAGE_SETS.items() if one.owners)
+        what = f"[data] only {able} has writers for the {plan.partition.name} partition, got {', '.join(bases)}"
+        raise StudyError(what)
+    images = {base: image_sets.read(base, plan.common.root, plan.common.download) for base in bases}
+    shapes = {base: tuple(one.x.shape[1:]) for base, one in images.items()}
+    if len(set(shapes.values())) > 1:
+        raise DataError(f"domains must have images of one size, got {shapes}")
+    clients = _clients(images, plan)
+    classes = plan.partition.classes(plan.own, max(one.classes for one in images.values()))
+    groups = {}
+    for label in ("existing", "new"):
+        members = [client for client in clients if client.new == (label == "new")]
+        if members:
+            groups[label] = _group(images, members, classes)
+    return tables.Dataset(
+        groups,
+        (tables.Column("image"),),
+        tables.Column("class"),
+        {"source": source, "options": _resolved(plan)} | {"sha256": {base: one.sha256 for base, one in images.items()}},
+        classes=classes,
+        feature_shape=next(iter(shapes.values())),
+        rows=_rows([client for label in groups for client in clients if client.new == (label == "new")]),
+    )
+
+
+def planned(source: str, given: Mapping[str, Any]) -> ImagePlan:
+    """Read the options of a federation; those of other partitions are checked, and refused where they would be missed.
+
+    Args:
+        source: a data set, with "-inverted" or "-rotated" after its name or not.
+        given: fields of `ImageOptions`, and those of the partition.
+
+    Returns:
+        What the federation is to be made of.
+
+    Raises:
+        StudyError: when an option is not known or out of range.
+    """
+    where, known = f"[data] {source}", partitions.PARTITIONS
+    own_keys = {name: [field.name for field in fields(one.options)] for name, one in known.items()}
+    common_keys = [field.name for field in fields(ImageOptions)]
+    every = dict.fromkeys([*common_keys, *(key for keys in own_keys.values() for key in keys)])
+    for key in given:
+        if key not in every:
+            raise StudyError(f"{where}: unknown key {key!r}", hint=settings.nearest(key, every))
+    common = settings.parse(ImageOptions, {key: given[key] for key in given if key in common_keys}, where)
+    chosen, mine = known[common.partition], own_keys[common.partition]
+    own: Any = settings.parse(chosen.options, {key: given[key] for key in given if key in mine}, where)
+    for name, keys in own_keys.items():
+        kind, theirs = known[name].options, {key: given[key] for key in given if key in keys and key not in mine}
+        other: Any = settings.parse(kind, theirs, where)
+        for key in theirs.keys() & {*known[name].refused_elsewhere}:
+            if getattr(other, key) != options.options_of(kind)[key].default:
+                able = ", ".join(repr(each) for each, its_keys in own_keys.items() if key in its_keys)
+                what = f"{where} {key} is for the partition {able}, and the partition is {common.partition!r}"
+                raise StudyError(what, hint=f"{common.partition!r} has {', '.join(mine)}")
+    domains = common.domains or (source,)
+    if source not in domains:
+        raise StudyError(f"[data] source {source!r} must be one of the domains {', '.join(domains)}")
+    return ImagePlan(domains, common, chosen, own)
+
+
+def _resolved(plan: ImagePlan) -> dict[str, Any]:
+    """Say what the rows depend on; where the files lay is not part of it."""
+    common = settings.as_table(plan.common) | {"domains": list(plan.domains), "pool": plan.pool}
+    table = common | settings.as_table(plan.own)
+    return {name: value for name, value in table.items() if name not in ("root", "download")}
+
+
+def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
+    """Share out the rows; clients of one base never share a row, whatever their domains."""
+    chosen, domains, limit = plan.common, plan.domains, plan.partition.limit(plan.own)
+    total, rows = chosen.clients + chosen.new_clients, sum(len(one.y) for one in images.values())
+    if total > rows:
+        hint = "take fewer clients or new_clients"
+        raise DataError(
+            f"{total} clients need a row each at least, and the limit is {rows}, as many as there are", hint=hint
+        )
+    domain = [domains[u * len(domains) // chosen.clients] for u in range(chosen.clients)]
+    domain += [domains[u * len(domains) // chosen.new_clients] for u in range(chosen.new_clients)]
+    made: dict[int, _Client] = {}
+    for base, one in images.items():
+        members = [u for u in range(total) if image_sets.split_name(domain[u])[0] == base]
+        if not members:
+            continue
+        # Its own generator: a base is cut alike whatever other bases there are.
+        key = [chosen.seed, *base.encode()]
+        official_test = one.official_test.numpy() if plan.pool == "official" else None
+        cut = plan.partition.cut(Pieces(one, members, official_test, np.random.default_rng(key)), plan.own)
+        names, parts = list(cut), tuple(cut.values())
+        if limit is not None:  # and another: clients and test rows are the same with and without a limit
+            parts = partition.limited(parts, limit, np.random.default_rng([*key, *b"limit"]))
+        partition.check_disjoint(parts, names)
+        for u, name, mine in zip(members, names, parts, strict=True):
+            made[u] = _Client(name, domain[u], u >= chosen.clients, mine)
+    return [made[u] for u in range(total)]
+
+
+def _group(images: Mapping[str, Images], members: Sequence[_Client], classes: int) -> tables.Group:
+    names = [client.name for client in members]
+    batches = [
+        ClientBatch.pad(
+            [_take(images, client, getattr(client.parts, part)) for client in members],
+            names,
+            dtype=torch.float32,
+            classes=classes,
+            allow_empty=part == "validation",
+        )
+        for part in _PARTS
+    ]
+    train, test, validation = batches
+    return tables.Group(train, test, validation if validation.mask.any() else None)
+
+
+def _take(images: Mapping[str, Images], client: _Client, positions: Array) -> tuple[Tensor, Tensor]:
+    """Return the images of a client as floats, and their labels."""
+    base, kind = image_sets.split_name(client.domain)
+    at = torch.from_numpy(positions)
+    return to_floats(turned(images[base].x[at], kind)), images[base].y[at]
+
+
+def _rows(clients: Sequence[_Client]) -> dict[str, Array]:
+    """Write down which rows went where, in the form of `tables.to_positions`."""
+    parts = [(k, i, getattr(client.parts, part)) for k, client in enumerate(clients) for i, part in enumerate(_PARTS)]
+    return {
+        "client_name": np.array([client.name for client in clients]),
+        "client_new": np.array([client.new for client in clients]),
+        "client_domain": np.array([client.domain for client in clients]),
+        "position": np.concatenate([rows for _, _, rows in parts]),
+        "owner": np.concatenate([np.full(len(rows), k) for k, _, rows in parts]),
+        "part": np.concatenate([np.full(len(rows), i) for _, i, rows in parts]),
+    }

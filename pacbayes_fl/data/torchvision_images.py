@@ -1,0 +1,63 @@
+"""Image data sets whose files torchvision reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pacbayes_fl.data import images, torchvision_ops
+from pacbayes_fl.data.images import Images
+from pacbayes_fl.errors import DataError
+
+ROOT = "PACBAYES_FL_DATA"
+"""The environment variable that names the folder of data sets."""
+
+
+def read(name: str, class_name: str, below: str, classes: int, folder: Path, download: bool) -> Images:
+    """Read a data set of torchvision: rows are the training part, then the test part, each in the official order.
+
+    Args:
+        name: what errors call it.
+        class_name: of its class in `torchvision.datasets`.
+        below: folder in the root where that class looks for its files.
+        classes: number of classes.
+        folder: the root.
+        download: let torchvision download what is missing.
+
+    Returns:
+        The images.
+
+    Raises:
+        DataError: naming what was looked for, or what is wrong with it.
+    """
+    if torchvision_ops.ensure_importable() == "absent":
+        raise DataError(f"reading {name} needs torchvision", hint="pip install torchvision")
+    from torchvision import datasets
+
+    if not download and not (folder / below).is_dir():
+        raise DataError(f"{name} is not there: there is no folder {folder / below}", hint=_advice(name, folder, below))
+    try:
+        both = [getattr(datasets, class_name)(str(folder), train=train, download=download) for train in (True, False)]
+    except Exception as error:  # whatever it meets in a damaged file
+        first = str(error).strip().splitlines()[:1]
+        what = first[0] if first else type(error).__name__
+        raise DataError(
+            f"{name} in {folder / below} cannot be read: {what}", hint=_advice(name, folder, below)
+        ) from error
+    parts = [torch.as_tensor(one.data) for one in both]
+    if parts[0].dim() not in (3, 4) or parts[0].shape[1:] != parts[1].shape[1:]:
+        got = " and ".join(str(list(part.shape)) for part in parts)
+        raise DataError(f"{name} in {folder / below}: the parts hold images {got}", hint=_advice(name, folder, below))
+    pixels = torch.cat(parts)
+    x = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+    y = torch.cat([torch.as_tensor(one.targets) for one in both]).long()
+    official_test = torch.arange(len(y)) >= len(both[0].targets)
+    return images.make(name, x, y, official_test, classes)
+
+
+def _advice(name: str, folder: Path, below: str) -> str:
+    script = folder / name / "unpack.py"
+    if script.is_file():
+        return f"unpack it: python {script} OUT_DIR, and make OUT_DIR the root"
+    return f"set download, or make {ROOT} the folder that holds {below}"

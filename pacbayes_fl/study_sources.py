@@ -1,0 +1,101 @@
+"""Where a study's data can come from, by name: what is known of every generator and every set of images.
+
+A generator is a record of `data_gen.generators`, a set of images one of `data.image_sets`; what a study, its
+certificates and listings ask of them is read from those records here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import data_gen
+from data_gen import generators
+from pacbayes_fl import settings
+from pacbayes_fl.data import image_federation, image_sets, tables
+from pacbayes_fl.data.images import CHANGES
+from pacbayes_fl.errors import StudyError
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a study knows of a source of data.
+
+    Args:
+        name: what [data] source calls it.
+        title: one line for people.
+        load: gives the data set, in its own units, from [data.options].
+        options: dataclass of [data.options]; those of a partition stand beside them.
+        rows_independent: whether the rows of a client are independent draws of its distribution, as bounds need them.
+        published: whether rows are known by their positions in published files, which a run folder keeps in place of
+            the rows.
+        classes: whether the targets are labels.
+    """
+
+    name: str
+    title: str
+    load: Callable[[Mapping[str, Any]], tables.Dataset]
+    options: type
+    rows_independent: bool
+    published: bool = False
+    classes: bool = False
+
+
+FILES: tuple[tuple[str, str], ...] = (
+    ("FILE.npz", "what data_gen wrote"),
+    (
+        "FILE.csv",
+        "your own rows: a client column, the target y, features; optional columns split, group and data.time",
+    ),
+    ("FILE.parquet", "the same; with task = 'classification' in [data] the targets are labels 0, 1, 2, ..."),
+)
+"""Files that are sources too, each with a line on what it holds."""
+
+
+def names() -> tuple[str, ...]:
+    """Name all sources but files; every set of images can also have a change of `data.images.CHANGES` behind it."""
+    return (*generators.GENERATORS, *image_sets.IMAGE_SETS)
+
+
+def find(name: str) -> Source | None:
+    """Look a source up.
+
+    Args:
+        name: as [data] source has it.
+
+    Returns:
+        What is known of it; None of a file, or of a name that nothing has.
+    """
+    if name in generators.GENERATORS:
+        one = generators.GENERATORS[name]
+        return Source(name, one.title, partial(_generate, name), one.config, one.rows_independent)
+    if name not in image_sets.domains():
+        return None
+    base, change = image_sets.split_name(name)
+    known = image_sets.IMAGE_SETS[base]
+    title = known.title if change is None else f"{known.title}; {CHANGES[change].title}"
+    load = partial(image_federation.federation, name)
+    return Source(name, title, load, image_federation.ImageOptions, known.rows_independent, True, True)
+
+
+def _generate(name: str, given: Mapping[str, Any]) -> tables.Dataset:
+    """Make a data set of `data_gen`."""
+    plain = {key: None if value == settings.NONE else value for key, value in given.items()}
+    try:
+        made = data_gen.generate(name, **plain)
+    except (data_gen.DataGenError, TypeError) as error:
+        raise StudyError(f"[data] {name}: {error}") from error
+    return tables.from_arrays(made.arrays, made.manifest)
+
+
+def listing() -> list[tuple[str, str]]:
+    """List the sources.
+
+    Returns:
+        Names, each with a line on what it is.
+    """
+    known = [(name, one.title) for name in names() if (one := find(name)) is not None]
+    changed = [(f"NAME-{name}", f"the same images {change.title}, a second domain") for name, change in CHANGES.items()]
+    return [*known, *changed, *FILES]
