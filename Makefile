@@ -1,5 +1,6 @@
 # make demo    set up .venv, train the polynomial study, print its table and the run folder
 # make test    set up .venv with the development tools and run all tests; ARGS='-m "not slow"' passes options on
+# make quick   one law of every method and the oracles, in under a minute
 # make lint    ruff: rules and format
 # make types   mypy, strict
 # make lock    write what .venv holds to constraints.txt
@@ -20,10 +21,11 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 READY := $(VENV)/.ready-$(EXTRA)
 DEV := $(VENV)/.ready-$(EXTRA)-dev
+QUICK = $(shell grep -rlE 'mark\.quick' tests --include='test_*.py') # the others are not even collected
 SOURCES := pacbayes_fl data_gen $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types lock clean
+.PHONY: help demo test quick lint types lock clean
 
 help:
 	@sed -n -e '/^[^#]/q' -e 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +48,9 @@ demo: $(READY)
 
 test: $(DEV)
 	$(BIN)/python -m pytest $(ARGS)
+
+quick: $(DEV)
+	$(BIN)/python -m pytest -m quick $(QUICK) $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

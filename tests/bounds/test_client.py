@@ -70,6 +70,7 @@ def premises_for(name: str, loss: LossRange) -> Premises:
 # published digits ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_bounds_of_pac_bayes_with_backprop_have_their_published_values() -> None:
     """Theirs are with 2 sqrt n for xi(n): a delta that is smaller by as much."""
     risk, kl, n, delta = PBB
@@ -95,6 +96,7 @@ def test_an_estimated_risk_takes_two_steps_and_both_their_deltas() -> None:
     assert certificate.recompute().item() == certificate.value.item()
 
 
+@pytest.mark.quick
 def test_bounds_at_fixed_beta_have_their_published_values() -> None:
     prior, risk = (torch.tensor(v, dtype=torch.float64) for v in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.05)))
     weights, log_z = gibbs_weights(risk, 10.0, prior)

@@ -54,6 +54,7 @@ def exact_kl(q: float, p: float) -> Decimal:
         return total
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("q", "c", "upper", "lower"), TABLE)
 def test_the_inverses_have_their_published_values(q: float, c: float, upper: float, lower: float | None) -> None:
     assert kl_inverse_upper(numbers(q), numbers(c)).item() == pytest.approx(upper, rel=1e-12, abs=0)

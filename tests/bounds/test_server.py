@@ -110,6 +110,7 @@ def test_a_draw_from_the_optimal_hyper_posterior_is_as_private_as_lemma_4_5_says
     assert worst <= gibbs_epsilon(beta, tau, m).item() == pytest.approx(1.2)
 
 
+@pytest.mark.quick
 def test_weights_by_beta_have_their_published_values() -> None:
     m, energy = numbers(20, 30, 50), numbers(0.1, 0.2, 0.4)
     got = server_bound(energy, m, m, 2.0, DELTA, FINE, weights="beta")

@@ -240,6 +240,7 @@ def softmax_linear() -> tuple[BayesianMLP, Tensor, ClientBatch]:
 WRITTEN = [0, 3, 1, 4, 2, 5, 6, 7, 8]  # the published order is W row by row: where its weights stand here
 
 
+@pytest.mark.quick
 def test_logistic_regression() -> None:
     """Two classes with one logit held at 0: of the weights [in, out] those of the other logit, w = (.4, -.3)."""
     model = BayesianMLP((2, 2), Categorical(2), torch.float64)
@@ -275,6 +276,7 @@ def two_units() -> tuple[TanhNetwork, Tensor, ClientBatch]:
     return model, float64([laplace.THETA])[:, list(laplace.OURS)], batch
 
 
+@pytest.mark.quick
 def test_a_network_of_two_units() -> None:
     model, theta, batch = two_units()
     order = list(laplace.OURS)[:6]  # of the representation, as published

@@ -129,6 +129,7 @@ def setting(task: str, kind: str, shared: bool, count: int) -> tuple[BayesianMLP
     return model, q, w, clients(task), [draw(kind, seed, K, model.dim) for seed in range(count)]
 
 
+@pytest.mark.quick
 @every_task
 @every_family
 @every_prior

@@ -63,6 +63,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 every_model = pytest.mark.parametrize("name", models())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("embedded", [True, False])
 def test_value_and_gradient_of_the_worked_example(embedded: bool) -> None:
     """X = (0, 1, 2.5), squared-exponential kernel; all numbers by numpy and, for the value, by scikit-learn too."""
@@ -89,6 +90,7 @@ def test_value_and_gradient_of_the_worked_example(embedded: bool) -> None:
     assert float(score[0]) * by_variance == pytest.approx(-0.6038617, abs=1e-6)
 
 
+@pytest.mark.quick
 @every_model
 @pytest.mark.parametrize("shared", [True, False])
 def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: bool) -> None:
@@ -107,6 +109,7 @@ def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: boo
             close(found.score[k, None, p : p + 1], score[None, None], 1e-10)
 
 
+@pytest.mark.quick
 @every_model
 def test_equals_the_definition(name: str) -> None:
     model, batch = models()[name], clients()

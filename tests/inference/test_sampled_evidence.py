@@ -93,6 +93,7 @@ def close(got: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.quick
 @every_model
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 @pytest.mark.parametrize("draws", [1, 7])

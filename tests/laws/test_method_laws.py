@@ -362,3 +362,12 @@ def test_rounds_of_cohorts_are_those_of_a_table_of_states_that_is_copied_every_r
         given.append((state, bits(state.clients), bits(state.server)))
     for state, known, theirs in given:
         assert bits(state.clients) == known and bits(state.server) == theirs
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", FEDERATED, ids=str)
+def test_one_law_of_every_method(case: Case) -> None:
+    """Clients in another order are the same clients: of all laws the one that finds most; `make quick` runs it."""
+    d = case.dimensions[0]
+    test_a_round_does_not_depend_on_how_clients_are_called(case, d, ARRANGEMENTS["permuted"])
+    test_personalisation_does_not_depend_on_how_clients_are_called(case, d, ARRANGEMENTS["permuted"])

@@ -39,6 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("noise", ["philox", "generators"])
 def test_three_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) -> None:

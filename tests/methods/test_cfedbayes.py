@@ -61,6 +61,7 @@ def test_clients_choose_the_cluster_under_which_their_rows_are_likeliest(seed: i
         assert got[k].item() == chosen(server(seed=10 * seed).w, x, y, alone, 4)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("noise", ["philox", "generators"])
 @pytest.mark.parametrize(
     "form", [{}, {"beta": 0.5, "weighting": "rows"}, {"tracking": {"keep_moments": False}}], ids=str

@@ -145,6 +145,7 @@ def test_a_misspelt_option_is_refused(name: str) -> None:
 # one round ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("d", [1, 3])
 def test_algorithm_2_sends_evidence_and_score(d: int) -> None:
     batch, m = federation(d), method(d)
@@ -176,6 +177,7 @@ def test_the_score_of_any_prior_is_the_slope_of_its_evidence() -> None:
         torch.testing.assert_close(update.score[:, :, entry], slope, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("cohort_scale", ["sum", "mean"])
 def test_a_round_of_plain_ascent_is_equations_39_and_40(cohort_scale: Any) -> None:
     batch, tau, rate = federation(3), 0.7, 1e-3

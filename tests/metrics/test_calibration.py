@@ -23,6 +23,7 @@ ONE = torch.zeros(1, 1, dtype=torch.float64)
 PREDICTIVE = NormalMixture(ONE, MEAN, STD.square())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("grid", "norm", "expected"),
     [

@@ -56,6 +56,7 @@ def drawn(clients: int = 3, rows: int = 40, classes: int = 5) -> tuple[ClassMixt
     return ClassMixture(torch.log_softmax(1.5 * logits + torch.nn.functional.one_hot(y, classes), -1)), y
 
 
+@pytest.mark.quick
 def test_three_classes_by_hand() -> None:
     predictive, rows = Given(torch.tensor([H1], dtype=torch.float64)), all_rows(0, 1, 1, 2, 2, 0)
     assert accuracy(predictive, *rows).item() == pytest.approx(2 / 3, abs=1e-15)
@@ -80,6 +81,7 @@ def test_calibration_errors_depend_on_the_bins(bins: int, expected: tuple[float,
     assert got == pytest.approx(expected, abs=1e-14)
 
 
+@pytest.mark.quick
 def test_scikit_learn_agrees() -> None:
     predictive, y = drawn()
     mask = torch.ones_like(y, dtype=torch.bool)

@@ -69,6 +69,7 @@ def mixture(clients: int = 3, particles: int = 4, rows: int = 7) -> tuple[Normal
     return NormalMixture(weights, 2 * draw[0], (0.3 + draw[1].abs()).square()), 2 * draw[2, :, 0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("predictive", "tolerance"), [(one_normal(MEAN, STD), 1e-12), (Gaussian(MEAN, STD), 1e-6)], ids=["mixture", "other"]
 )

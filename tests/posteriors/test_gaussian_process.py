@@ -88,6 +88,7 @@ def worked_example(embedded: bool, **options: Any) -> GPPosterior:
     return condition(model, theta.unsqueeze(0), batch, **options)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("embedded", [True, False])
 def test_posterior_of_the_worked_example(embedded: bool) -> None:
     mixture = worked_example(embedded).predict(numbers([[[1.7]]]))
@@ -131,6 +132,7 @@ class Reference(ExactGP):
         return MultivariateNormal(self.mean(x), self.kernel(x))
 
 
+@pytest.mark.quick
 def test_equals_exact_gps_in_evaluation_mode() -> None:
     model, batch, x = GPyTorchPrior(ConstantMean(), ScaleKernel(RBFKernel()), 2), clients(2), draw(4, 7, 2, seed=5)
     theta = particles(model, 4, 3)

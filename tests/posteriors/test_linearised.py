@@ -249,6 +249,7 @@ def test_rounding_of_an_output_covariance_is_no_matter(alpha: float) -> None:
 # numbers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_linear_model_is_bayesian_linear_regression() -> None:
     """Where the network is linear, the posterior and eq. 18 are exact: N(x'm, x'Vx + noise variance)."""
     model, noise_std, prior = BayesianMLP((2, 1), Gaussian(0.3), torch.float64), 0.3, float64([0.5, 2.0, 1.0])

@@ -78,6 +78,7 @@ def test_the_logarithm_of_softplus_holds_where_softplus_is_no_number(rho: float,
 # the divergence -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_divergence_has_its_published_values_in_both_directions() -> None:
     q, w = mean_field(0.5, 0.2), mean_field(0.0, 1.0)
     assert q.kl(w).item() == pytest.approx(1.2544379124341003, rel=1e-12)
@@ -109,6 +110,7 @@ def test_one_step_of_the_prior_towards_the_posterior() -> None:
     assert q.kl(moved).item() == pytest.approx(0.4417406182620196, rel=1e-12)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_divergence_and_its_slopes_are_torch_s(shared: bool) -> None:
     q, w = asking(some(0, K, D)), asking(some(1, *((D,) if shared else (K, D))))

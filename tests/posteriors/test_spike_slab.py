@@ -63,6 +63,7 @@ def plain_kl(q: SpikeSlab, w: SpikeSlab) -> Tensor:
 # the divergence -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_divergence_has_its_published_value() -> None:
     q, w = one(0.8, 0.3, 0.1), one(0.5, 0.0, 0.2)
     assert q.kl(w).item() == pytest.approx(1.3472625014697135, abs=1e-10)

@@ -186,6 +186,7 @@ def test_a_statement_of_secret_cohorts_says_which_number_needs_no_secret() -> No
     assert str(statement(known, 1e-3)).endswith("-DP; 1-zCDP; pure epsilon = 10")
 
 
+@pytest.mark.quick
 def test_laplace_noise_of_a_hundred_clips_a_hundred_times() -> None:
     charges = [Charge("laplace", 100.0, 7, ALL)] * 100
     assert pure_epsilon(charges) == pytest.approx(1.0, rel=1e-14)

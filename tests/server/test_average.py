@@ -19,6 +19,7 @@ UPLOADS = MeanField(*torch.tensor([[[0.5], [2.0], [1.1]], [[-2.0], [-2.5], [-3.3
 ONES = torch.ones(3, dtype=torch.float64)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("beta", "expected"), [(0.5, (1.1, -2.8)), (1.0, (1.2, -2.6)), (2.0, (1.4, -2.2))], ids=["half", "all", "beyond"]
 )

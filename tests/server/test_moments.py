@@ -27,6 +27,7 @@ def published() -> Moments:
     return Moments(mean, float64([[0.5, 0.0, 0.0, 0.2], [0.3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.6, 0.0]]))
 
 
+@pytest.mark.quick
 def test_published_numbers() -> None:
     found = average(published(), torch.ones(3, dtype=torch.float64))
     assert found.mean.tolist() == pytest.approx([0.2, 0.2, 0.1, 0.2], rel=1e-14)
@@ -49,6 +50,7 @@ def test_the_floor_lifts_what_somebody_is_uncertain_of_and_nothing_else() -> Non
     assert prior_variance(variance.float(), 2.0).dtype == torch.float32
 
 
+@pytest.mark.quick
 def test_matching_is_the_minimiser_of_the_summed_divergences() -> None:
     """Against scipy on sum_k w_k KL(q_k || w), weight by weight (pFedBayes, journal eqs. A.6-A.7)."""
     sent, weight = Moments(randn(1, 4, 3), 0.1 + randn(2, 4, 3).square()), float64([1.0, 2.0, 0.0, 0.5])

@@ -46,6 +46,7 @@ def loop(particles: Tensor, score: Tensor, h: float) -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.quick
 def test_two_particles_in_the_plane() -> None:
     particles = torch.tensor([[0.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
     phi = direction(particles, -particles, 2.0)
@@ -64,6 +65,7 @@ def test_sets_of_particles_do_not_feel_each_other(rule: Any) -> None:
     assert torch.equal(direction(particles[:, :1], score[:, :1], rule), score[:, :1])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("h", [0.3, 2, 50.0])
 def test_the_direction_is_the_double_loop(h: float) -> None:
     particles, score = random(6, 3), random(6, 3, seed=1)
