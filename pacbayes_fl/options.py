@@ -14,11 +14,35 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
 
 Value = TypeVar("Value")
+
+
+class Named(Protocol):
+    """A record with a name."""
+
+    @property
+    def name(self) -> str:
+        """What studies call it."""
+        ...
+
+
+Record = TypeVar("Record", bound=Named)
 
 _METADATA: Final = "pacbayes_fl"
 _ENTRY: Final = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)")
@@ -184,6 +208,18 @@ def option(
     facts = _Facts(Range(low, high, above, below), names, symbol, paper, hint)
     field: Any = dataclasses.field
     return field(default=default, default_factory=factory, metadata={**(metadata or {}), _METADATA: facts})
+
+
+def by_name(*records: Record) -> Mapping[str, Record]:
+    """Make a table of records, which is where a name stands once.
+
+    Args:
+        records: each with a name of its own.
+
+    Returns:
+        The records by name, read-only, in their order.
+    """
+    return types.MappingProxyType({record.name: record for record in records})
 
 
 def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:

@@ -27,7 +27,7 @@ from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import TEMPERATURE, Study
-from pacbayes_fl.study_model import NetworkPart
+from pacbayes_fl.study_model import NetworkModel
 from pacbayes_fl.study_report import units_of
 from pacbayes_fl.study_setup import prepare
 
@@ -322,7 +322,7 @@ def _settled(study: Study, asked: Sequence[HeldOut], values: Mapping[str, Any]) 
 
 
 def _with(study: Study, asked: HeldOut, value: Any) -> Study:
-    if asked is TEMPERATURE and isinstance(study.model, NetworkPart):
+    if asked is TEMPERATURE and isinstance(study.model, NetworkModel):
         return replace(study, model=replace(study.model, temperature=value))
     options = replace(study.method.options, **{asked.option: value})
     return replace(study, method=replace(study.method, options=options))

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pacbayes_fl import settings, study_sources
+from pacbayes_fl import settings, study_model, study_sources
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.study_listing import BUNDLED
-from pacbayes_fl.study_model import MODELS, ModelPart, NetworkPart, check_task
+from pacbayes_fl.study_model import GPModel, NetworkModel, check_task
 from pacbayes_fl.study_parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 
 _PARTS: tuple[tuple[str, type], ...] = (
@@ -40,7 +40,7 @@ class Study:
     name: str = "study"
     seed: int = 0
     data: DataPart = field(default_factory=DataPart)
-    model: ModelPart | NetworkPart = field(default_factory=ModelPart)
+    model: GPModel | NetworkModel = field(default_factory=GPModel)
     method: MethodPart = field(default_factory=MethodPart)
     federation: FederationPart = field(default_factory=FederationPart)
     report: ReportPart = field(default_factory=ReportPart)
@@ -56,8 +56,7 @@ class Study:
         """What is still to be chosen by held-out training rows: options of the method, and the temperature."""
         options = self.method.options
         asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]
-        tempering = isinstance(self.model, NetworkPart) and self.model.temperature == "held-out"
-        return (*asked, TEMPERATURE) if tempering else tuple(asked)
+        return (*asked, TEMPERATURE) if self.model.temperature == "held-out" else tuple(asked)
 
     @property
     def plan(self) -> FederationPlan:
@@ -118,9 +117,9 @@ class Study:
         if data.task == "classification" or (source is not None and source.classes):
             check_task(name, classification=True)
         parts: dict[str, Any] = {
-            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]")
-            for part, kind in (*_PARTS, ("model", MODELS[recipe.model]))
+            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in _PARTS
         }
+        parts["model"] = study_model.parse(recipe.model, layered.get("model", {}), f"{where} [model]")
         _check_private(layered.get("privacy"), where)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
@@ -241,13 +240,18 @@ def _model(method: Any) -> str | None:
 def _check_own(method: str, own: Any, where: str) -> None:
     """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
     recipe = METHODS[method]
-    kinds = {"method": recipe.options, "model": MODELS[recipe.model], **dict(_PARTS)}
+    kinds = {"method": recipe.options, **dict(_PARTS)}
     if not isinstance(own, Mapping):
         raise StudyError(f"{where}] must be a table, got {shown(own)}")
     for part, values in own.items():
-        if part not in kinds:
-            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: {', '.join(kinds)}")
-        settings.parse(kinds[part], values, f"{where}.{part}]")
+        if part == "model":
+            study_model.parse(recipe.model, values, f"{where}.model]")
+        elif part in kinds:
+            settings.parse(kinds[part], values, f"{where}.{part}]")
+        else:
+            raise StudyError(
+                f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(_PARTS))}"
+            )
 
 
 def read_table(path: Path | str) -> tuple[dict[str, Any], str]:

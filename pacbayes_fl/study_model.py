@@ -1,49 +1,79 @@
-"""Table [model] of a study: a prior over functions or a network, and which of the two a method takes."""
+"""Table [model] of a study: a prior over functions or a network, and every kind of model by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl import options, settings
+from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.bayesian_network import BayesianMLP, BayesianNetwork
 from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
+from pacbayes_fl.options import by_name, option
+
+Over = Literal["functions", "weights"]
+
+
+class ModelSize(NamedTuple):
+    """How many weights a model has, before it is made.
+
+    Args:
+        weights: their number, or less.
+        options: of the study that decide it, in words.
+    """
+
+    weights: int
+    options: str
 
 
 @dataclass(frozen=True)
-class ModelPart:
-    """Table [model]: the deep-kernel GP prior; fields as in `models.deep_kernel_gp.DeepKernelGP`.
+class GPModel:
+    """Table [model]: the deep-kernel GP prior, `models.deep_kernel_gp.DeepKernelGP`.
 
-    `mean_widths = "zero"` is a zero mean, `[]` a linear one.
+    Args:
+        mean_widths: hidden units of the mean network's layers; "zero" is a zero mean, an empty list a linear one.
+        kernel_widths: hidden units of the kernel network's layers.
+        feature_dim: features that the kernel sees.
+        learn_lengthscale: whether the kernel's lengthscale is a hyper-parameter that is learned.
+        learn_outputscale: whether its output scale is.
+        noise_std: of the Gaussian noise that learning starts from, in standardised units.
     """
 
-    mean_widths: Literal["zero"] | tuple[int, ...] = (32, 32)
-    kernel_widths: tuple[int, ...] = (32, 32)
-    feature_dim: int = 2
+    temperature: ClassVar[float] = 1.0
+    single: ClassVar[bool] = False
+
+    mean_widths: Literal["zero"] | tuple[int, ...] = option((32, 32), low=1)
+    kernel_widths: tuple[int, ...] = option((32, 32), low=1)
+    feature_dim: int = option(2, low=1)
     learn_lengthscale: bool = False
     learn_outputscale: bool = False
-    noise_std: float = NOISE_STD
+    noise_std: float = option(NOISE_STD, above=0)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        widths = (*self.kernel_widths, *(() if self.mean_widths == "zero" else self.mean_widths), self.feature_dim)
-        if any(width < 1 for width in widths):
-            raise StudyError(f"[model] widths and feature_dim must be at least 1, got {', '.join(map(str, widths))}")
-        if not 0 < self.noise_std < math.inf:
-            raise StudyError(f"[model] noise_std must be positive, got {self.noise_std:g}")
+        """Check the ranges."""
+        options.check(self, "[model]")
 
-    def build(self, input_dim: int) -> DeepKernelGP:
-        """Make the prior for inputs of d features."""
+    def build(self, shape: tuple[int, ...], classes: int | None = None) -> DeepKernelGP:
+        """Make the prior for inputs of d features.
+
+        Args:
+            shape: (d,), of one input.
+            classes: None: such a prior is for regression.
+
+        Returns:
+            The prior.
+        """
         return DeepKernelGP(
-            input_dim,
+            math.prod(shape),
             None if self.mean_widths == "zero" else self.mean_widths,
             self.kernel_widths,
             self.feature_dim,
@@ -52,13 +82,27 @@ class ModelPart:
             self.noise_std,
         )
 
+    def size(self, inputs: int, classes: int | None) -> ModelSize:
+        """Count the weights of the two networks.
+
+        Args:
+            inputs: d, numbers of one input.
+            classes: None.
+
+        Returns:
+            Their number.
+        """
+        widths = [] if self.mean_widths == "zero" else [(inputs, *self.mean_widths, 1)]
+        weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
+        return ModelSize(weights, "model.mean_widths, model.kernel_widths or model.feature_dim")
+
 
 @dataclass(frozen=True)
-class NetworkPart:
+class NetworkModel:
     """Table [model] of a method on networks with weights.
 
     Args:
-        kind: "mlp" for flat rows and images; "cnn" and "vgg" for images.
+        kind: see `KINDS`: "mlp" for flat rows and images; "cnn" and "vgg" for images.
         widths: hidden units of the MLP's layers.
         likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise.
         noise_std: of the Gaussian likelihood, in standardised units.
@@ -67,21 +111,21 @@ class NetworkPart:
             lets a study choose the one under which training rows that a federation was not given are most likely.
     """
 
-    kind: Literal["mlp", "cnn", "vgg"] = "mlp"
-    widths: tuple[int, ...] = (100,)
+    kind: str = option("mlp", names=lambda: kinds_over("weights"))
+    widths: tuple[int, ...] = option((100,), low=1)
     likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
-    noise_std: float = NOISE_STD
+    noise_std: float = option(NOISE_STD, above=0)
     dtype: Literal["float32", "float64"] = "float32"
-    temperature: float | Literal["held-out"] = 1.0
+    temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
-        if any(width < 1 for width in self.widths):
-            raise StudyError(f"[model] widths must be at least 1, got {', '.join(map(str, self.widths))}")
-        if not 0 < self.noise_std < math.inf:
-            raise StudyError(f"[model] noise_std must be positive, got {self.noise_std:g}")
-        if not (self.temperature == "held-out" or 0 < self.temperature < math.inf):
-            raise StudyError(f"[model] temperature must be positive and finite, got {self.temperature:g}")
+        """Check the ranges."""
+        options.check(self, "[model]")
+
+    @property
+    def single(self) -> bool:
+        """Whether weights take four bytes each."""
+        return self.dtype == "float32"
 
     def build(self, shape: tuple[int, ...], classes: int | None) -> BayesianNetwork:
         """Make the network for inputs of a shape.
@@ -100,18 +144,39 @@ class NetworkPart:
         if classes is None and self.temperature != 1.0:
             what = f"[model] temperature {self.temperature!r} is for classes, and the targets are numbers"
             raise StudyError(what, hint="leave it out; data.task = 'classification' makes labels of a table's targets")
-        likelihood, dtype = self._likelihood(classes), torch.float32 if self.dtype == "float32" else torch.float64
-        if self.kind == "mlp":
-            return BayesianMLP((math.prod(shape), *self.widths, likelihood.outputs), likelihood, dtype)
-        if len(shape) != 3:
+        kind, likelihood = KINDS[self.kind], self.likelihood_of(classes)
+        if kind.images and len(shape) != 3:
             raise StudyError(
                 f"[model] kind {self.kind!r} is for images, the data have rows of {math.prod(shape)} features",
                 hint="set model.kind to 'mlp'",
             )
-        channels, height, width = shape
-        return (BayesianCNN if self.kind == "cnn" else BayesianVGG)((channels, height, width), likelihood, dtype)
+        network: BayesianNetwork = kind.make(self, shape, likelihood, torch.float32 if self.single else torch.float64)
+        return network
 
-    def _likelihood(self, classes: int | None) -> Likelihood:
+    def size(self, inputs: int, classes: int | None) -> ModelSize:
+        """Count the weights.
+
+        Args:
+            inputs: d, numbers of one input.
+            classes: C of labels 0..C-1; None for regression.
+
+        Returns:
+            Their number.
+        """
+        return KINDS[self.kind].size(self, inputs, 1 if classes is None else classes)
+
+    def likelihood_of(self, classes: int | None) -> Likelihood:
+        """Give the likelihood of targets.
+
+        Args:
+            classes: C of labels 0..C-1; None for numbers.
+
+        Returns:
+            The one that was asked for, or that goes with such targets.
+
+        Raises:
+            StudyError: when the one that was asked for is not for them.
+        """
         wanted = self.likelihood if self.likelihood != "auto" else "gaussian" if classes is None else "categorical"
         if (wanted == "categorical") != (classes is not None):
             have = "numbers" if classes is None else f"labels of {classes} classes"
@@ -120,10 +185,131 @@ class NetworkPart:
         return Gaussian(self.noise_std) if classes is None else Categorical(classes)
 
 
-MODELS: Mapping[str, type[ModelPart] | type[NetworkPart]] = MappingProxyType(
-    {"functions": ModelPart, "weights": NetworkPart}
+def _no_network(
+    table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype
+) -> BayesianNetwork:
+    raise StudyError(f"[model] kind {table.kind!r} is no network")
+
+
+def _unknown(table: NetworkModel, inputs: int, outputs: int) -> ModelSize:
+    return ModelSize(0, "model.kind")
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of model.
+
+    Args:
+        name: what studies call it.
+        title: one line for people.
+        over: what it is a prior over: "functions" or the "weights" of a network, as a method's `Recipe.model` asks for.
+        table: dataclass of the table [model]: `GPModel`, `NetworkModel`, or one on these with options of its own.
+        make: of a network: gives it from the table, the shape of one input, the likelihood and the dtype.
+        images: whether it is for images alone.
+        size: of a network: counts its weights from the table, the numbers of one input and the outputs; 0 where memory
+            need not be judged before it is made.
+    """
+
+    name: str
+    title: str
+    over: Over
+    table: type[GPModel] | type[NetworkModel]
+    make: Callable[[Any, tuple[int, ...], Likelihood, torch.dtype], BayesianNetwork] = _no_network
+    images: bool = False
+    size: Callable[[Any, int, int], ModelSize] = _unknown
+
+
+def _mlp(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianMLP((math.prod(shape), *table.widths, likelihood.outputs), likelihood, dtype)
+
+
+def _mlp_size(table: NetworkModel, inputs: int, outputs: int) -> ModelSize:
+    return ModelSize(_fully_connected((inputs, *table.widths, outputs)), "model.widths")
+
+
+def _cnn(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianCNN((shape[0], shape[1], shape[2]), likelihood, dtype)
+
+
+def _vgg(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianVGG((shape[0], shape[1], shape[2]), likelihood, dtype)
+
+
+KINDS: Mapping[str, ModelKind] = by_name(
+    ModelKind(
+        "deep-kernel-gp",
+        "Gaussian process whose mean and kernel see the input through networks",
+        "functions",
+        GPModel,
+    ),
+    ModelKind(
+        "mlp",
+        "ReLU network of fully connected layers, for flat rows and images",
+        "weights",
+        NetworkModel,
+        _mlp,
+        size=_mlp_size,
+    ),
+    ModelKind("cnn", "LeNet-5 with ReLU and max pooling", "weights", NetworkModel, _cnn, images=True),
+    ModelKind("vgg", "small VGG with batch norm", "weights", NetworkModel, _vgg, images=True),
 )
-"""What the table [model] holds, by what a method's model is (`Recipe.model`)."""
+"""All kinds of models by name; the first one over functions or weights is the one without a word. A new one is one
+more record here."""
+
+
+def kinds_over(over: str) -> tuple[str, ...]:
+    """Name the kinds of models over functions or weights.
+
+    Args:
+        over: "functions" or "weights".
+
+    Returns:
+        The names, the usual one first.
+    """
+    return tuple(name for name, kind in KINDS.items() if kind.over == over)
+
+
+def table_of(over: str, given: Any = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
+    """Say which dataclass a table [model] is of.
+
+    Args:
+        over: what the method's model is a prior over.
+        given: the table.
+
+    Returns:
+        The dataclass of the kind that it names, or of the usual one.
+    """
+    names = kinds_over(over)
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    return KINDS[kind if kind in names else names[0]].table
+
+
+def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
+    """Read a table [model].
+
+    Args:
+        over: what the method's model is a prior over.
+        given: the table.
+        where: what errors call it, such as "study.toml [model]".
+
+    Returns:
+        The dataclass of the kind that it names.
+
+    Raises:
+        StudyError: when there is no such kind, or as `settings.parse`.
+    """
+    table, names = table_of(over, given), kinds_over(over)
+    has_kind = "kind" in {field.name for field in fields(table)}
+    if isinstance(given, Mapping) and "kind" in given and (has_kind or given["kind"] in names):
+        if given["kind"] not in names:
+            raise StudyError(f"{where} kind must be one of {', '.join(map(repr, names))}, got {shown(given['kind'])}")
+        given = given if has_kind else {key: value for key, value in given.items() if key != "kind"}
+    return settings.parse(table, given, where)
+
+
+def _fully_connected(sizes: Sequence[int]) -> int:
+    """Count the weights and biases of a network."""
+    return sum((before + 1) * after for before, after in pairwise(sizes))
 
 
 def check_task(method: str, classification: bool) -> None:

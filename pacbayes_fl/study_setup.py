@@ -18,9 +18,10 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD
 from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.models.bayesian_network import BayesianNetwork
 from pacbayes_fl.study_data import ScaledGroup, scale
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_model import ModelPart, NetworkPart, check_task
+from pacbayes_fl.study_model import check_task
 
 
 def device_of(study: Study) -> torch.device:
@@ -94,13 +95,9 @@ def _inner(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any,
     check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
     study_size.check_model(study, math.prod(shape), dataset.classes)
-    device, dtype = device_of(study), None
-    with torch.device(device):  # a hyper-prior's centre is made once, where the particles will be
-        if isinstance(study.model, ModelPart):
-            model: Any = study.model.build(len(dataset.features))
-        else:
-            model = study.model.build(shape, dataset.classes)
-            dtype = model.dtype
+    with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
+        model = study.model.build(shape, dataset.classes)
+        dtype = model.dtype if isinstance(model, BayesianNetwork) else None
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     return method, dtype
 
@@ -111,7 +108,7 @@ def _wrapped(
     """Put folds and a temperature around a method, where the study has them."""
     if study.report.certify.scheme == "folds":
         method = _folded(study, method, fold_of)
-    if isinstance(study.model, NetworkPart) and study.model.temperature not in (1.0, "held-out"):
+    if study.model.temperature not in (1.0, "held-out"):
         method = Tempered(method, float(study.model.temperature))
     return method
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import memory
 from pacbayes_fl.data import tables
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_model import ModelPart
 
 _COPIES: Final = ("particles", "companions", "clusters", "max_clusters")  # and all that ends in "draws": of all weights
 
@@ -35,23 +33,9 @@ def check_model(study: Study, inputs: int, classes: int | None) -> None:
     Raises:
         StudyError: with the size asked for, the limit and the options to change.
     """
-    part = study.model
-    if isinstance(part, ModelPart):
-        widths = [] if part.mean_widths == "zero" else [(inputs, *part.mean_widths, 1)]
-        weights = sum(map(_mlp, [*widths, (inputs, *part.kernel_widths, part.feature_dim)]))
-        _refuse(
-            [
-                _Demand(
-                    8 * weights,
-                    f"a model of {weights} weights",
-                    "model.mean_widths, model.kernel_widths or model.feature_dim",
-                )
-            ]
-        )
-    elif part.kind == "mlp":
-        weights = _mlp((inputs, *part.widths, 1 if classes is None else classes))
-        size = 4 if part.dtype == "float32" else 8
-        _refuse([_Demand(size * weights, f"a network of {weights} weights", "model.widths")])
+    weights, which = study.model.size(inputs, classes)
+    what = f"{'a network' if study.recipe.model == 'weights' else 'a model'} of {weights} weights"
+    _refuse([_Demand((4 if study.model.single else 8) * weights, what, which)])
 
 
 def check_method(study: Study, method: Method[Any, Any, Any, Any], dataset: tables.Dataset) -> None:
@@ -71,7 +55,7 @@ def check_method(study: Study, method: Method[Any, Any, Any, Any], dataset: tabl
     model = getattr(method, "model", None)
     if model is None:
         return
-    size = 8 if isinstance(study.model, ModelPart) or study.model.dtype == "float64" else 4
+    size = 4 if study.model.single else 8
     clients = dataset.groups["existing"].train.clients
     cohort = min(clients, study.federation.cohort or clients)
     rows = max(int(group.train.mask.sum(1).max()) for group in dataset.groups.values())
@@ -92,11 +76,6 @@ def _copies(options: Any, size: int, number: int) -> Iterator[_Demand]:
                 yield _Demand(number * value**2, f"{value} particles, pair by pair,", "method.particles")
         elif field.name == "inducing":
             yield _Demand(number * value**2, f"a covariance of {value} inducing points", "method.inducing")
-
-
-def _mlp(sizes: Sequence[int]) -> int:
-    """Count the weights and biases of a network."""
-    return sum((before + 1) * after for before, after in pairwise(sizes))
 
 
 def _refuse(demands: Sequence[_Demand]) -> None:

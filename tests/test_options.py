@@ -151,3 +151,15 @@ def test_a_range_in_words(bounds: Range, words: str) -> None:
 def test_infinity_is_in_a_range_that_says_so() -> None:
     assert Range(above=0, high=math.inf).holds(math.inf) and not Range(above=0).holds(math.inf)
     assert not Range(low=0, high=math.inf).holds(math.nan)
+
+
+def test_records_stand_under_their_names_and_stay() -> None:
+    made = options.by_name(Named("b"), Named("a"))
+    assert list(made.items()) == [("b", Named("b")), ("a", Named("a"))]
+    with pytest.raises(TypeError):
+        made["c"] = Named("c")  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str

@@ -18,7 +18,7 @@ from pacbayes_fl.study_file import (
     read_table,
 )
 from pacbayes_fl.study_listing import BUNDLED
-from pacbayes_fl.study_model import ModelPart, NetworkPart
+from pacbayes_fl.study_model import GPModel, NetworkModel
 from pacbayes_fl.study_parts import FederationPart
 from tests.tiny import TABLE, tiny, write_study
 
@@ -118,9 +118,9 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
         ({"federation": {"waste": 0.5}}, "[federation] waste must be at least 1, got 0.5"),
         ({"report": {"evaluate_every": 0}}, "[report] evaluate_every must be at least 1, got 0"),
         ({"report": {"calibration_bins": 0}}, "[report] calibration_bins must be at least 1, got 0"),
-        ({"model": {"mean_widths": [3, 0]}}, "[model] widths and feature_dim must be at least 1, got 32, 32, 3, 0, 2"),
-        ({"model": {"feature_dim": 0}}, "[model] widths and feature_dim must be at least 1"),
-        ({"model": {"noise_std": 0.0}}, "[model] noise_std must be positive, got 0"),
+        ({"model": {"mean_widths": [3, 0]}}, "[model] mean_widths must be at least 1, got 3, 0"),
+        ({"model": {"feature_dim": 0}}, "[model] feature_dim must be at least 1, got 0"),
+        ({"model": {"noise_std": 0.0}}, "[model] noise_std must be positive and finite, got 0"),
         ({"model": {"noise_std": float("nan")}}, "s.toml [model] noise_std must be a finite number, got nan"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_plan_is_the_same_from_python_and_from_a_study() -> None:
 
 def test_the_model_part_builds_the_prior() -> None:
     for widths, dim in (("zero", 0), ([], 2), ([4], 13)):  # of the mean: none, w x + b, and 4 + 4 + 4 + 1
-        prior = study({"model": {"mean_widths": widths, "kernel_widths": [], "feature_dim": 1}}).model.build(1)
+        prior = study({"model": {"mean_widths": widths, "kernel_widths": [], "feature_dim": 1}}).model.build((1,), None)
         assert isinstance(prior, DeepKernelGP)
         assert prior.dim == dim + 2 + 1  # and the linear embedding x -> 1, and the noise
 
@@ -248,18 +248,18 @@ def test_relative_paths_count_from_the_studys_folder_and_those_of_sets_from_here
 def test_a_model_of_another_kind_does_not_count_where_the_method_is_assigned() -> None:
     functions = {"model": {"mean_widths": "zero"}, "seed": 5}
     other = study(functions, "method.name=pfedbayes", "model.widths=[7]")
-    assert other.model == NetworkPart(widths=(7,)) and other.seed == 5
-    assert study(functions, "method.name=vanilla-gp").model == ModelPart(mean_widths="zero")
+    assert other.model == NetworkModel(widths=(7,)) and other.seed == 5
+    assert study(functions, "method.name=vanilla-gp").model == GPModel(mean_widths="zero")
     weights = {"model": {"kind": "mlp", "widths": [7]}, "method": {"name": "bpfed"}}
-    assert study(weights, "method.name=fedavg").model == NetworkPart(widths=(7,))
-    assert study(weights, "method.name=pac-pfl").model == ModelPart()
+    assert study(weights, "method.name=fedavg").model == NetworkModel(widths=(7,))
+    assert study(weights, "method.name=pac-pfl").model == GPModel()
     with pytest.raises(StudyError, match=r"s\.toml \[model\]: unknown key 'widths'"):
         study({"model": {"widths": [7]}})
     with pytest.raises(StudyError, match=r"s\.toml \[methods\.fedavg\.model\]: unknown key 'mean_widths'"):
         study({"methods": {"fedavg": {"model": {"mean_widths": "zero"}}}})
     with pytest.raises(StudyError, match=r"\[model\] widths must be at least 1, got 3, 0"):
         study(weights, "model.widths=[3, 0]")
-    with pytest.raises(StudyError, match=r"\[model\] noise_std must be positive, got 0"):
+    with pytest.raises(StudyError, match=r"\[model\] noise_std must be positive and finite, got 0"):
         study(weights, "model.noise_std=0.0")
 
 

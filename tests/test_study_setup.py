@@ -72,7 +72,7 @@ def test_images_stay_in_their_units_and_have_their_shape(tmp_path: Path) -> None
     assert part.validation.names == ("client_02", "client_00") and torch.equal(part.bring(part.raw.test).x, part.test.x)
     with pytest.raises(StudyError, match="16"):
         prepare(tiny_images(tmp_path, "model.kind=cnn"), dataset)  # 6 x 6 pixels are too few
-    assert isinstance(Study.from_toml("mnist-small", ["model.kind=cnn"]).model.build((1, 28, 28), 10), BayesianCNN)  # type: ignore[call-arg,arg-type]
+    assert isinstance(Study.from_toml("mnist-small", ["model.kind=cnn"]).model.build((1, 28, 28), 10), BayesianCNN)
 
 
 def test_methods_of_regression_are_refused_on_classes(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import femnist, torchvision_images
 from pacbayes_fl.data.images import CHANGES, Images
 from pacbayes_fl.data.torchvision_images import ROOT
 from pacbayes_fl.errors import DataError
+from pacbayes_fl.options import by_name
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,20 @@ def _of_torchvision(name: str, title: str, class_name: str, below: str, classes:
     return ImageSet(name, title, partial(torchvision_images.read, name, class_name, below, classes))
 
 
-IMAGE_SETS: Mapping[str, ImageSet] = MappingProxyType(
-    {
-        one.name: one
-        for one in (
-            _of_torchvision(
-                "mnist",
-                "handwritten digits, 28 x 28, 10 classes; shared out by labels or Dirichlet shares",
-                *("MNIST", "MNIST/raw"),
-            ),
-            _of_torchvision(
-                "fashion-mnist", "articles of clothing, 28 x 28, 10 classes", "FashionMNIST", "FashionMNIST/raw"
-            ),
-            _of_torchvision("cifar10", "colour photographs, 32 x 32, 10 classes", "CIFAR10", "cifar-10-batches-py"),
-            ImageSet(
-                "femnist",
-                "handwritten characters by writer (LEAF), 28 x 28, 62 classes or the 10 digits",
-                femnist.read,
-                owners=True,
-            ),
-        )
-    }
+IMAGE_SETS: Mapping[str, ImageSet] = by_name(
+    _of_torchvision(
+        "mnist",
+        "handwritten digits, 28 x 28, 10 classes; shared out by labels or Dirichlet shares",
+        *("MNIST", "MNIST/raw"),
+    ),
+    _of_torchvision("fashion-mnist", "articles of clothing, 28 x 28, 10 classes", "FashionMNIST", "FashionMNIST/raw"),
+    _of_torchvision("cifar10", "colour photographs, 32 x 32, 10 classes", "CIFAR10", "cifar-10-batches-py"),
+    ImageSet(
+        "femnist",
+        "handwritten characters by writer (LEAF), 28 x 28, 62 classes or the 10 digits",
+        femnist.read,
+        owners=True,
+    ),
 )
 """All of them by name. A new one is one more record here."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from pacbayes_fl.data import partition
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.data.partition import Array, Counts, LabelGroups, Parts
 from pacbayes_fl.errors import DataError
-from pacbayes_fl.options import option
+from pacbayes_fl.options import by_name, option
 
 Pool = Literal["merged", "official"]
 
@@ -208,36 +207,31 @@ def _limit(own: ShareOptions) -> int | None:
     return own.limit
 
 
-PARTITIONS: Mapping[str, Partition] = MappingProxyType(
-    {
-        one.name: one
-        for one in (
-            Partition(
-                "labels",
-                "each client has the same number of rows of a few classes",
-                LabelOptions,
-                _by_labels,
-            ),
-            Partition(
-                "dirichlet",
-                "of each class the clients get shares that are drawn from a Dirichlet distribution",
-                DirichletOptions,
-                _dirichlet,
-                limit=_limit,
-                refused_elsewhere=("limit",),
-            ),
-            Partition(
-                "natural",
-                "each client is one owner of rows, such as the writer of characters",
-                NaturalOptions,
-                _natural,
-                pool="official",
-                needs_owners=True,
-                limit=_limit,
-                classes=lambda own, classes: _DIGITS if own.digits_only else classes,
-                refused_elsewhere=("limit", "digits_only"),
-            ),
-        )
-    }
+PARTITIONS: Mapping[str, Partition] = by_name(
+    Partition(
+        "labels",
+        "each client has the same number of rows of a few classes",
+        LabelOptions,
+        _by_labels,
+    ),
+    Partition(
+        "dirichlet",
+        "of each class the clients get shares that are drawn from a Dirichlet distribution",
+        DirichletOptions,
+        _dirichlet,
+        limit=_limit,
+        refused_elsewhere=("limit",),
+    ),
+    Partition(
+        "natural",
+        "each client is one owner of rows, such as the writer of characters",
+        NaturalOptions,
+        _natural,
+        pool="official",
+        needs_owners=True,
+        limit=_limit,
+        classes=lambda own, classes: _DIGITS if own.digits_only else classes,
+        refused_elsewhere=("limit", "digits_only"),
+    ),
 )
 """All of them by name. A new one is one more record here."""

@@ -20,7 +20,7 @@ from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import BUNDLED, Study
-from pacbayes_fl.study_model import NetworkPart
+from pacbayes_fl.study_model import NetworkModel
 
 FOLDER = Path(tables.__file__).parent / "studies"
 README = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_a_row_of_a_table_is_a_study(name: str) -> None:
     assert cut.clients == (20 if cifar10 else 10) and (cut.labels_per_client, cut.groups) == (5, "two")
     assert len(set(cut.domains)) == (2 if clusters else 0) and cut.partition == "labels" and not cut.official
     assert study.method.name == ("cfedbayes" if clusters else "pfedbayes")
-    assert study.data.follow_seed and isinstance(study.model, NetworkPart)
+    assert study.data.follow_seed and isinstance(study.model, NetworkModel)
     assert (study.model.kind, study.model.widths) == ("vgg" if cifar10 else "mlp", (100,))
 
 
@@ -126,7 +126,7 @@ def test_a_row_of_fedsis_tables_is_a_study(data: str, size: str) -> None:
     assert (cut.train, cut.test) == (CIFAR10 if own else COUNTS)[size] and cut.partition == "labels"
     assert (cut.clients, cut.labels_per_client) == (20 if own else 10, 5)
     assert (study.federation.cohort or cut.clients) == 10
-    assert isinstance(study.model, NetworkPart) and study.model.kind == ("cnn" if own else "mlp")
+    assert isinstance(study.model, NetworkModel) and study.model.kind == ("cnn" if own else "mlp")
     assert len(study.model.widths) == 1 or own
     assert study.method.options.fraction == (0.07 if own else 0.05)
     found = tables.published_classifier(PAPERS, study.name, "fedsi")

@@ -18,7 +18,7 @@ from unittest import mock
 from pacbayes_fl import cli, settings
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study_model import MODELS
+from pacbayes_fl.study_model import table_of
 from pacbayes_fl.study_parts import CertifyPart, DataPart, FederationPart, PrivacyPart, ReportPart
 from tests.tiny import TABLE, quick
 
@@ -194,7 +194,7 @@ class Box:
 def keys(method: str) -> list[str]:
     """Return the dotted keys of a method's own options and of its model."""
     recipe = METHODS[method]
-    tables = {"method": recipe.options, "model": MODELS[recipe.model]}
+    tables = {"method": recipe.options, "model": table_of(recipe.model)}
     return [f"{part}.{field.name}" for part, kind in tables.items() for field in dataclasses.fields(kind)]
 
 

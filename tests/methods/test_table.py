@@ -23,7 +23,6 @@ from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior, weight_hyper_prior
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_model import ModelPart
 
 FEATURES = ("wind", "lag_1")
 NAMES = tuple(METHODS)
@@ -161,7 +160,7 @@ def test_every_searched_value_is_a_valid_value_of_a_study(name: str, key: str) -
         text = settings.to_value(value)
         study = Study.from_table({"method": {"name": name}}, sets=[f"{key}={text}"])
         assert study.table()[part][field] == tomllib.loads(f"v = {text}")["v"]
-        model = study.model.build(2) if isinstance(study.model, ModelPart) else study.model.build((2,), None)
+        model = study.model.build((2,), None)
         study.recipe.build(answered(study.recipe, study.method.options), model, FEATURES)
 
 
