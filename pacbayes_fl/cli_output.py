@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from pacbayes_fl.cli_layout import fitted, number, room
+from pacbayes_fl.metrics.recorded import in_progress
+from pacbayes_fl.metrics.table import headline, headlines, run_columns, spoken_options
 from pacbayes_fl.names import printable, shortened, to_cell, width
 from pacbayes_fl.results import SIMULATED_EPSILON, Result, RoundRecord
 from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
@@ -23,14 +24,7 @@ from pacbayes_fl.results_comparison import Cell, Worst, worst
 if TYPE_CHECKING:
     from pacbayes_fl.study_predict import AnyPrediction
 
-_METRICS = MappingProxyType(
-    {
-        "regression": ("rsmse", "ce", "nlpd", "crps", "rmse_raw"),
-        "classification": ("pm.accuracy", "pm.ece", "pm.nll", "pm.brier", "gm.accuracy", "gm.ece"),
-    }
-)
 _SHOWN = 5  # names in a line
-_NEWS = ("rsmse", "pm.accuracy", "log_evidence", "log_likelihood", "loss")
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -72,7 +66,7 @@ def print_table(result: Result) -> None:
         result: a finished run.
     """
     say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
-    names = [name for name in _METRICS[result.task] if name in result.metrics]
+    names = [name for name in run_columns(result.task) if name in result.metrics]
     rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
         title = f"{group}, {entry['n_clients']} clients"
@@ -91,7 +85,8 @@ def print_table(result: Result) -> None:
         say(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
         for rule, chosen in rules.items():
-            words = f"accuracy {chosen['accuracy']:.4f} at round {chosen['round']}, mean weights"
+            score = headline(result.task).name
+            words = f"{score} {chosen[score]:.4f} at round {chosen['round']}, mean weights"
             say(f"{model}.{rule}: {words} ({chosen['rule']})")
 
 
@@ -222,14 +217,15 @@ def print_cells(cells: Sequence[Cell]) -> None:
 
 
 def print_bins(found: Sequence[Result]) -> None:
-    """Print with how many bins the calibration errors of classifiers were taken; nothing where no run says so.
+    """Print with what settings metrics were taken, such as bins of confidence; nothing where no run says so.
 
     Args:
         found: results of a table.
     """
-    bins = sorted({result.labels["calibration_bins"] for result in found if "calibration_bins" in result.labels})
-    if bins:
-        say(f"ece and mce: {' or '.join(map(str, bins))} bins of confidence")
+    for option, names in spoken_options().items():
+        values = sorted({result.labels[option.setting] for result in found if option.setting in result.labels})
+        if values:
+            say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
 
 
 def print_rows(found: Sequence[Result]) -> None:
@@ -361,13 +357,14 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 
 
 def _is_news(record: RoundRecord) -> bool:
-    scored = {"rsmse", "pm.accuracy"} & record.values.keys()
+    scored = set(headlines().values()) & record.values.keys()
     return not record.round or bool(record.dropped or record.undone or scored)
 
 
 def _told(record: RoundRecord) -> list[str]:
     """Say what is worth telling of a round, what matters most first: faults, then scores."""
-    names = _NEWS if record.round else record.values  # round 0: what was tried before the first
+    known = (*headlines().values(), *in_progress())
+    names = known if record.round else record.values  # round 0: what was tried before the first
     return [*_faults(record), *(f"{name} {record.values[name]:.4g}" for name in names if name in record.values)]
 
 

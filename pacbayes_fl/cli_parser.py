@@ -10,9 +10,13 @@ from typing import Any, Final, NoReturn
 
 from pacbayes_fl import __version__
 from pacbayes_fl.errors import one_line
+from pacbayes_fl.metrics.table import headlines, search_scores
 
 _PACKAGES: Final = ("torch", "gpytorch", "pyro-ppl")
 _DEBUG: Final = "print where in the code a failure came from, above the line that names it"
+
+LISTED: Final = ("methods", "data", "studies", "bounds", "metrics", "recorded")
+"""What `list` lists."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,10 +151,12 @@ def _of_training(commands: Any) -> None:
     sub.add_argument(
         "--folds", type=int, default=5, metavar="K", help="blocks of each client's rows (default: %(default)s)"
     )
+    scores = {task: search_scores(task) for task in headlines()}
+    defaults = ", ".join(f"{names[0]} of {task}" for task, names in scores.items())
     sub.add_argument(
         "--score",
-        choices=("rsmse", "nlpd", "error", "nll"),
-        help="what is to be small on held-out blocks (default: rsmse of regression, error of classification)",
+        choices=[name for names in scores.values() for name in names],
+        help=f"what is to be small on held-out blocks (default: {defaults})",
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
     sub.add_argument("--resume", action="store_true", help="go on with the search of which --out has the trials so far")
@@ -158,7 +164,9 @@ def _of_training(commands: Any) -> None:
 
 def _of_finished_runs(commands: Any) -> None:
     sub = _command(commands, "list", "what can be named in a study", "pacbayes-fl list methods")
-    sub.add_argument("what", choices=("methods", "data", "studies", "bounds"), help="which names, with a line on each")
+    sub.add_argument(
+        "what", choices=LISTED, metavar="WHAT", help=f"which names, with a line on each: {', '.join(LISTED)}"
+    )
 
     sub = _command(
         commands,

@@ -67,11 +67,11 @@ class RoundRecord:
         round: rounds finished, counted from 1.
         clients: how many took part; of a private round how many were expected.
         dropped: names of clients that were left out for a fault.
-        values: numbers of the round by name, such as log_evidence, spread, score_norm, rsmse, seconds. Training of
-            classifiers gives elbo, kl, loss, kept (share of the weights that are kept), bytes_dense and bytes_sparse;
-            rounds that are evaluated have pm.accuracy (personal models) and gm.accuracy (global model) on test rows,
-            and both with "validation." in front on validation rows. Private rounds have the epsilon spent so far (in
-            a simulation as `SIMULATED_EPSILON`) where they are evaluated, and nothing else that tells of clients.
+        values: numbers of the round by name: those of `metrics.recorded.RECORDED`, and in rounds that are evaluated
+            the headline metric of the task (`metrics.table`) on test rows; classifiers have it for the personal models
+            ("pm.") and the global model ("gm."), and both with "validation." in front on validation rows. Private
+            rounds have the epsilon spent so far (in a simulation as `SIMULATED_EPSILON`) where they are evaluated, and
+            nothing else that tells of clients.
         histograms: shares by bin, by name. "entropy.CLIENT" holds the shares of that client's test rows whose
             predictive entropy over ln C lies in each of equal bins on [0, 1].
         steps: norms of the clients' steps; None in private rounds, and where no client moves the server.

@@ -6,15 +6,15 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pacbayes_fl import results
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link
+from pacbayes_fl.metrics.table import comparison_columns, metric_of
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import GROUPS, Result, nested_bootstrap
 from pacbayes_fl.results_folder import refuse_links
@@ -23,15 +23,6 @@ from pacbayes_fl.results_manifest import verify
 FILE: Final = "compare.json"
 """What a folder has that is a comparison's."""
 _AGAIN: Final = "run compare again with the same --out: finished runs are read"
-METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "regression": ("rsmse", "ce", "nlpd", "crps"),
-        "classification": ("pm.accuracy", "pm.nll", "pm.brier", "pm.ece", "pm.mce", "gm.accuracy", "gm.ece"),
-    }
-)
-"""What a comparison's table shows, by task; the files have every metric."""
-_SMALL_IS_GOOD: Final = ("rsmse", "rmse", "ce", "nlpd", "crps", "nll", "brier", "ece", "mce")
-_LARGE_IS_GOOD: Final = ("accuracy",)
 
 
 def direction(metric: str) -> str:
@@ -43,8 +34,8 @@ def direction(metric: str) -> str:
     Returns:
         "lower" or "higher"; nothing where neither end is, as of a coverage.
     """
-    name = metric.rpartition(".")[2].removesuffix("_raw")
-    return "lower" if name in _SMALL_IS_GOOD else "higher" if name in _LARGE_IS_GOOD else ""
+    known = metric_of(metric)
+    return known.better if known else ""
 
 
 class Worst(NamedTuple):
@@ -134,7 +125,7 @@ def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list
     Returns:
         A cell for every combination that has numbers.
     """
-    metrics = METRICS[found[0].task] if metrics is None else metrics
+    metrics = comparison_columns(found[0].task) if metrics is None else metrics
     cells = []
     for method in dict.fromkeys(result.method for result in found):
         runs = [result for result in found if result.method == method]

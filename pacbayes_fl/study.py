@@ -318,27 +318,28 @@ def report(trained: Trained) -> Result:
     Returns:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
-    study, classes = trained.study, trained.dataset.classes
+    study, task = trained.study, _task(trained)
+    evaluate = study_report.evaluate if task == "regression" else study_classes.evaluate
+    metrics = study_report.metrics_of(study, task)
     reports = []
     for name, group in trained.groups.items():
-        if classes is None:
-            levels = study.report.levels
-            one = study_report.evaluate(trained.method, trained.state, name, group, study.plan, levels)
-        else:
-            bins = study.report.calibration_bins
-            one = study_classes.evaluate(trained.method, trained.state, name, group, study.plan, bins)
+        one = evaluate(trained.method, trained.state, name, group, study.plan, metrics)
         reports.append(one._replace(rows=_described(trained, one.rows) if name == "existing" else one.rows))
     rows = tuple(row for one in reports for row in one.rows)
     return Result(
         study.name,
         study.method.name,
         study.seed,
-        "regression" if classes is None else "classification",
+        task,
         trained.rounds,
         rows,
         study_keep.shown(study, {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}),
         _labels(trained, rows) | {**trained.notes},
     )
+
+
+def _task(trained: Trained) -> str:
+    return "regression" if trained.dataset.classes is None else "classification"
 
 
 _DESCRIBED = 64  # clients whose states are looked at together
@@ -360,6 +361,7 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
 
 def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     study, dataset = trained.study, trained.dataset
+    metrics = study_report.metrics_of(study, _task(trained))
     differences: dict[str, Any] = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
@@ -371,11 +373,11 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     if "test_rows" in dataset.provenance:
         differences["test_rows"] = dataset.provenance["test_rows"]
     if dataset.classes is not None:
-        words = study_classes.labels(trained.method, rows, trained.rounds, study.report.calibration_bins)
+        words = study_classes.labels(trained.method, rows, trained.rounds, metrics)
         return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
     options = study.table()["method"]
     words = (
-        study_report.labels(study.method.name, options, dataset.features, dataset.target, study.report.levels)
+        study_report.labels(study.method.name, options, dataset.features, dataset.target, metrics)
         | trained.method.about()
     )
     return words | differences

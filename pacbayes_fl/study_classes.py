@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import metrics
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState, Then
 from pacbayes_fl.federation.kept import Kept
-from pacbayes_fl.metrics import CLASS_METRICS
+from pacbayes_fl.metrics.recorded import ENTROPY
+from pacbayes_fl.metrics.table import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
 from pacbayes_fl.posteriors.base import ClassPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.results import ClientRow, RoundRecord
 from pacbayes_fl.study_data import ScaledGroup
-from pacbayes_fl.study_report import Report, state_of
-
-MODELS = ("pm", "gm")
-"""Personal models and the global model, as metrics and predictions name them."""
+from pacbayes_fl.study_report import Report, notes, state_of
 
 _BINS = 20  # of a histogram of entropy
 _CLIENTS = 5  # that have one
@@ -57,7 +53,12 @@ def _models(
 
 
 def evaluate(
-    method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup, plan: FederationPlan, bins: int = 10
+    method: AnyMethod,
+    state: FederationState,
+    group: str,
+    scaled: ScaledGroup,
+    plan: FederationPlan,
+    metrics: Mapping[str, Metric],
 ) -> Report:
     """Score the personal model of every client of a group, and the global model if there is one, on its test rows.
 
@@ -70,19 +71,17 @@ def evaluate(
         group: "existing" or "new".
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
-        bins: of ECE and MCE.
+        metrics: what to score by, from `study_report.metrics_of`.
 
     Returns:
         A row per client, and the probabilities of its test rows, NaN in padding.
     """
-    binned = {"ece": partial(metrics.ece, bins=bins), "mce": partial(metrics.mce, bins=bins)}
-    wanted: dict[str, metrics.ClassMetric] = {**CLASS_METRICS, **binned}
     test = scaled.test
     columns: dict[str, Tensor] = {}
     probs: dict[str, Tensor] = {}
 
     def score(prefix: str, index: Tensor, rows: ClientBatch, found: ClassPredictive) -> None:
-        for name, metric in wanted.items():
+        for name, metric in metrics.items():
             values = metric(found, rows.y, rows.mask)
             columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
 
@@ -95,7 +94,7 @@ def evaluate(
         rows = test.select(index.cpu())
         score(model, index, rows, found)
         if at_mean is not None:
-            score(f"{model}.mean_weights", index, rows, at_mean)
+            score(f"{model}.{MEAN_WEIGHTS}", index, rows, at_mean)
         shape = (*test.y.shape, found.probs.shape[-1])
         blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
         blank[index] = torch.where(rows.mask.unsqueeze(-1), found.probs.float(), torch.nan)
@@ -109,7 +108,7 @@ def evaluate(
 
 
 def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, float]:
-    """Average the accuracy of existing clients' models at their mean weights: the points of a learning curve.
+    """Average the headline metric of existing clients' models at their mean weights: the points of a learning curve.
 
     Args:
         method: the algorithm.
@@ -120,17 +119,18 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     Returns:
         "pm.accuracy" and "gm.accuracy" on test rows, the same with "validation." in front on validation rows.
     """
-    parts = {"": scaled.test} | ({} if scaled.validation is None else {"validation.": scaled.validation})
+    metric = headline("classification")
+    parts = {"": scaled.test} | ({} if scaled.validation is None else {f"{VALIDATION}.": scaled.validation})
     values: dict[str, list[Tensor]] = {}
 
-    def accuracies(index: Tensor, posterior: Any) -> dict[str, Tensor]:
+    def scores(index: Tensor, posterior: Any) -> dict[str, Tensor]:
         chosen = {part: batch.select(index.cpu()) for part, batch in parts.items()}
         found = {part: predictive(posterior, rows.x, at_mean=True) for part, rows in chosen.items()}
-        return {part: CLASS_METRICS["accuracy"](found[part], rows.y, rows.mask) for part, rows in chosen.items()}
+        return {part: metric(found[part], rows.y, rows.mask) for part, rows in chosen.items()}
 
-    for model, _, by_part in _models(method, state, scaled.train, plan, accuracies):
+    for model, _, by_part in _models(method, state, scaled.train, plan, scores):
         for part, found in by_part.items():
-            values.setdefault(f"{part}{model}.accuracy", []).append(found)
+            values.setdefault(f"{part}{model}.{metric.name}", []).append(found)
     return {name: float(torch.cat(found).nanmean()) for name, found in values.items()}
 
 
@@ -163,7 +163,7 @@ def histograms(
         share = mixture.entropy / math.log(mixture.probs.shape[-1])
         for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):
             counts = torch.histc(values[mask].double().cpu(), _BINS, 0.0, 1.0)
-            found[f"entropy.{name}"] = tuple((counts / counts.sum()).tolist())
+            found[f"{ENTROPY}.{name}"] = tuple((counts / counts.sum()).tolist())
     return found
 
 
@@ -177,10 +177,11 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         By model and rule the round and its test accuracy, at the mean weights; rules without a number are left out.
     """
     last = rounds[-1].round if rounds else 0
+    score = headline("classification").name
     rules = {
-        "best_validation": ("validation.{}.accuracy", 0, "the evaluated round with the best validation accuracy"),
+        "best_validation": (f"{VALIDATION}.{{}}.{score}", 0, "the evaluated round with the best validation accuracy"),
         f"best_of_last_{_LAST}_test_rounds": (
-            "{}.accuracy",
+            f"{{}}.{score}",
             last - _LAST,
             f"the papers' rule: the best of the evaluated rounds among the last {_LAST}; it looks at test rows",
         ),
@@ -192,13 +193,13 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
             known = [r for r in rounds if r.round > after and math.isfinite(r.values.get(wanted, math.nan))]
             if known:
                 best = max(known, key=lambda record: record.values[wanted])  # the first of equals
-                accuracy = best.values[f"{model}.accuracy"]
-                out.setdefault(model, {})[rule] = {"round": best.round, "accuracy": accuracy, "rule": words}
+                value = best.values[f"{model}.{score}"]
+                out.setdefault(model, {})[rule] = {"round": best.round, score: value, "rule": words}
     return out
 
 
 def labels(
-    method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], bins: int = 10
+    method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
     """Say in words what the numbers of a run are.
 
@@ -206,7 +207,7 @@ def labels(
         method: of the run.
         rows: of all groups.
         rounds: of the run.
-        bins: of ECE and MCE.
+        metrics: what was scored by, from `study_report.metrics_of`.
 
     Returns:
         `labels.json`.
@@ -219,11 +220,7 @@ def labels(
         "selections": selections(rounds),
         "rounds": "accuracies in rounds.jsonl are of existing clients at their mean weights, to be watched; entropies "
         "are of probabilities averaged over the draws",
-        "nll": "nats per row",
-        "brier": "sum over classes, in [0, 2]",
-        "calibration_bins": bins,
-        "ece": f"top-label, {bins} bins of equal width (lo, hi] on [0, 1], l1 norm",
-        "mce": f"top-label, {bins} bins of equal width (lo, hi] on [0, 1], largest gap",
     }
+    out |= notes(metrics)
     kept = [row.metrics["kept"] for row in rows if "kept" in row.metrics]
     return out | method.about() | ({"kept": math.fsum(kept) / len(kept)} if kept else {})

@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from pacbayes_fl.methods.titles import TITLES
+from pacbayes_fl.metrics import recorded, table
 
 BUNDLED = Path(__file__).parent / "studies"
 
@@ -14,7 +15,7 @@ def listing(what: str) -> list[tuple[str, str]]:
     """List what can be named in a study.
 
     Args:
-        what: "methods", "data", "studies" or "bounds".
+        what: "methods", "data", "studies", "bounds", "metrics" or "recorded", what runs record beside metrics.
 
     Returns:
         Names, each with a line on what it is.
@@ -25,6 +26,10 @@ def listing(what: str) -> list[tuple[str, str]]:
         from pacbayes_fl import study_sources
 
         return study_sources.listing()
+    if what == "metrics":
+        return table.listing()
+    if what == "recorded":
+        return recorded.listing()
     if what == "studies":
         return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
     from pacbayes_fl import study_bound

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pacbayes_fl import metrics
 from pacbayes_fl.data.scaling import power_of_two, standardised
 from pacbayes_fl.errors import outside
 from pacbayes_fl.federation import engine
@@ -18,12 +17,12 @@ from pacbayes_fl.federation.engine import FederationPlan, FederationState
 from pacbayes_fl.federation.guard import listed
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.metrics import METRICS
+from pacbayes_fl.metrics.table import RAW, Metric, headline, of_task
 from pacbayes_fl.posteriors.base import RegressionPredictive
 from pacbayes_fl.results import ClientRow
 from pacbayes_fl.study_data import ScaledGroup
+from pacbayes_fl.study_file import Study
 
-_IN_DATA_UNITS = ("rmse", "nlpd", "crps")
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
 BAND = (0.025, 0.975)
@@ -35,6 +34,31 @@ class Report(NamedTuple):
 
     rows: list[ClientRow]
     predictions: dict[str, Tensor]
+
+
+def metrics_of(study: Study, task: str) -> dict[str, Metric]:
+    """Look up what a run of a study is scored by.
+
+    Args:
+        study: its table [report] has the options of metrics.
+        task: "regression" or "classification".
+
+    Returns:
+        Metrics by name, in the order of the columns of result files, with the study's values of their options.
+    """
+    return {name: metric.at(vars(study.report)) for name, metric in of_task(task).items()}
+
+
+def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Say in words what metrics are.
+
+    Args:
+        metrics: with the values of their options.
+
+    Returns:
+        A part of `labels.json`: a note by metric, and the values of options that axes say.
+    """
+    return {name: value for metric in metrics.values() for name, value in metric.labels().items()}
 
 
 def state_of(
@@ -123,12 +147,12 @@ def evaluate(
     group: str,
     scaled: ScaledGroup,
     plan: FederationPlan,
-    levels: str = "paper",
+    metrics: Mapping[str, Metric],
 ) -> Report:
     """Personalise every client of a group on its training rows and score it on its test rows.
 
-    Metrics are taken in each client's standardised units, as in the paper; `rmse_raw`, `nlpd_raw` and `crps_raw` in the
-    data's own.
+    Metrics are taken in each client's standardised units, as in the paper; those that change with the unit also in the
+    data's own, under a name that ends in "_raw".
 
     Args:
         method: the algorithm.
@@ -136,12 +160,11 @@ def evaluate(
         group: "existing" or "new".
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
-        levels: of the calibration error.
+        metrics: what to score by, from `metrics_of`.
 
     Returns:
         A row per client, and its predictions of test rows in the data's own units.
     """
-    wanted: dict[str, metrics.Metric] = {**METRICS, "ce": partial(metrics.calibration_error, levels=levels)}
     test = scaled.raw.test
     empty = test.y.new_full(test.y.shape, torch.nan)
     tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
@@ -153,10 +176,12 @@ def evaluate(
         standard, own, unit = units_of(found, scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
         y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
-        scores = {name: metric(standard, y, own_rows.mask) for name, metric in wanted.items()}
+        scores = {name: metric(standard, y, own_rows.mask) for name, metric in metrics.items()}
         own_y, each = own_rows.y / unit.unsqueeze(-1), unit.unsqueeze(-1)
-        raw = {name: wanted[name](own, own_y, own_rows.mask) for name in _IN_DATA_UNITS}
-        scores |= {f"{name}_raw": score + unit.log() if name == "nlpd" else score * unit for name, score in raw.items()}
+        for name, metric in metrics.items():
+            if metric.raw:
+                raw = metric(own, own_y, own_rows.mask)
+                scores[RAW.format(name)] = raw * unit if metric.raw == "times unit" else raw + unit.log()
         for name, values in scores.items():
             columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
         far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
@@ -199,7 +224,7 @@ def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
 def curve(
     method: Method[Any, Any, Any, Any], state: FederationState, scaled: ScaledGroup, plan: FederationPlan
 ) -> dict[str, float]:
-    """Average the RSMSE of existing clients' test rows over clients: a point of the learning curve.
+    """Average the headline metric of existing clients' test rows over clients: a point of the learning curve.
 
     Args:
         method: the algorithm.
@@ -208,19 +233,21 @@ def curve(
         plan: gives chunk, waste and seed.
 
     Returns:
-        "rsmse", the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN, and
-        "unscored", how many have none, where there are such.
+        Under its name the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN,
+        and "unscored", how many have none, where there are such.
     """
-    values = []
+    metric, values = headline("regression"), []
     for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         rows = scaled.test.select(index.cpu())
-        values.append(metrics.rsmse(found, rows.y, rows.mask))
+        values.append(metric(found, rows.y, rows.mask))
     scores = torch.cat(values)
     unscored = int(scores.isnan().sum())
-    return {"rsmse": float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})
+    return {metric.name: float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})
 
 
-def labels(method_name: str, options: Mapping[str, Any], features: Any, target: Any, levels: str) -> dict[str, Any]:
+def labels(
+    method_name: str, options: Mapping[str, Any], features: Any, target: Any, metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
     """Say in words what the numbers of a run are.
 
     Args:
@@ -228,7 +255,7 @@ def labels(method_name: str, options: Mapping[str, Any], features: Any, target: 
         options: of the method.
         features: columns of the data.
         target: column of the data.
-        levels: of the calibration error.
+        metrics: what was scored by, from `metrics_of`.
 
     Returns:
         `labels.json`.
@@ -242,11 +269,10 @@ def labels(method_name: str, options: Mapping[str, Any], features: Any, target: 
         "model": "personal, after conditioning on the client's training rows",
         "rows": "test rows of every client",
         "selection": "last round",
-        "rounds": "rsmse in rounds.jsonl is of the existing clients' test rows, to be watched, not chosen by",
-        "rsmse": "root mean squared error over the population std of the client's test targets",
-        "ce": f"eq. 41, mean absolute residual, levels {levels!r}",
-        "nlpd": "nats per row, standardised by the client's training rows; nlpd_raw in the data's units",
+        "rounds": f"{headline('regression').name} in rounds.jsonl is of the existing clients' test rows, "
+        "to be watched, not chosen by",
     }
+    out |= notes(metrics)
     if "particles" in options:
         out["particles"] = options["particles"]
     if method_name == "pfedgp":

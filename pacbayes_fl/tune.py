@@ -21,6 +21,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import Choice, LogUniform, Search
+from pacbayes_fl.metrics.table import headlines, search_scores
 from pacbayes_fl.results_folder import write_atomic
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup, load
@@ -28,11 +29,6 @@ from pacbayes_fl.study_file import TEMPERATURE, Study, assigned, read_table
 from pacbayes_fl.study_report import unit_of, units_of
 from pacbayes_fl.study_search import Trial, Trials
 from pacbayes_fl.study_setup import prepare
-
-SCORES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"regression": ("rsmse", "nlpd"), "classification": ("error", "nll")}
-)
-"""What may be small, by task; the first is the default."""
 
 _ROUNDS = "federation.rounds"
 
@@ -134,9 +130,10 @@ class _Sums:
     def scores(self) -> dict[str, float]:
         loss, nll = self._loss / self._rows, -self._log_prob / self._rows
         if self._std is None:
-            return {"error": float(loss.mean()), "nll": float(nll.mean())}
-        relative = loss.sqrt() / (self._std / self.unit)
-        return {"rsmse": float(relative.mean()), "nlpd": float((nll - self._std.log()).mean())}
+            task = "classification"
+        else:
+            task, loss, nll = "regression", loss.sqrt() / (self._std / self.unit), nll - self._std.log()
+        return dict(zip(search_scores(task), (float(loss.mean()), float(nll.mean())), strict=True))
 
 
 def check(budget: int, folds: int, score: str | None) -> None:
@@ -150,7 +147,7 @@ def check(budget: int, folds: int, score: str | None) -> None:
     Raises:
         StudyError: when there would be nothing to run, nothing to hold out, or the score is not known.
     """
-    known = [name for names in SCORES.values() for name in names]
+    known = [name for task in headlines() for name in search_scores(task)]
     if score is not None and score not in known:
         raise StudyError(f"score must be one of {', '.join(known)}, got {score!r}")
     if budget < 1:
@@ -237,7 +234,7 @@ def tune(
         budget: configurations; the first is the study's own, with the first candidate of what that leaves open.
         folds: of the cross-validation.
         seed: of the search.
-        score: "rsmse" or "nlpd", for classification "error" or "nll", the smaller the better; the first when None.
+        score: one of `metrics.table.search_scores` of the task, the smaller the better; the first when None.
         sets: assignments such as "data.options.samples=20"; a key that they fix is not searched.
         on_trial: called after every configuration that is tried, with its number.
         log: where trials are kept; those that it holds are not made again.
@@ -259,7 +256,7 @@ def tune(
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
     dataset = study_hold_out.open_rows(base, study_hold_out.divide(base, load(base)))
-    scores = SCORES["regression" if dataset.classes is None else "classification"]
+    scores = search_scores("regression" if dataset.classes is None else "classification")
     wanted = score or scores[0]
     if wanted not in scores:
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")

@@ -130,6 +130,8 @@ after("run")
 after("certify", "x", "--delta", "much")
 after("show", "nowhere")
 after("list", "methods")
+after("list", "metrics")
+after("list", "recorded")
 after("list", "data")
 after("list", "studies")
 after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu")
@@ -148,5 +150,5 @@ def test_no_command_imports_what_it_does_not_need(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     *light, run = eval(done.stderr.splitlines()[-1])
-    assert light == [[]] * 9
+    assert light == [[]] * 11
     assert {"torch", "gpytorch"} <= set(run) <= {"torch", "gpytorch", "pyro", "scipy"}

@@ -23,11 +23,13 @@ from pacbayes_fl.study import report, train
 from pacbayes_fl.study_classes import curve, evaluate, histograms, labels, predictive, selections
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_report import metrics_of
 from pacbayes_fl.study_setup import prepare
 from tests.tiny import quick
 from tests.tiny_images import tiny_images, write_root
 
 WEIGHTS = tuple(name for name, recipe in METHODS.items() if recipe.model == "weights")
+TASK = "classification"
 NO_GLOBAL_MODEL = ("bpfed", "local", "fedsi", "fedsi-fac")
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +59,7 @@ def test_metrics_are_those_of_a_loop_over_clients_and_draws(root: Path, group: s
     study = tiny_images(root)
     method, state, groups = trained(study)
     scaled = groups[group]
-    report = evaluate(method, state, group, scaled, study.plan)
+    report = evaluate(method, state, group, scaled, study.plan, metrics_of(study, TASK))
     assert [row.name for row in report.rows] == list(scaled.test.names)
     for k, row in enumerate(report.rows):
         at = torch.tensor([k])
@@ -109,7 +111,7 @@ def test_calibration_errors_have_the_bins_of_the_study(root: Path, bins: int) ->
 def test_a_federation_learns(root: Path) -> None:
     study = tiny_images(root, "federation.rounds=20", "method.steps=10", "method.zeta=0.01", "model.widths=[20]")
     method, state, groups = trained(study)
-    rows = evaluate(method, state, "existing", groups["existing"], study.plan).rows
+    rows = evaluate(method, state, "existing", groups["existing"], study.plan, metrics_of(study, TASK)).rows
     assert np.mean([row.metrics["pm.accuracy"] for row in rows]) > 0.9
 
 
@@ -118,7 +120,7 @@ def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
     study = tiny_images(root, *quick(name), "federation.rounds=2")
     method, state, groups = trained(study)
     for group, scaled in groups.items():
-        report = evaluate(method, state, group, scaled, study.plan)
+        report = evaluate(method, state, group, scaled, study.plan, metrics_of(study, TASK))
         known = set(report.rows[0].metrics)
         assert {f"pm.{metric}" for metric in ("accuracy", "nll", "brier", "ece", "mce")} <= known
         assert ("gm.accuracy" in known) == (name not in NO_GLOBAL_MODEL)
@@ -138,11 +140,11 @@ def test_every_method_on_networks_is_scored(root: Path, name: str) -> None:
 def test_blocks_of_rows_and_calls_of_few_clients_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = tiny_images(root)
     method, state, groups = trained(study)
-    whole = evaluate(method, state, "existing", groups["existing"], study.plan)
+    whole = evaluate(method, state, "existing", groups["existing"], study.plan, metrics_of(study, TASK))
     monkeypatch.setattr(study_classes, "_VALUES", 4 * 36 * 3)  # three rows of four clients
     alone = tiny_images(root, "federation.chunk=1").plan
     for plan in (study.plan, alone):
-        pieces = evaluate(method, state, "existing", groups["existing"], plan)
+        pieces = evaluate(method, state, "existing", groups["existing"], plan, metrics_of(study, TASK))
         for one, other in zip(whole.rows, pieces.rows, strict=True):
             assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-4)
     _, posterior = next(engine.personalise(method, state, groups["existing"].train, study.plan))
@@ -155,7 +157,7 @@ def test_the_learning_curve_is_at_the_mean_weights(root: Path) -> None:
     method, state, groups = trained(study)
     scaled = groups["existing"]
     points = curve(method, state, scaled, study.plan)
-    rows = evaluate(method, state, "existing", scaled, study.plan).rows
+    rows = evaluate(method, state, "existing", scaled, study.plan, metrics_of(study, TASK)).rows
     for model in ("pm", "gm"):
         values = [row.metrics[f"{model}.mean_weights.accuracy"] for row in rows]
         assert points[f"{model}.accuracy"] == pytest.approx(np.mean(values), rel=1e-12)
@@ -174,7 +176,7 @@ def test_histograms_sort_the_entropies_of_a_few_clients(root: Path) -> None:
     method, state, groups = trained(study)
     found = histograms(method, state, groups["existing"], study.plan)
     assert list(found) == [f"entropy.client_{k:02d}" for k in range(5)]
-    report = evaluate(method, state, "existing", groups["existing"], study.plan)
+    report = evaluate(method, state, "existing", groups["existing"], study.plan, metrics_of(study, TASK))
     for k, shares in enumerate(found.values()):
         probs = report.predictions["existing.pm.probs"][k].double().numpy()
         entropy = -(probs * np.log(probs)).sum(-1) / np.log(10)
@@ -204,12 +206,12 @@ def test_labels_say_which_model_which_draws_and_which_rule(root: Path) -> None:
     study = tiny_images(root, "federation.rounds=1")
     method, _, _ = trained(study)
     rows = [ClientRow(k, f"c{k}", "existing", 3, {"kept": kept}) for k, kept in enumerate((0.25, 0.5))]
-    said = labels(method, rows, [])
+    said = labels(method, rows, [], metrics_of(study, TASK))
     assert (said["draws"], said["inference"]) == (4, "closed-form KL, written-out gradient")
     assert said["kept"] == 0.375 and said["selection"] == "last round" and "10 bins" in said["ece"]
     assert "last local steps left them" in said["evaluation_point"]
     study = tiny_images(root, "method.name=fedavg", "federation.rounds=1")
     method, _, _ = trained(study)
-    said = labels(method, [], [])
+    said = labels(method, [], [], metrics_of(study, TASK))
     assert said["draws"] == 1 and "kept" not in said
     assert "personal models are the global one" in said["evaluation_point"]

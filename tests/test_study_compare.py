@@ -18,9 +18,10 @@ import pytest
 
 from pacbayes_fl import results, study_compare
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
+from pacbayes_fl.metrics.table import comparison_columns
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
-from pacbayes_fl.results_comparison import METRICS, Cell, table
+from pacbayes_fl.results_comparison import Cell, table
 from pacbayes_fl.study import run
 from pacbayes_fl.study_compare import compare, varied, write
 from pacbayes_fl.study_file import Study
@@ -60,7 +61,7 @@ def test_every_cell_is_the_bootstrap_of_its_runs(compared: tuple[Path, list[Resu
     _, found = compared
     cells = table(found)
     assert [cell[:3] for cell in cells] == [
-        (m, g, n) for m in RIDGES for g in ("existing", "new") for n in METRICS["regression"]
+        (m, g, n) for m in RIDGES for g in ("existing", "new") for n in comparison_columns("regression")
     ]
     for cell in cells:
         values = [one.column(cell.group, cell.metric) for one in found if one.method == cell.method]

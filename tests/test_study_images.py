@@ -19,8 +19,8 @@ import torch
 from pacbayes_fl import cli, results, settings, study
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.metrics.table import comparison_columns
 from pacbayes_fl.results import Result, RoundRecord
-from pacbayes_fl.results_comparison import METRICS
 from pacbayes_fl.study_data import reopen
 from pacbayes_fl.study_predict import ClassPrediction, join, predict
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
@@ -180,7 +180,7 @@ def test_compare_has_the_metrics_of_the_task(call: Out, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert "ece and mce: 10 bins of confidence" in lines
     for group in ("existing", "new"):
-        for metric in METRICS["classification"]:
+        for metric in comparison_columns("classification"):
             at = lines.index(f"{metric}, {group} clients") + 1
             methods = ["fedavg", "pfedbayes", *(["local"] if metric.startswith("pm.") else [])]
             assert [line.split()[0] for line in lines[at : at + len(methods)]] == methods

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.study_data import ScaledGroup, load
 from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_report import Report, curve, evaluate, labels, state_of, units_of
+from pacbayes_fl.study_report import Report, curve, evaluate, labels, metrics_of, state_of, units_of
 from pacbayes_fl.study_setup import prepare
 from tests.laws.cases import Toy
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
@@ -25,10 +26,13 @@ from tests.tiny import on_csv, quick, rows, tiny, write_csv
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
 
-def scored(study: Study, group: str = "existing", levels: str = "paper") -> tuple[Report, ScaledGroup]:
+def scored(
+    study: Study, group: str = "existing", levels: Literal["paper", "pacoh"] = "paper"
+) -> tuple[Report, ScaledGroup]:
     method, groups = prepare(study, load(study))
     state = engine.run_rounds(method, groups["existing"].train, study.plan)
-    return evaluate(method, state, group, groups[group], study.plan, levels), groups[group]
+    metrics = metrics_of(replace(study, report=replace(study.report, levels=levels)), "regression")
+    return evaluate(method, state, group, groups[group], study.plan, metrics), groups[group]
 
 
 def normal(residual: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
@@ -163,19 +167,21 @@ def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(method: s
     study = tiny(f"method.name={method}")
     built, groups = prepare(study, load(study))
     state = engine.run_rounds(built, groups["existing"].train, study.plan)
-    values = [row.metrics["rsmse"] for row in evaluate(built, state, "existing", groups["existing"], study.plan).rows]
+    report = evaluate(built, state, "existing", groups["existing"], study.plan, metrics_of(study, "regression"))
+    values = [row.metrics["rsmse"] for row in report.rows]
     expected = {"rsmse": pytest.approx(sum(values) / len(values), rel=1e-12)}
     assert curve(built, state, groups["existing"], study.plan) == expected
 
 
 def test_labels_say_what_the_numbers_are() -> None:
     columns = (tables.Column("a", "h"), tables.Column("b"))
-    said = labels("pac-pfl", {"particles": 7}, columns, tables.Column("p", "W"), "pacoh")
+    paper, pacoh = (metrics_of(tiny(f"report.levels={name}"), "regression") for name in ("paper", "pacoh"))
+    said = labels("pac-pfl", {"particles": 7}, columns, tables.Column("p", "W"), pacoh)
     assert (said["feature_name"], said["feature_unit"]) == (["a", "b"], ["h", ""])
     assert (said["target_name"], said["target_unit"], said["band"]) == ("p", "W", [0.025, 0.975])
     assert "'pacoh'" in said["ce"] and said["particles"] == 7
-    assert labels("pfedgp", {}, columns, columns[0], "paper")["particles"] == 1
-    assert "particles" not in labels("ridge", {}, columns, columns[0], "paper")
+    assert labels("pfedgp", {}, columns, columns[0], paper)["particles"] == 1
+    assert "particles" not in labels("ridge", {}, columns, columns[0], paper)
     assert {"model", "rows", "selection", "rsmse", "nlpd"} <= set(said)
 
 

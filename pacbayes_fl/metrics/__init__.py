@@ -1,22 +1,24 @@
-"""Numbers that compare predictions with test rows, one a client: `(predictive, y, mask) -> [K]`, float64."""
+"""Numbers that compare predictions with test rows, one per client: `(predictive, y, mask) -> [K]`, float64.
+
+Functions are loaded when they are first used: the table of metrics alone needs none of what they compute with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from pacbayes_fl.metrics.table import METRICS, Metric, Option
 
-from pacbayes_fl.metrics.calibration import calibration_error, empirical_frequencies, interval_coverage, levels
-from pacbayes_fl.metrics.classification import accuracy, brier, ece, mce, nll, reliability
-from pacbayes_fl.metrics.regression import crps, nlpd, rmse, rsmse
-from pacbayes_fl.posteriors.base import ClassPredictive, RegressionPredictive
+if TYPE_CHECKING:
+    from pacbayes_fl.metrics.calibration import calibration_error, empirical_frequencies, interval_coverage, levels
+    from pacbayes_fl.metrics.classification import accuracy, brier, ece, mce, nll, reliability
+    from pacbayes_fl.metrics.regression import crps, nlpd, rmse, rsmse
 
 __all__ = [
-    "CLASS_METRICS",
     "METRICS",
-    "ClassMetric",
     "Metric",
+    "Option",
     "accuracy",
     "brier",
     "calibration_error",
@@ -33,22 +35,16 @@ __all__ = [
     "rsmse",
 ]
 
-Metric = Callable[[RegressionPredictive, Tensor, Tensor], Tensor]
-ClassMetric = Callable[[ClassPredictive, Tensor, Tensor], Tensor]
-
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "rsmse": rsmse,
-        "rmse": rmse,
-        "ce": calibration_error,
-        "nlpd": nlpd,
-        "crps": crps,
-        "coverage_95": interval_coverage,
-    }
+_HOMES = (
+    ("calibration", ("calibration_error", "empirical_frequencies", "interval_coverage", "levels")),
+    ("classification", ("accuracy", "brier", "ece", "mce", "nll", "reliability")),
+    ("regression", ("crps", "nlpd", "rmse", "rsmse")),
 )
-"""Every regression metric under the name that result tables use; "ce" is eq. 41, "coverage_95" the 95 % interval's."""
 
-CLASS_METRICS: Mapping[str, ClassMetric] = MappingProxyType(
-    {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece, "mce": mce}
-)
-"""Every classification metric under the name that result tables use; "ece" and "mce" with 10 bins of equal width."""
+
+def __getattr__(name: str) -> Any:
+    """Load a function from its home."""
+    for home, names in _HOMES:
+        if name in names:
+            return getattr(import_module(f"pacbayes_fl.metrics.{home}"), name)
+    raise AttributeError(f"module 'pacbayes_fl.metrics' has no attribute {name!r}")

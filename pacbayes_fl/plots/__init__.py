@@ -14,6 +14,7 @@ from pacbayes_fl.plots import certificates
 from pacbayes_fl.plots.calibration import calibration_curve
 from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
 from pacbayes_fl.plots.convergence import convergence_curves
+from pacbayes_fl.plots.diagnostics import diagnostics
 from pacbayes_fl.plots.intervals import interval_plot
 from pacbayes_fl.plots.learning import learning_curve
 from pacbayes_fl.plots.predictive import predictive_bands
@@ -37,6 +38,7 @@ __all__ = [
     "certificates",
     "client_boxes",
     "convergence_curves",
+    "diagnostics",
     "interval_plot",
     "kept_share",
     "learning_curve",
@@ -55,6 +57,7 @@ __all__ = [
 FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
     {
         "learning": learning_curve,
+        "diagnostics": diagnostics,
         "clients": client_boxes,
         "calibration": calibration_curve,
         "predictions": predictive_bands,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.metrics.table import box_columns, headline_column
 from pacbayes_fl.plots.style import (
     CYCLE,
     GROUP_COLOURS,
@@ -25,8 +26,6 @@ from pacbayes_fl.results import GROUPS, Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_PREFERRED: Final = ("rsmse", "ce", "pm.accuracy", "gm.accuracy", "pm.ece")
 
 
 def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -> Figure:
@@ -63,7 +62,8 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
         for group in groups
     }
     if not any(column.size for panel in values.values() for column in panel.values()):
-        raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(metrics or _PREFERRED)}")
+        wanted = ", ".join(metrics or box_columns())
+        raise NothingToDrawError(f"no client of the results has any of the metrics {wanted}")
     colours = [CYCLE[number % len(CYCLE)] for number in range(len(runs))]
     width = min(9.0, max(3.0, 1.2 + 0.75 * len(runs)))
     with panels(len(metrics), len(groups), joint_title(results), width) as (figure, axes):
@@ -109,7 +109,7 @@ def client_boxes(result: Result) -> Figure:
     return figure
 
 
-def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: str = "existing") -> Figure:
+def particle_ablation(results: Sequence[Result], metric: str | None = None, group: str = "existing") -> Figure:
     """Draw a metric against the number of SVGD particles (PAC-PFL, Figure 3).
 
     A point is the mean over seeds of the mean over clients; the bar is one sample standard deviation over seeds.
@@ -117,7 +117,7 @@ def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: s
     Args:
         results: finished runs that differ in their seed and in `labels["particles"]`; one line a study, and a
             method where there are several.
-        metric: name of the metric.
+        metric: name of the metric; the headline of the results' task when None.
         group: "existing" or "new".
 
     Returns:
@@ -129,6 +129,7 @@ def particle_ablation(results: Sequence[Result], metric: str = "rsmse", group: s
         PacBayesFLError: when matplotlib is not installed.
     """
     several = len({result.method for result in results}) > 1
+    metric = metric or headline_column(results[0].task if results else "regression")
     scores: dict[str, dict[int, list[float]]] = {}
     for result in results:
         if "particles" not in result.labels:
@@ -162,7 +163,7 @@ def _drawable(result: Result) -> list[str]:
 
 def _chosen(drawable: Sequence[str]) -> list[str]:
     """Return the metrics that are drawn when nobody asks for others."""
-    return [name for name in _PREFERRED if name in drawable] or list(drawable[:2])
+    return [name for name in box_columns() if name in drawable] or list(drawable[:2])
 
 
 def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, MODELS, NothingToDrawError, by_run, joint_title, panels
+from pacbayes_fl.metrics.table import MODELS, headline
+from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, by_run, joint_title, panels
 from pacbayes_fl.results import Result
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ def convergence_curves(results: Sequence[Result]) -> Figure:
         NothingToDrawError: when no round of any run recorded an accuracy.
         PacBayesFLError: when matplotlib is not installed.
     """
-    runs = by_run(results)
-    lines = {(name, model): _shared(seeds, f"{model}.accuracy") for name, seeds in runs.items() for model in MODELS}
+    runs, score = by_run(results), headline("classification").name
+    lines = {(name, model): _shared(seeds, f"{model}.{score}") for name, seeds in runs.items() for model in MODELS}
     lines = {key: points for key, points in lines.items() if points}
     if not lines:
-        raise NothingToDrawError("no round of the results recorded pm.accuracy or gm.accuracy")
+        raise NothingToDrawError(
+            f"no round of the results recorded {' or '.join(f'{model}.{score}' for model in MODELS)}"
+        )
     colours = dict(zip(dict.fromkeys(name for name, _ in lines), CYCLE * len(lines), strict=False))
     with panels(1, 1, joint_title(results), 5.6, 3.4) as (figure, axes):
         axis: Axes = axes[0, 0]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pacbayes_fl.metrics.table import comparison_columns
 from pacbayes_fl.plots.style import CYCLE, INK, NothingToDrawError, joint_title, metric_label, panels
 from pacbayes_fl.results import GROUPS, Result
-from pacbayes_fl.results_comparison import METRICS, Cell, direction, table
+from pacbayes_fl.results_comparison import Cell, direction, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = Non
         NothingToDrawError: when no client of the results has one of the metrics.
         PacBayesFLError: when matplotlib is not installed.
     """
-    wanted = METRICS[results[0].task] if results and metrics is None else metrics or ()
+    wanted = comparison_columns(results[0].task) if results and metrics is None else metrics or ()
     cells = [cell for cell in table(results, wanted) if math.isfinite(cell.mean)] if results else []
     if not cells:
         raise NothingToDrawError(f"no client of the results has any of the metrics {', '.join(wanted)}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from pacbayes_fl.metrics.recorded import RECORDED
+from pacbayes_fl.metrics.table import MODELS, headline
 from pacbayes_fl.plots.style import (
     BLUE,
     CYCLE,
     MODEL_LINES,
-    MODELS,
     RED,
     NothingToDrawError,
     metric_label,
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SCORES: Final = ("rsmse", "pm.accuracy", "gm.accuracy", "accuracy")
-OBJECTIVES: Final = MappingProxyType(
-    {
-        "log_evidence": ("log evidence of the clients", "mean log evidence (nats)"),
-        "elbo": ("evidence lower bound of the clients", "mean ELBO (nats)"),
-        "loss": ("training loss of the clients", "mean loss (nats per row)"),
-    }
-)
-"""What methods climb or descend, by its name in the records of their rounds: title and label of a panel."""
-_OTHERS: Final = MappingProxyType({**OBJECTIVES, "spread": ("spread of the particles", "particle spread")})
 _SPARSE = 40  # points up to which each has a marker
 _NAMED = 3  # dropped clients that a legend names
 
@@ -42,9 +32,7 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
 
     Args:
         result: a finished or a living run.
-        values: names in `RoundRecord.values`, a panel each; by default the score of the evaluation rounds (rsmse, or
-            the accuracies of personal and global model in one panel), what the method climbs or descends
-            (`OBJECTIVES`), and the spread of the particles, as far as the run recorded them.
+        values: names in `RoundRecord.values`, a panel each; those of `drawn_by_default` when None.
 
     Returns:
         A matplotlib figure; rounds where the number is absent or not finite are left out.
@@ -53,34 +41,72 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
         NothingToDrawError: when no round recorded any of these numbers.
         PacBayesFLError: when matplotlib is not installed.
     """
-    known = {name for record in result.rounds for name, value in record.values.items() if math.isfinite(value)}
-    chosen = [name for name in (values or (*_SCORES, *_OTHERS)) if name in known]
+    wanted = values or drawn_by_default()
+    known = recorded_names(result)
+    chosen = [name for name in wanted if name in known]
     if not chosen:
-        wanted = ", ".join(values or (*_SCORES, *_OTHERS))
-        raise NothingToDrawError(f"no round of the result recorded any of {wanted}")
+        raise NothingToDrawError(f"no round of the result recorded any of {', '.join(wanted)}")
     drawn = [(name,) for name in chosen] if values else _default_panels(chosen)
     with panels(1, len(drawn), f"{result.method} on {result.study}, seed {result.seed}") as (figure, axes):
         for axis, names, colour in zip(axes[0], drawn, CYCLE * len(drawn), strict=False):
             for name in names:
-                _curve(axis, result, name, BLUE if name in _SCORES else colour)
+                draw_rounds(axis, result, name, BLUE if name in _scores() else colour)
             if len(names) > 1:
-                axis.set(title="test accuracy", ylabel="accuracy")
+                label = headline("classification").label
+                axis.set(title=f"test {label}", ylabel=label)
                 axis.legend()
         _mark_dropped(figure, axes[0], result)
     return figure
 
 
+def drawn_by_default() -> tuple[str, ...]:
+    """Name what the learning curve draws when nobody asks for anything else.
+
+    Returns:
+        The headline score of every task (of classifiers those of personal and global model, which share a panel), what
+        methods climb or descend, and the spread of particles.
+    """
+    return (*_scores(), *(name for name, one in RECORDED.items() if one.learning))
+
+
+def recorded_names(result: Result) -> list[str]:
+    """Name the numbers of which some round has a finite one.
+
+    Args:
+        result: a finished or a living run.
+
+    Returns:
+        Names, in the order in which the rounds first mention them.
+    """
+    values = [name for record in result.rounds for name, value in record.values.items() if math.isfinite(value)]
+    return list(dict.fromkeys(values))
+
+
+def _scores() -> tuple[str, ...]:
+    return tuple(dict.fromkeys((headline("regression").name, *_of_both())))
+
+
+def _of_both() -> tuple[str, ...]:
+    """Name the headline score of both models of a classifier."""
+    return tuple(f"{model}.{headline('classification').name}" for model in MODELS)
+
+
 def _default_panels(known: Sequence[str]) -> list[tuple[str, ...]]:
-    """Put both accuracies into one panel, and leave out a loss that only mirrors what is drawn."""
-    both = tuple(f"{model}.accuracy" for model in MODELS)
-    if not set(both) <= set(known):
-        both = ()
-    mirrored = {"loss"} if {"log_evidence", "elbo"} & set(known) else set()
-    alone: list[tuple[str, ...]] = [(name,) for name in known if name not in both and name not in mirrored]
+    """Put the scores of both models into one panel."""
+    both = _of_both() if set(_of_both()) <= set(known) else ()
+    alone: list[tuple[str, ...]] = [(name,) for name in known if name not in both]
     return [both, *alone] if both else alone
 
 
-def _curve(axis: Axes, result: Result, name: str, colour: str) -> None:
+def draw_rounds(axis: Axes, result: Result, name: str, colour: str) -> None:
+    """Draw a number against the round; rounds where it is absent or not finite are left out.
+
+    Args:
+        axis: where.
+        result: a finished or a living run.
+        name: in `RoundRecord.values`.
+        colour: of the line.
+    """
     from matplotlib.ticker import MaxNLocator
 
     points = [(record.round, record.values[name]) for record in result.rounds if name in record.values]
@@ -89,8 +115,8 @@ def _curve(axis: Axes, result: Result, name: str, colour: str) -> None:
     model = name.split(".")[0]
     dots = "o" if len(points) <= _SPARSE else None
     axis.plot(rounds, numbers, MODEL_LINES.get(model, "-"), color=colour, marker=dots, label=MODELS.get(model, name))
-    words = metric_label(name, result)
-    title, label = _OTHERS.get(name, (f"test {words}" if name in _SCORES else words, words))
+    label = metric_label(name, result)
+    title = RECORDED[name].title if name in RECORDED else f"test {label}" if name in _scores() else label
     axis.set(title=title, xlabel="round", ylabel=label, xlim=_limits(result))
     axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from pacbayes_fl.metrics.table import headline_column
 from pacbayes_fl.plots.style import (
     CYCLE,
     FAINT,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_METRIC: Final = MappingProxyType({"regression": "rsmse", "classification": "pm.accuracy"})
 _LEVELS: Final = (
     INK,
     PURPLE,
@@ -60,7 +59,7 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
     Args:
         results: finished runs; `labels["privacy"]` of the private ones says what they spent. Runs whose epsilon is not
             positive and finite have no place on the axis and are left out.
-        metric: name of the metric; RSMSE or the accuracy of the personal model when None.
+        metric: name of the metric; the headline of the results' task when None.
 
     Returns:
         A matplotlib figure, a panel each for existing and for new clients.
@@ -71,7 +70,7 @@ def privacy_utility(results: Sequence[Result], metric: str | None = None) -> Fig
     """
     private = [result for result in results if _about(result) and 0.0 < _spent(result) < math.inf]
     plain = [result for result in results if not _about(result)]
-    chosen = metric or (_METRIC.get(private[0].task, "rsmse") if private else "rsmse")
+    chosen = metric or headline_column(private[0].task if private else "regression")
     groups = [group for group in GROUPS if any(_finite(result, group, chosen) for result in private)]
     if not groups:
         raise NothingToDrawError(f"no client of a private run (labels['privacy']) with an epsilon has {chosen}")

@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.metrics.table import BINS, MODELS, PERSONAL
 from pacbayes_fl.plots.style import (
     FAINT,
     GROUP_COLOURS,
     INK,
-    MODELS,
     RED,
     NothingToDrawError,
-    calibration_bins,
     panels,
     predicted,
 )
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 
-def reliability_diagram(result: Result, bins: int | None = None, model: str = "pm") -> Figure:
+def reliability_diagram(result: Result, bins: int | None = None, model: str = PERSONAL) -> Figure:
     """Draw accuracy against confidence above, and how often which confidence occurs below (BPFed, Figure 6).
 
     The rows of all clients of a group are pooled and sorted into equal bins (lo, hi] by the probability of their most
@@ -51,7 +50,7 @@ def reliability_diagram(result: Result, bins: int | None = None, model: str = "p
         NothingToDrawError: when the result holds no class probabilities of that model for test rows.
         PacBayesFLError: when matplotlib is not installed.
     """
-    bins = calibration_bins(result) if bins is None else bins
+    bins = int(result.labels.get(BINS.setting, BINS.default)) if bins is None else bins
     if model not in MODELS or bins < 1:
         raise StudyError(f"model must be one of {', '.join(MODELS)} and bins at least 1, got {model!r} and {bins}")
     rows = {group: _rows(result, group, model) for group in GROUPS}
@@ -69,8 +68,9 @@ def reliability_diagram(result: Result, bins: int | None = None, model: str = "p
             _diagram(top, pooled, GROUP_COLOURS[group])
             _histogram(bottom, pooled, GROUP_COLOURS[group])
             top.set_title(f"{group} clients ({len(clients)})")
-            ece, mce = (np.mean([getattr(client, name) for client in each]) for name in ("ece", "mce"))
-            words = f"pooled rows: ECE {pooled.ece:.3f}, MCE {pooled.mce:.3f}\nmean over clients: {ece:.3f}, {mce:.3f}"
+            mean, largest = np.mean([client.gaps for client in each], 0)
+            ece, mce = pooled.gaps
+            words = f"pooled rows: ECE {ece:.3f}, MCE {mce:.3f}\nmean over clients: {mean:.3f}, {largest:.3f}"
             bottom.set_title(words, fontsize=8)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(shown))
@@ -91,12 +91,10 @@ class _Bins:
         return float(self.share @ self.accuracy), float(self.share @ self.confidence)
 
     @property
-    def ece(self) -> float:
-        return float(self.share @ np.abs(self.accuracy - self.confidence))
-
-    @property
-    def mce(self) -> float:
-        return float(np.abs(self.accuracy - self.confidence).max())
+    def gaps(self) -> tuple[float, float]:
+        """Expected and maximum calibration error."""
+        gap = np.abs(self.accuracy - self.confidence)
+        return float(self.share @ gap), float(gap.max())
 
 
 def _rows(result: Result, group: str, model: str) -> list[tuple[Array, Array]]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, MODELS, NothingToDrawError, joint_title, panels, run_names
+from pacbayes_fl.metrics.table import MODELS, headline
+from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, joint_title, panels, run_names
 from pacbayes_fl.results import Result
 
 if TYPE_CHECKING:
@@ -49,11 +50,12 @@ def sparsity_curve(results: Sequence[Result], group: str = "existing") -> Figure
         NothingToDrawError: when no result has a share of weights kept and an accuracy.
         PacBayesFLError: when matplotlib is not installed.
     """
+    score = headline("classification").name
     scores: dict[tuple[str, str], dict[float, list[float]]] = {}
     for name, result in zip(run_names(results), results, strict=True):
         kept = kept_share(result)
         for model in MODELS:
-            values = [value for value in result.column(group, f"{model}.accuracy") if math.isfinite(value)]
+            values = [value for value in result.column(group, f"{model}.{score}") if math.isfinite(value)]
             if kept is not None and values:
                 scores.setdefault((name, model), {}).setdefault(kept, []).append(float(np.mean(values)))
     if not scores:

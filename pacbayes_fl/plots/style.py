@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy.typing as npt
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.metrics.recorded import RECORDED, with_unit
+from pacbayes_fl.metrics.table import MODELS, PARTS, Metric, is_raw, metric_of
 from pacbayes_fl.names import to_drawing
 from pacbayes_fl.results import Result
 
@@ -56,27 +58,7 @@ _STYLE: Final = MappingProxyType(
         "svg.hashsalt": "pacbayes_fl",
     }
 )
-_METRICS: Final = MappingProxyType(
-    {
-        "rsmse": "RSMSE",
-        "rmse": "RMSE",
-        "ce": "calibration error",
-        "nlpd": "NLPD (nats per row)",
-        "crps": "CRPS",
-        "coverage_95": "coverage of the 95 % interval",
-        "accuracy": "accuracy",
-        "nll": "negative log likelihood (nats per row)",
-        "brier": "Brier score",
-        "ece": "expected calibration error",
-        "mce": "maximum calibration error",
-    }
-)
-MODELS: Final[Mapping[str, str]] = MappingProxyType({"pm": "personal model", "gm": "global model"})
-"""The models of a classifier, by the first part of the names of their metrics."""
-MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType({"pm": "-", "gm": "--"})
-_OF_METRIC: Final = MappingProxyType({**MODELS, "mean_weights": "at the mean weights", "validation": "validation rows"})
-
-
+MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType(dict(zip(MODELS, ("-", "--"), strict=True)))
 _TICK_COLUMNS: Final = 40  # of letters, of a tick or a key of a legend
 _LINE_COLUMNS: Final = 100
 
@@ -148,11 +130,6 @@ def _tick(formatter: Callable[[float, Any], str], value: float, position: Any) -
     return to_drawing(formatter(value, position), _TICK_COLUMNS)
 
 
-def with_unit(name: str, unit: str) -> str:
-    """Return the words of an axis: "power (kW)", or the name alone where the unit is "" or "1"."""
-    return f"{name} ({unit})" if unit not in ("", "1") else name
-
-
 def target_label(result: Result) -> str:
     """Name the target with its unit, from the labels `target_name` and `target_unit`."""
     return with_unit(str(result.labels.get("target_name", "y")), str(result.labels.get("target_unit", "")))
@@ -165,20 +142,23 @@ def feature_label(result: Result, feature: int) -> str:
     return with_unit(name, str(units[feature]) if feature < len(units) else "")
 
 
-def calibration_bins(result: Result) -> int:
-    """Return the number of bins of a result's ECE and MCE; a run that does not say has 10."""
-    return int(result.labels.get("calibration_bins", 10))
+def metric_label(column: str, result: Result) -> str:
+    """Name a column of scores, or a recorded number, for an axis: "pm.accuracy" is "accuracy, personal model"."""
+    *parts, name = column.split(".")
+    metric = metric_of(column)
+    if metric is None:
+        label = with_unit(RECORDED[name].label, RECORDED[name].unit) if name in RECORDED else name.replace("_", " ")
+    else:
+        label = with_unit(metric.label, _raw_unit(metric, result) if is_raw(column) else metric.unit)
+        said = [one.words.format(result.labels.get(one.setting, one.default)) for one in metric.options if one.words]
+        label += f" ({', '.join(said)})" if said else ""
+    return ", ".join([label, *(PARTS.get(part, part) for part in parts)])
 
 
-def metric_label(metric: str, result: Result) -> str:
-    """Name a metric for an axis; "pm.accuracy" becomes "accuracy, personal model"."""
-    *parts, name = metric.split(".")
-    label = _METRICS.get(name, name.replace("_", " "))
-    if name in ("rmse", "crps"):
-        label = with_unit(label, str(result.labels.get("target_unit", "")))
-    if name in ("ece", "mce"):
-        label += f" ({calibration_bins(result)} bins)"
-    return ", ".join([label, *(_OF_METRIC.get(part, part) for part in parts)])
+def _raw_unit(metric: Metric, result: Result) -> str:
+    """Return the unit of a metric that is taken in the data's own units."""
+    target = str(result.labels.get("target_unit", ""))
+    return target if metric.raw == "times unit" else f"{metric.unit}, of targets in {target or 'their own unit'}"
 
 
 def run_names(results: Sequence[Result]) -> list[str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.metrics.table import headline_column
 from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels
 from pacbayes_fl.results import Result, nested_bootstrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_PREFERRED: Final = ("rsmse", "pm.accuracy")
 
 
 def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str = "existing") -> Figure:
@@ -27,7 +26,7 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
 
     Args:
         results: finished runs; those whose labels say what was varied are drawn.
-        metric: name of the metric; RSMSE or the accuracy of the personal model when None.
+        metric: name of the metric; the headline of the results' task when None.
         group: "existing" or "new".
 
     Returns:
@@ -38,7 +37,7 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
         NothingToDrawError: when no result has a value that was varied, a client of the group and the metric.
         PacBayesFLError: when matplotlib is not installed.
     """
-    chosen = metric or next((name for name in _PREFERRED if any(name in result.metrics for result in results)), "rsmse")
+    chosen = metric or headline_column(results[0].task if results else "regression")
     found: dict[str, dict[Any, list[list[float]]]] = {}
     drawn = []
     for result in results:

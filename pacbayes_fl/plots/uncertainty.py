@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.metrics.recorded import ENTROPY
 from pacbayes_fl.plots.style import BLUE, NothingToDrawError, panels
 from pacbayes_fl.results import Result, RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PREFIX: Final = "entropy."
+_PREFIX: Final = f"{ENTROPY}."
 _ROWS = 5  # rounds drawn at most
 
 

@@ -23,9 +23,9 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.metrics.recorded import RECORDED
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
-from pacbayes_fl.plots.learning import OBJECTIVES
 from pacbayes_fl.results import Result
 from tests.laws.cases import (
     ALL,
@@ -324,13 +324,13 @@ def test_a_record_holds_what_the_method_climbs_or_descends_under_a_name_that_fig
         return  # nothing is repeated, so that there is no curve
     s = scene(case, d)
     record, _ = next(iter(engine.rounds(s.method, s.batch, replace(s.plan, rounds=1))))
-    objectives = OBJECTIVES.keys() & record.values.keys()
+    objectives = {name for name in record.values if name in RECORDED and RECORDED[name].objective}
     assert len(objectives) == (case.name != "toy")
     assert objectives == ({s.method.objective} - {None}), "the guard watches what figures draw"
     study = Result("tiny", case.name, 0, "regression", (record,), (), {}, {})
     if objectives:
         titles = [axis.get_title() for axis in learning_curve(study).axes]
-        assert titles[0] == OBJECTIVES[next(iter(objectives))][0]
+        assert titles[0] == RECORDED[objectives.pop()].title
 
 
 @every_method

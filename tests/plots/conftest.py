@@ -12,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl.results import ClientRow, Result, RoundRecord
 
 Z = 1.959963984540054
+VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
 UNITS = {
     "feature_name": ["time of day", "lag 1"],
     "feature_unit": ["h", "kW"],
@@ -83,7 +84,7 @@ def make_result(
         spread = torch.rand(2, count, generator=generator, dtype=torch.float64)
         for k in range(count):
             metrics = {"rsmse": level + 0.3 * spread[0, k].item(), "ce": 0.03 + 0.1 * spread[1, k].item()}
-            metrics["rmse"] = 2 * metrics["rsmse"]
+            metrics["rmse_raw"] = 2 * metrics["rsmse"]
             number = k if group == "existing" else existing + k
             rows.append(ClientRow(number, f"client_{number:02d}", group, 12 if k == 0 else 9, metrics))
         for name, tensor in _group(count, d, generator).items():
@@ -120,7 +121,11 @@ def make_classes(
     clients = [f"client.{k:02d}" for k in range(existing + new)]
     rounds = []
     for number in range(31):
-        values = {"elbo": -2.0 * math.exp(-number / 9), "loss": 2.0 * math.exp(-number / 9), "kept": 0.401}
+        fit = 2.0 * math.exp(-number / 9)
+        gains = "elbo" if method in VARIATIONAL else "log_evidence" if method == "pac-pfl-bnn" else ""
+        values = {gains: -fit} if gains else {"loss": fit}
+        values |= {"kept": 0.401, "bytes_dense": 80.0} if method == "sfedbayes" else {}
+        values["seconds"] = 0.2
         if number % 5 == 0:
             values["pm.accuracy"] = level + 0.01 * seed - 0.5 * math.exp(-number / 5)
             values["gm.accuracy"] = values["pm.accuracy"] - 0.1

@@ -54,7 +54,7 @@ def test_each_method_has_a_box_over_its_clients_and_seeds(made: Maker) -> None:
 
 def test_studies_are_kept_apart_and_units_are_named(made: Maker) -> None:
     results = [made(study="pv-s-150"), made(study="pv-ew-150", new=0)]
-    figure = box_plots(results, ["rmse"])
+    figure = box_plots(results, ["rmse_raw"])
     assert ticks(figure.axes[0]) == ["pac_pfl\npv-s-150", "pac_pfl\npv-ew-150"]
     assert figure.axes[0].get_ylabel() == "RMSE (kW)"
     assert [len(values) for values in dots(figure.axes[1])] == [6, 0]

@@ -17,8 +17,9 @@ from matplotlib.text import Text
 
 from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.metrics.recorded import with_unit
 from pacbayes_fl.plots import FIGURES, NothingToDrawError, learning_curve, particle_ablation, save_all, save_joint
-from pacbayes_fl.plots.style import feature_label, metric_label, target_label, with_unit
+from pacbayes_fl.plots.style import feature_label, metric_label, target_label
 from pacbayes_fl.results import Result, RoundRecord
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
 from tests.hostile import NAMES
@@ -26,8 +27,8 @@ from tests.hostile import NAMES
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-REGRESSION = ("learning", "clients", "calibration", "predictions")
-CLASSIFICATION = ("learning", "clients", "reliability", "uncertainty")
+REGRESSION = ("learning", "diagnostics", "clients", "calibration", "predictions")
+CLASSIFICATION = ("learning", "diagnostics", "clients", "reliability", "uncertainty")
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -104,7 +105,7 @@ def test_every_axis_is_labelled_for_any_number_of_clients(
         labelled = [bool(axis.get_xlabel() and axis.get_ylabel()) for axis in figure.axes]
         assert any(labelled) if name == "uncertainty" else all(labelled)  # small multiples share their outer labels
         figure.canvas.draw()
-    assert drawn == (2 if name in ("learning", "clients") else 1)
+    assert drawn == (2 if name in ("learning", "diagnostics", "clients") else 1)
 
 
 def test_the_users_settings_neither_matter_nor_change(result: Result, tmp_path: Path) -> None:
@@ -120,7 +121,11 @@ def test_words_on_axes(result: Result) -> None:
     assert with_unit("x", "1") == with_unit("x", "") == "x"
     assert [feature_label(result, j) for j in range(3)] == ["time of day (h)", "lag 1 (kW)", "x"]
     assert target_label(result) == "power (kW)"
-    assert metric_label("crps", result) == "CRPS (kW)"
+    assert metric_label("crps_raw", result) == "CRPS (kW)"
+    assert metric_label("crps", result) == "CRPS (standard deviations of the client's targets)"
+    assert metric_label("nlpd", result) == "NLPD (nats per row)"
+    assert metric_label("nlpd_raw", result) == "NLPD (nats per row, of targets in kW)"
+    assert metric_label("seconds", result) == "time (s)"
     assert metric_label("pm.own_score", result) == "own score, personal model"
     assert metric_label("gm.mean_weights.ece", result) == (
         "expected calibration error (10 bins), global model, at the mean weights"

@@ -1,0 +1,459 @@
+"""The table of metrics: one record each, from which a run's scores, tables, figures, labels and searches are made.
+
+Nothing is imported here that computes: a record names its function, which is loaded when it is first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Task = Literal["regression", "classification"]
+Function = Callable[..., "Tensor"]
+
+PERSONAL: Final = "pm"
+MODELS: Final[Mapping[str, str]] = MappingProxyType({PERSONAL: "personal model", "gm": "global model"})
+"""The models of a classifier, by the first part of the names of their scores."""
+MEAN_WEIGHTS: Final = "mean_weights"
+"""Middle part of a score that is taken at the mean of the weights instead of averaged over draws of them."""
+VALIDATION: Final = "validation"
+"""First part of a score that is of validation rows."""
+PARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {**MODELS, MEAN_WEIGHTS: "at the mean weights", VALIDATION: "validation rows"}
+)
+"""What the parts of a score's name in front of its metric mean."""
+
+PLAIN, RAW = "{}", "{}_raw"
+ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number or name of a study on which a metric depends: what was taken with another one cannot be compared.
+
+    Args:
+        argument: name of the metric's argument.
+        setting: its name in the study's table [report], and in the labels of a run.
+        default: of a run that does not say.
+        words: what axes and labels say of the value, such as "{} bins"; nothing where empty.
+        sentence: what tables say of the value; nothing where empty.
+    """
+
+    argument: str
+    setting: str
+    default: Any
+    words: str = ""
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that compares a client's predictions with its test rows: `(predictive, y, mask) -> [K]`, float64.
+
+    The columns that it fills are named by patterns: "{}" is its own name, "{}_raw" the metric in the data's own units,
+    "pm.{}" and "gm.{}" are of the personal models and of the global model.
+
+    Args:
+        name: in files and tables.
+        label: on axes.
+        unit: of its values on axes; nothing where empty.
+        function: `(predictive, y, mask, **options) -> [K]`, or where it stands, as "package.module:name".
+        better: which end is the good one; neither where empty.
+        tasks: what it is a metric of.
+        meaning: one sentence on what it is.
+        options: of the study, that the function takes.
+        raw: how it goes over to the data's own units: times their unit, as a log density, or not at all.
+        note: what labels say of it, a template with the settings of its options; nothing where empty.
+        run: columns that the table of a run shows.
+        place: position among the columns of the table of a run; those of one place stand in the order of `METRICS`.
+        comparison: columns that the table of a comparison shows; the files have all.
+        boxes: columns whose spread over clients is drawn when nobody asks for others.
+        headline: whether it is the score of its task that learning curves, progress and sweeps show; one per task.
+        search: under which name a search can make it small; not at all where empty.
+        summed: the number of a row from whose mean a search computes it, the first for every task.
+        values: of the options, by setting.
+    """
+
+    name: str
+    label: str
+    unit: str
+    function: str | Function
+    better: Literal["lower", "higher", ""]
+    tasks: tuple[Task, ...]
+    meaning: str
+    options: tuple[Option, ...] = ()
+    raw: Literal["times unit", "log density", ""] = ""
+    note: str = ""
+    run: tuple[str, ...] = ()
+    place: int = 9
+    comparison: tuple[str, ...] = ()
+    boxes: tuple[str, ...] = ()
+    headline: bool = False
+    search: str = ""
+    summed: Literal["loss", "log density", ""] = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, predictive: Any, y: Tensor, mask: Tensor) -> Tensor:
+        """Score predictions.
+
+        Args:
+            predictive: predictions for the same rows, [K, N].
+            y: targets [K, N], in the unit of the predictive, or integer labels.
+            mask: bool [K, N], True on real rows.
+
+        Returns:
+            A number per client [K]; NaN for a client without rows.
+
+        Raises:
+            ShapeError: when y, mask and the predictive disagree in shape.
+        """
+        function = self.function
+        if isinstance(function, str):
+            module, _, name = function.partition(":")
+            function = getattr(import_module(module), name)
+        given = {one.argument: self.values[one.setting] for one in self.options if one.setting in self.values}
+        scores: Tensor = function(predictive, y, mask, **given)
+        return scores
+
+    def at(self, settings: Mapping[str, Any]) -> Metric:
+        """Take the values of the options from a study.
+
+        Args:
+            settings: by name, as in its table [report].
+
+        Returns:
+            The metric with these values.
+        """
+        return replace(self, values={one.setting: settings.get(one.setting, one.default) for one in self.options})
+
+    def labels(self) -> dict[str, Any]:
+        """Say what the metric is of the run whose settings it has.
+
+        Returns:
+            Its note, and before it the values of options that axes say; nothing for a metric without a note.
+        """
+        said = {one.setting: self.values.get(one.setting, one.default) for one in self.options}
+        shown = {one.setting: said[one.setting] for one in self.options if one.words}
+        return {**shown, self.name: self.note.format(**said)} if self.note else {}
+
+
+_LEVELS = Option("levels", "levels", "paper")
+BINS: Final = Option("bins", "calibration_bins", 10, "{} bins", "{} bins of confidence")
+_REGRESSION, _CLASSIFICATION = "pacbayes_fl.metrics.regression", "pacbayes_fl.metrics.classification"
+_CALIBRATION = "pacbayes_fl.metrics.calibration"
+_STANDARD = "standard deviations of the client's targets"
+_BINNED = "top-label, {calibration_bins} bins of equal width (lo, hi] on [0, 1]"
+
+_ROWS = (
+    Metric(
+        name="rsmse",
+        label="RSMSE",
+        unit="",
+        function=f"{_REGRESSION}:rsmse",
+        better="lower",
+        tasks=("regression",),
+        meaning="root mean squared error over the standard deviation of the client's test targets",
+        note="root mean squared error over the population std of the client's test targets",
+        run=(PLAIN,),
+        comparison=(PLAIN,),
+        boxes=(PLAIN,),
+        headline=True,
+        search="rsmse",
+        summed="loss",
+    ),
+    Metric(
+        name="rmse",
+        label="RMSE",
+        unit=_STANDARD,
+        function=f"{_REGRESSION}:rmse",
+        better="lower",
+        tasks=("regression",),
+        meaning="root mean squared error of the predictive mean",
+        raw="times unit",
+        run=(RAW,),
+    ),
+    Metric(
+        name="ce",
+        label="calibration error",
+        unit="",
+        function=f"{_CALIBRATION}:calibration_error",
+        better="lower",
+        tasks=("regression",),
+        meaning="mean distance between confidence levels and how many targets lie below their quantiles (eq. 41)",
+        options=(_LEVELS,),
+        note="eq. 41, mean absolute residual, levels {levels!r}",
+        run=(PLAIN,),
+        comparison=(PLAIN,),
+        boxes=(PLAIN,),
+    ),
+    Metric(
+        name="nlpd",
+        label="NLPD",
+        unit="nats per row",
+        function=f"{_REGRESSION}:nlpd",
+        better="lower",
+        tasks=("regression",),
+        meaning="negative log predictive density of the targets, mean over rows",
+        raw="log density",
+        note="nats per row, standardised by the client's training rows; nlpd_raw in the data's units",
+        run=(PLAIN,),
+        comparison=(PLAIN,),
+        search="nlpd",
+        summed="log density",
+    ),
+    Metric(
+        name="crps",
+        label="CRPS",
+        unit=_STANDARD,
+        function=f"{_REGRESSION}:crps",
+        better="lower",
+        tasks=("regression",),
+        meaning="continuous ranked probability score, mean over rows",
+        raw="times unit",
+        run=(PLAIN,),
+        comparison=(PLAIN,),
+    ),
+    Metric(
+        name="coverage_95",
+        label="coverage of the 95 % interval",
+        unit="",
+        function=f"{_CALIBRATION}:interval_coverage",
+        better="",
+        tasks=("regression",),
+        meaning="share of targets inside the central 95 % interval",
+    ),
+    Metric(
+        name="accuracy",
+        label="accuracy",
+        unit="",
+        function=f"{_CLASSIFICATION}:accuracy",
+        better="higher",
+        tasks=("classification",),
+        meaning="share of rows whose most probable class is the label",
+        run=ALL_MODELS,
+        place=0,
+        comparison=ALL_MODELS,
+        boxes=ALL_MODELS,
+        headline=True,
+        search="error",
+        summed="loss",
+    ),
+    Metric(
+        name="nll",
+        label="negative log likelihood",
+        unit="nats per row",
+        function=f"{_CLASSIFICATION}:nll",
+        better="lower",
+        tasks=("classification",),
+        meaning="negative log likelihood of the labels, mean over rows",
+        note="nats per row",
+        run=ALL_MODELS[:1],
+        comparison=ALL_MODELS[:1],
+        search="nll",
+        summed="log density",
+    ),
+    Metric(
+        name="brier",
+        label="Brier score",
+        unit="",
+        function=f"{_CLASSIFICATION}:brier",
+        better="lower",
+        tasks=("classification",),
+        meaning="squared distance between probabilities and label, summed over classes, mean over rows",
+        note="sum over classes, in [0, 2]",
+        run=ALL_MODELS[:1],
+        comparison=ALL_MODELS[:1],
+    ),
+    Metric(
+        name="ece",
+        label="expected calibration error",
+        unit="",
+        function=f"{_CLASSIFICATION}:ece",
+        better="lower",
+        tasks=("classification",),
+        meaning="mean distance between confidence and accuracy over bins of confidence",
+        options=(BINS,),
+        note=f"{_BINNED}, l1 norm",
+        run=ALL_MODELS,
+        place=1,
+        comparison=ALL_MODELS,
+        boxes=ALL_MODELS[:1],
+    ),
+    Metric(
+        name="mce",
+        label="maximum calibration error",
+        unit="",
+        function=f"{_CLASSIFICATION}:mce",
+        better="lower",
+        tasks=("classification",),
+        meaning="largest distance between confidence and accuracy among bins of confidence",
+        options=(BINS,),
+        note=f"{_BINNED}, largest gap",
+        comparison=ALL_MODELS[:1],
+    ),
+)
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ROWS})
+"""Every metric by name; within a task in the order of the columns of result files."""
+
+
+def of_task(task: str) -> dict[str, Metric]:
+    """Select the metrics of a task.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        The records by name, in the order of `METRICS`.
+    """
+    return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
+
+
+def metric_of(column: str) -> Metric | None:
+    """Look up the metric of a column of a run's scores.
+
+    Args:
+        column: such as "pm.mean_weights.ece" or "rmse_raw".
+
+    Returns:
+        The record; None for a column that is not a metric's.
+    """
+    name = column.rpartition(".")[2]
+    own = METRICS.get(name)
+    return METRICS.get(name.removesuffix(RAW.format(""))) if own is None else own
+
+
+def is_raw(column: str) -> bool:
+    """Whether a column holds a metric in the data's own units.
+
+    Args:
+        column: such as "rmse_raw".
+
+    Returns:
+        True where it is the raw form of a metric.
+    """
+    return column.rpartition(".")[2] not in METRICS and metric_of(column) is not None
+
+
+def headline(task: str) -> Metric:
+    """Give the metric that stands for a task where there is room for one.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        The record.
+    """
+    return next(metric for metric in of_task(task).values() if metric.headline)
+
+
+def headline_column(task: str) -> str:
+    """Name the column of a task's headline metric, for classifiers that of the personal models.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        Such as "pm.accuracy".
+    """
+    metric = headline(task)
+    return metric.comparison[0].format(metric.name)
+
+
+def headlines() -> dict[str, str]:
+    """Name the columns of the headline metrics of all tasks.
+
+    Returns:
+        Columns by task.
+    """
+    tasks = dict.fromkeys(task for metric in METRICS.values() for task in metric.tasks)
+    return {task: headline_column(task) for task in tasks}
+
+
+def run_columns(task: str) -> tuple[str, ...]:
+    """Name the columns that the table of a run shows.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        Columns, model by model.
+    """
+    metrics = sorted(of_task(task).values(), key=lambda metric: metric.place)
+    return _by_pattern([(pattern, metric) for metric in metrics for pattern in metric.run])
+
+
+def comparison_columns(task: str) -> tuple[str, ...]:
+    """Name the columns that the table of a comparison shows.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        Columns, model by model.
+    """
+    metrics = of_task(task).values()
+    return _by_pattern([(pattern, metric) for metric in metrics for pattern in metric.comparison])
+
+
+def _by_pattern(wanted: list[tuple[str, Metric]]) -> tuple[str, ...]:
+    """Sort columns by their pattern: all of the personal models before those of the global model."""
+    patterns = dict.fromkeys(pattern for pattern, _ in wanted)
+    return tuple(pattern.format(metric.name) for first in patterns for pattern, metric in wanted if pattern == first)
+
+
+def box_columns() -> tuple[str, ...]:
+    """Name the columns whose spread over clients is drawn when nobody asks for others.
+
+    Returns:
+        Columns of all tasks.
+    """
+    return tuple(pattern.format(metric.name) for metric in METRICS.values() for pattern in metric.boxes)
+
+
+def search_scores(task: str) -> tuple[str, ...]:
+    """Name what a search can make small.
+
+    Args:
+        task: "regression" or "classification".
+
+    Returns:
+        Names, the one from rows' losses, which is the default, before the one from their log densities.
+    """
+    metrics = of_task(task).values()
+    return tuple(metric.search for kind in ("loss", "log density") for metric in metrics if metric.summed == kind)
+
+
+def spoken_options() -> dict[Option, list[str]]:
+    """Collect the options whose values tables print.
+
+    Returns:
+        Options, each with the names of the metrics that depend on it.
+    """
+    found: dict[Option, list[str]] = {}
+    for name, metric in METRICS.items():
+        for option in metric.options:
+            if option.sentence:
+                found.setdefault(option, []).append(name)
+    return found
+
+
+def listing() -> list[tuple[str, str]]:
+    """List all metrics.
+
+    Returns:
+        Names, each with a line on what it is.
+    """
+    return [(metric.name, _line(metric)) for metric in METRICS.values()]
+
+
+def _line(metric: Metric) -> str:
+    better = f"; {metric.better} is better" if metric.better else ""
+    settings = ", ".join(f"report.{option.setting}" for option in metric.options)
+    return f"{' and '.join(metric.tasks)}: {metric.meaning}{better}{f'; set {settings}' if settings else ''}"
