@@ -463,7 +463,7 @@ def _bound(options: argparse.Namespace) -> None:
         return
     for line in str(certificate).splitlines():
         say(line)
-    say(study_bound.trusted(numbers))
+    say(study_bound.assumptions_text(numbers))
 
 
 def _join(options: argparse.Namespace) -> None:

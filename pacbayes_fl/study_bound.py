@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import BoundedLoss, Certificate, LossRange, MonteCarlo, Premises, Provenance, ZeroOne, to_record
-from pacbayes_fl.bounds.certificate import Predictor, Source
+from pacbayes_fl.bounds import (
+    Bound,
+    BoundedLoss,
+    Certificate,
+    LossRange,
+    MonteCarlo,
+    Premises,
+    Provenance,
+    ZeroOne,
+    to_record,
+)
+from pacbayes_fl.bounds.premises import Predictor, Source
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.study_certify_request import AVERAGES
 
-__all__ = ["Numbers", "certificate", "listing", "to_record", "trusted"]
+__all__ = ["Numbers", "assumptions_text", "certificate", "listing", "to_record"]
 
 
 @dataclass(frozen=True)
@@ -60,50 +67,53 @@ class Numbers:
     tried: int = 1
 
 
-def certificate(name: str, numbers: Numbers) -> Certificate:
+def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
     """Compute a bound from numbers; nothing is known of them but what is said.
 
     Args:
-        name: a key of `bounds.BOUNDS`.
+        name: of a bound on a client (`bounds.BOUNDS`), or its record.
         numbers: with those that the bound needs, and no others.
 
     Returns:
         The certificate.
 
     Raises:
-        AssumptionError: when the bound is unknown, a number is missing or means nothing to it, or none can be formed.
+        AssumptionError: when the bound is unknown, a number is missing or the bound has no use for it, or none can be
+            formed.
     """
-    if name not in bounds.BOUNDS:
-        raise AssumptionError(f"bound must be one of {', '.join(bounds.BOUNDS)}, got {name!r}")
-    apply = bounds.BOUNDS[name]
-    known = inspect.signature(apply).parameters
-    given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z", "delta")}
-    missing = [key for key, value in given.items() if value is None and key in known]
-    idle = [key for key, value in given.items() if value is not None and key not in known]
-    if numbers.draws is not None and "monte_carlo" not in known:
+    known = [each.name for each in bounds.BOUNDS.values() if each.group is None]
+    if isinstance(name, str) and name not in known:
+        raise AssumptionError(f"bound must be one of {', '.join(known)}, got {name!r}")
+    bound = bounds.bound_named(name)
+    given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z")}
+    missing = [key for key in bound.needs if given.get(key) is None]
+    idle = [key for key, value in given.items() if value is not None and key not in bound.needs]
+    if numbers.draws is not None and not bound.estimable:
         idle.append("draws")
-    for words, keys in (("needs", missing), ("has no use for", idle)):
+    for text, keys in (("needs", missing), ("has no use for", idle)):
         if keys:
-            raise AssumptionError(f"the bound {name!r} {words} {', '.join(keys)}")
+            raise AssumptionError(f"the bound {bound.name!r} {text} {', '.join(keys)}")
     if numbers.draws is None and numbers.draws_delta is not None:
         raise AssumptionError(
             f"draws_delta is what an estimate from draws takes of delta, got {numbers.draws_delta:g} without draws",
             hint="say how many draws, or leave it out for an exact risk",
         )
-    posterior: Literal["any", "exact Gibbs"] = "exact Gibbs" if name == "gibbs" else "any"
     provenance = Provenance(numbers.prior, numbers.epsilon, numbers.prior_delta or 0.0)
     premises = Premises(
-        provenance, numbers.independent, _loss(numbers), numbers.predictor, tried=numbers.tried, posterior=posterior
+        provenance,
+        numbers.independent,
+        _loss(numbers),
+        numbers.predictor,
+        tried=numbers.tried,
+        posterior=bound.posterior,
     )
-    more: Mapping[str, Any] = {}
+    draws = None
     if numbers.draws is not None:
-        share = 0.2 * numbers.delta if numbers.draws_delta is None else numbers.draws_delta
-        more = {"monte_carlo": MonteCarlo(numbers.draws, share)}
-    values = {key: value for key, value in given.items() if value is not None}
-    return apply(**values, premises=premises, **more)
+        draws = MonteCarlo(numbers.draws, 0.2 * numbers.delta if numbers.draws_delta is None else numbers.draws_delta)
+    return bound.certify(given, numbers.delta, premises, draws)
 
 
-def trusted(numbers: Numbers) -> str:
+def assumptions_text(numbers: Numbers) -> str:
     """Say what a certificate from numbers takes on trust.
 
     Args:
@@ -131,8 +141,8 @@ def _loss(numbers: Numbers) -> BoundedLoss:
 
 def listing() -> list[tuple[str, str]]:
     """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
-    asked = dict.fromkeys(bounds.BOUNDS, "")
-    asked |= {name: f" [Python: bounds.{apply.__name__}]" for name, apply in bounds.SERVER_BOUNDS.items()}
-    asked |= dict.fromkeys(AVERAGES, " [certify]")
-    every = {**bounds.BOUNDS, **bounds.SERVER_BOUNDS}
-    return [(name, (inspect.getdoc(apply) or "").splitlines()[0] + asked[name]) for name, apply in every.items()]
+    found = []
+    for bound in bounds.BOUNDS.values():
+        where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
+        found.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
+    return found

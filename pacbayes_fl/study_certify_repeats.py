@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.methods.tempered import untempered
 
 if TYPE_CHECKING:
@@ -152,10 +151,7 @@ def marks_of(trained: Trained, known: ClientBatch) -> Array:
     Returns:
         The folds of a training in folds, else a mark of its own for every client [K].
     """
-    method = untempered(trained.method)
-    if isinstance(method, Folded):
-        return np.array([method.fold_of[i] for i in known.ids])
-    return np.arange(known.clients)
+    return np.array(untempered(trained.method).prior_groups(known.ids))
 
 
 def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int, Array]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import BoundedLoss, MonteCarlo
+from pacbayes_fl.bounds import Bound, BoundedLoss, MonteCarlo
 from pacbayes_fl.errors import AssumptionError
-
-AVERAGES = ("server", "new-clients")
-"""Bounds on clients on average, under PAC-PFL's hyper-posterior over functions."""
 
 Beta = float | Literal["rows", "root"]
 
-_AT_BETA = ("catoni", "alquier", "theorem-3.2", "gibbs")
+DEFAULT: Final = next(iter(bounds.BOUNDS))
+"""The bound that is taken where none is asked for: the first of the table."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,20 @@ class Request:
     """What is to be certified, said before the rows of the bound are looked at.
 
     Args:
-        bound: a name of `bounds.BOUNDS`, for each client on its own, or of `AVERAGES`, for clients on average.
+        bound: a name of `bounds.BOUNDS`, or a record, of a bound on each client on its own or on clients on average.
         delta: probability with which a bound may fail, of each client on its own.
         loss: whose risk is bounded; by the task when None: 0-1 of labels, 1 - exp(-e^2) of standardised targets.
         draws: hypotheses that estimate a risk without closed form.
         draws_delta: share of delta that the estimate may fail with.
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
-            "root"; rows by default of `AVERAGES`.
+            "root"; rows by default of bounds on averages.
         jointly: the lines of all clients, existing and new, hold at once: they share delta.
         tried: number of configurations among which somebody chose by the rows of the bound; 1 for none.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
             without data can be compared with; None takes the particles for the hyper-prior themselves.
     """
 
-    bound: str = "seeger"
+    bound: str | Bound = DEFAULT
     delta: float = 0.05
     loss: BoundedLoss | None = None
     draws: int = 1000
@@ -51,22 +49,42 @@ class Request:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be certified."""
-        known = (*bounds.BOUNDS, *AVERAGES)
-        if self.bound not in known:
+        known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
+        if isinstance(self.bound, str) and self.bound not in known:
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
+        bound = self.record
+        if not bound.certifiable:
+            needs = ", ".join(bound.needs)
+            raise AssumptionError(f"the bound {bound.name!r} needs {needs}, which no run has all of")
         if self.draws < 1 or not 0 < self.draws_delta < 1:
             raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
-        if self.smooth is not None and self.bound not in AVERAGES:
-            raise AssumptionError(f"the bound {self.bound!r} has no use for smooth", hint="it is of a server's bound")
-        if self.bound not in AVERAGES and (self.bound in _AT_BETA) != (self.beta is not None):
-            needs = "needs a beta that was fixed before" if self.bound in _AT_BETA else "has no beta"
-            raise AssumptionError(f"the bound {self.bound!r} {needs}", hint="--beta rows takes n, --beta root its root")
+        if bound.group is None:
+            if self.smooth is not None:
+                raise AssumptionError(
+                    f"the bound {bound.name!r} has no use for smooth", hint="it is of a server's bound"
+                )
+            if ("beta" in bound.needs) != (self.beta is not None):
+                needs = "has no beta" if self.beta is not None else "needs a beta that was fixed before"
+                raise AssumptionError(
+                    f"the bound {bound.name!r} {needs}", hint="--beta rows takes n, --beta root its root"
+                )
+
+    @property
+    def record(self) -> Bound:
+        """What is known of the bound."""
+        return bounds.bound_named(self.bound)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Give all that was asked, by name, as JSON can hold it; a loss by its name."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return own | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property
     def asked(self) -> str:
         """Name of the request in file names: the bound, and what of it is not by default."""
         parts = {"beta": self.beta, "smooth": self.smooth, "loss": None if self.loss is None else self.loss.name}
-        text = "-".join([self.bound, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
+        text = "-".join([self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
         return re.sub(r"[^\w.]+", "-", text).strip("-")
 
     def beta_for(self, n: Tensor) -> Tensor:
@@ -110,13 +128,13 @@ def loss_of(text: str | None) -> BoundedLoss | None:
     if text is None:
         return None
     name, equals, value = text.partition("=")
-    setting = {"clipped-nll": "p_min", "clipped-square": "limit", "saturating-square": "scale"}.get(name)
-    if not equals and name != "clipped-square":
+    settings = fields(bounds.LOSSES[name]) if name in bounds.LOSSES else ()
+    if not equals and all(each.default is not MISSING for each in settings):
         return bounds.loss_named(name)
     number = number_of(value)
-    if setting is None or number is None:
+    if not settings or number is None:
         raise AssumptionError(f"loss {text!r} must be NAME or NAME=NUMBER", hint="such as clipped-square=4")
-    return bounds.loss_named(name, **{setting: number})
+    return bounds.loss_named(name, **{settings[0].name: number})
 
 
 def beta_of(text: str | None) -> Beta | None:

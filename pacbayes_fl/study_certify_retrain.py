@@ -10,10 +10,9 @@ from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.methods.tempered import untempered
 from pacbayes_fl.results_manifest import verify
-from pacbayes_fl.study_certify_request import AVERAGES, Request
+from pacbayes_fl.study_certify_request import Request
 from pacbayes_fl.study_certify_rows import UNDECLARED, independent
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
@@ -83,26 +82,26 @@ def check(study: Study, request: Request) -> None:
     method = untempered(method)
     part, loss = study.report.certify, request.loss
     real = dataset.classes is None
-    functions = type(method) is PacPFL
-    importance = getattr(study.method.options, "posterior", None) == "importance"
-    average = request.bound in AVERAGES
+    bound = request.record
+    new = bound.group == "new"
+    functions = type(method).learned_priors is not Method.learned_priors
     broken = {
         UNDECLARED: not independent(study),
         f"{study.method.name} has no posterior over hypotheses: method.name = one whose models are uncertain": (
             type(method).refine is Method.refine
         ),
-        f"the bound {request.bound!r} is about one hyper-posterior over functions: method.name = 'pac-pfl'": (
-            average and not functions
+        f"the bound {bound.name!r} is about one hyper-posterior over functions: method.name = 'pac-pfl'": (
+            bound.group is not None and not functions
         ),
         "clients were not declared independent draws of one distribution of clients (report.certify.drawn_clients ="
-        " true, where they are)": request.bound == "new-clients" and not part.drawn_clients,
+        " true, where they are)": new and not part.drawn_clients,
         "beta must be the same for all new clients, whose numbers of rows differ (--beta with a number)": (
-            request.bound == "new-clients" and not isinstance(request.beta, float | int) and _ragged(dataset)
+            new and bound.equal_beta and not isinstance(request.beta, float | int) and _ragged(dataset)
         ),
-        "the data have no new clients": request.bound == "new-clients" and "new" not in dataset.groups,
-        "Theorem 3.2 is for a prior that was drawn with privacy, and a split has none": request.bound == "theorem-3.2",
-        "the bound 'gibbs' is for exact Gibbs posteriors: method.name = 'pac-pfl-bnn' with method.posterior ="
-        " 'importance'": request.bound == "gibbs" and not importance,
+        "the data have no new clients": new and "new" not in dataset.groups,
+        f"the bound {bound.name!r} is for a prior that was drawn with privacy, and a split has none": bound.private,
+        f"the bound {bound.name!r} is for exact Gibbs posteriors: method.name = 'pac-pfl-bnn' with method.posterior ="
+        " 'importance'": bound.posterior == "exact Gibbs" and not method.finite_posterior,
         f"{loss.name if loss else ''} is not for {'real targets' if real else 'labels'} (--loss)": (
             loss is not None and hasattr(loss, "expected") != real
         ),

@@ -26,8 +26,8 @@ UNDECLARED = (
 """Why rows of a file have no certificate, and what a study says of those that may have one."""
 
 
-class Evidence(NamedTuple):
-    """The clients of a group with their rows apart, all in the method's units.
+class BoundRows(NamedTuple):
+    """Rows of a group's clients, those of the bound apart from those that the priors know, in the method's units.
 
     Args:
         state: in which they personalise.
@@ -66,7 +66,9 @@ def independent(study: Study) -> bool:
     return source is not None and source.rows_independent if declared is None else declared
 
 
-def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False) -> Evidence | None:
+def bound_rows_of(
+    trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False
+) -> BoundRows | None:
     """Put the rows of a group apart by what its priors have seen.
 
     Args:
@@ -95,7 +97,7 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, a
             seen = none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
         repeats = repeats_of(trained, name, trained.held, afresh)
-        return Evidence(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
+        return BoundRows(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
@@ -103,9 +105,9 @@ def evidence_of(trained: Trained, name: str, group: ScaledGroup, delta: float, a
     if released is not None:  # every prior is the server's, which it has released
         state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
         prior = Provenance("client-level DP", *released, simulated=simulated)
-        return Evidence(state, none_of(rows), rows, test, prior, False, repeats)
+        return BoundRows(state, none_of(rows), rows, test, prior, False, repeats)
     prior = Provenance("disjoint clients" if name == "new" else "other clients", simulated=simulated)
-    return Evidence(state, none_of(rows), rows, test, prior, name == "new", repeats)
+    return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats)
 
 
 def none_of(batch: ClientBatch) -> ClientBatch:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import BOUNDS, SERVER_BOUNDS, from_record
+from pacbayes_fl.bounds import BOUNDS, from_record, table
 from pacbayes_fl.bounds.moment import log_moment
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.study_bound import Numbers, certificate, listing, to_record, trusted
+from pacbayes_fl.study_bound import Numbers, assumptions_text, certificate, listing, to_record
+from tests.bounds.own import REFINED_PINSKER
 
 SAID: dict[str, Any] = {"prior": "data-free", "independent": True}
 
@@ -101,14 +103,14 @@ def test_records_and_words() -> None:
     numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID)
     found = to_record(certificate("seeger", numbers))
     assert float(from_record(found).recompute()) == found["value"]
-    assert "the rows are independent draws; the prior is data-free; 1 configuration" in trusted(numbers)
+    assert "the rows are independent draws; the prior is data-free; 1 configuration" in assumptions_text(numbers)
 
 
 def test_nothing_said_is_no_certificate_from_a_command_either() -> None:
     """As in Python: what is not said of the prior and the rows counts as broken."""
     numbers = Numbers(100, 0.05, risk=0.2, kl=3.0)
     assert certificate("seeger", numbers).reasons == bounds.seeger(0.2, 3.0, 100, 0.05, bounds.Premises()).reasons
-    assert "the rows are not said to be independent; the prior is unknown" in trusted(numbers)
+    assert "the rows are not said to be independent; the prior is unknown" in assumptions_text(numbers)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +125,28 @@ def test_other_predictors_have_certificates_for_their_losses(predictor: Any, los
 
 def test_every_bound_is_listed_with_a_line() -> None:
     found = dict(listing())
-    assert list(BOUNDS) == list(found)[: len(BOUNDS)]
-    assert list(SERVER_BOUNDS) == list(found)[len(BOUNDS) :]
+    assert list(BOUNDS) == list(found)
     for name, text in found.items():
         line, dot, where = text.rpartition(".")
-        if name in BOUNDS:
+        if BOUNDS[name].group is None:
             assert line and (dot, where) == (".", "")
-        elif name in ("server", "new-clients"):
+        elif BOUNDS[name].certifiable:
             assert text.endswith(". [certify]")
         else:
             function = text.rpartition(". [Python: bounds.")[2].removesuffix("]")
-            assert getattr(bounds, function) is SERVER_BOUNDS[name]
+            assert getattr(bounds, function) is BOUNDS[name].function
+
+
+def test_a_bound_that_joins_the_table_is_listed_and_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID)
+    given = certificate(REFINED_PINSKER, numbers)
+    expected = 0.2 + math.sqrt(2 * 0.2 * (share := (3 + math.log(20) + log_moment(torch.tensor(100)).item()) / 100))
+    assert given.valid and given.value.item() == pytest.approx(expected + 2 * share, rel=1e-12)
+    with pytest.raises(AssumptionError, match=r"bound must be one of seeger, .*, got 'refined-pinsker'"):
+        certificate("refined-pinsker", numbers)
+    joined = MappingProxyType({**BOUNDS, "refined-pinsker": REFINED_PINSKER})
+    for module in (bounds, table):
+        monkeypatch.setattr(module, "BOUNDS", joined)
+    assert certificate("refined-pinsker", numbers).value.item() == given.value.item()
+    assert dict(listing())["refined-pinsker"] == "Bound the risk by the refined Pinsker inequality."
+    assert from_record(to_record(given)).recompute().item() == given.value.item()

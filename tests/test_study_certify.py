@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Provenance, SaturatingSquare, ZeroOne, from_record
-from pacbayes_fl.bounds.risk import gibbs_risk, listed_risks
+from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
 from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
 from pacbayes_fl.methods.base import Refined
 from pacbayes_fl.noise import Noise
@@ -253,7 +253,7 @@ def test_an_exact_gibbs_posterior_over_draws_from_the_prior(opened: Opened) -> N
     noise = Noise(plan.seed, 0, batch.ids, None, plan.noise)
     message = trained.method.broadcast(trained.state.server)
     prior = trained.method.personalise(message, trained.method.init_clients(message, empty), empty, noise)
-    weights, risks = listed_risks(prior, batch, SaturatingSquare())  # type: ignore[arg-type]
+    weights, risks = finite_risks(prior, batch, SaturatingSquare())  # type: ignore[arg-type]
     log_z = torch.logsumexp(weights.log() - 7.0 * risks, 1)
     value = -log_z / 7 + 1 / 8 + math.log(20) / 7
     assert [line.bound for line in lines(table, "new")] == pytest.approx(value.tolist(), rel=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacbayes_fl.study import train
-from pacbayes_fl.study_certify_rows import evidence_of, independent, none_of
+from pacbayes_fl.study_certify_rows import bound_rows_of, independent, none_of
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 
 SPLIT = "report.certify.scheme=split"
@@ -47,7 +47,7 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
     for name, move in (("before", 0.0), ("after", 500.0)):
         moved = [row | {"y": row["y"] + move} if row["client"] == "new_1" else row for row in table]
         trained = train(on_csv(write_csv(tmp_path / f"{name}.csv", moved), "federation.rounds=1"))
-        found = evidence_of(trained, "new", trained.groups["new"], 0.05)
+        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
         assert found is not None and found.prior.source == "disjoint clients"
         assert found.seen.size.tolist() == [0.0, 0.0]
         known = trained.groups["existing"].used
@@ -60,8 +60,8 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
 
 def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
     trained = train(tiny(SPLIT, "federation.rounds=1"))
-    found = evidence_of(trained, "existing", trained.groups["existing"], 0.05)
-    afresh = evidence_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
+    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    afresh = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
     assert found is not None and afresh is not None and trained.held is not None
     assert (found.prior.source, found.seen.size.tolist(), found.rows.size.tolist()) == ("split", [4.0] * 4, [3.0] * 4)
     assert (afresh.seen.size.tolist(), afresh.rows.size.tolist()) == ([0.0] * 4, [3.0] * 4)
@@ -72,7 +72,7 @@ def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
 
 def test_a_run_without_a_scheme_has_no_rows_left() -> None:
     trained = train(tiny("federation.rounds=1"))
-    assert evidence_of(trained, "existing", trained.groups["existing"], 0.05) is None
+    assert bound_rows_of(trained, "existing", trained.groups["existing"], 0.05) is None
 
 
 def capacities(shift: float = 0.0, of: str = "") -> list[Row]:
@@ -97,7 +97,7 @@ def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(
     assert shared.kinds == ("client", "client", "pooled", "pooled")
     assert float(shared.mean[3]) == pytest.approx(float(known.y[known.mask].mean()), rel=1e-12)
     assert float(shared.std[3]) == pytest.approx(float(known.y[known.mask].std(correction=0)), rel=1e-12)
-    found = evidence_of(trained, "existing", trained.groups["existing"], 0.05)
+    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
     assert found is not None
     expected = (trained.held.y - shared.mean[3]) / shared.std[3]
     assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
@@ -105,7 +105,7 @@ def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(
     for name, move in (("before", 0.0), ("after", 500.0)):
         path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))
         trained = train(on_csv(path, *POOLED))
-        found = evidence_of(trained, "new", trained.groups["new"], 0.05)
+        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
         assert found is not None and found.apart
         scaled.append((found.rows, trained.groups["new"].shared))
     (before, first), (after, second) = scaled

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance, trivial_bound
-from pacbayes_fl.bounds.client import (
-    BOUNDS,
-    alquier,
-    catoni,
-    client_privacy,
-    gibbs,
-    max_information,
-    mcallester,
-    monte_carlo_risk,
-    pbb_lambda,
-    pbb_quadratic,
-    pooled,
-    seeger,
-    theorem_3_2,
-)
+from pacbayes_fl.bounds.bound import ARGUMENTS, Bound
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_bound
+from pacbayes_fl.bounds.client import alquier, catoni, gibbs, mcallester, pbb_lambda, pbb_quadratic, seeger, theorem_3_2
+from pacbayes_fl.bounds.costs import client_privacy, max_information, monte_carlo_risk
 from pacbayes_fl.bounds.divergence import (
     bernoulli_gaussian_kl,
     diagonal_gaussian_kl,
@@ -38,29 +26,29 @@ from pacbayes_fl.bounds.losses import (
     ZeroOne,
     loss_named,
 )
-from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes_rate, sfedbayes_rate
-from pacbayes_fl.bounds.record import from_record, to_record
-from pacbayes_fl.bounds.server import (
-    SERVER_BOUNDS,
+from pacbayes_fl.bounds.pac_pfl import (
     NotVacuous,
     confidence_factor,
     gibbs_epsilon,
     later_change,
     later_log_ratio,
-    lemma_4_3,
-    lemma_4_6,
-    new_clients,
     not_vacuous,
-    server_bound,
-    theorem_4_2,
     theorem_delta,
 )
+from pacbayes_fl.bounds.pooled import pooled
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.printed import lemma_4_3, lemma_4_6, theorem_4_2
+from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes_rate, sfedbayes_rate
+from pacbayes_fl.bounds.record import from_record, to_record
+from pacbayes_fl.bounds.server import new_clients, server_bound
+from pacbayes_fl.bounds.table import BOUNDS, bound_named
 from pacbayes_fl.posteriors.particles import gibbs_tau
 
 __all__ = [
+    "ARGUMENTS",
     "BOUNDS",
     "LOSSES",
-    "SERVER_BOUNDS",
+    "Bound",
     "BoundedLoss",
     "Certificate",
     "ClippedNLL",
@@ -76,6 +64,7 @@ __all__ = [
     "alquier",
     "bernoulli_gaussian_kl",
     "binary_kl",
+    "bound_named",
     "bpfed_rate",
     "catoni",
     "cfedbayes_rate",

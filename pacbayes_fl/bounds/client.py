@@ -2,101 +2,31 @@
 
 Notation: a posterior Q over hypotheses with empirical risk L^ on n rows, a prior P, KL = KL(Q || P) in nats, a loss
 with values in [a, b], R = b - a. Every bound holds with probability at least 1 - delta over the rows, for all Q at
-once, and also for pooled rows of clients that are not alike: then it is on the average over these rows.
+once, and also for pooled rows of clients that are not alike: then it is on the average over these rows. Arguments
+are those of `bound.ARGUMENTS`.
 
 A prior that was drawn with differential privacy from the same rows costs nats more in every bound: eps of whole clients
 (`client_privacy`), or I(eps, m, delta) of rows (PAC-PFL Theorem 3.2). A risk that was estimated from draws of the
 posterior is first replaced by its own upper bound.
+
+Each bound is a function, its formula, and its record for the table, `table.BOUNDS`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.certificate import (
-    Certificate,
-    Formula,
-    MonteCarlo,
-    Number,
-    Premises,
-    Terms,
-    certify,
-    checked,
-    whole,
-)
+from pacbayes_fl.bounds.bound import Bound
+from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Terms, certify
+from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.costs import client_privacy, max_information, monte_carlo_risk
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.moment import log_moment
+from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.errors import AssumptionError
 
-
-def max_information(epsilon: Number, rows: Number, delta: Number) -> Tensor:
-    """Nats that a prior drawn with eps-DP from the rows of the bound costs (PAC-PFL Theorem 3.2).
-
-    I(eps, m, delta) = m eps^2 / 2 + eps sqrt(m ln(4 / delta) / 2) + ln 2
-
-    Args:
-        epsilon: of the mechanism [] or [K], for one changed row.
-        rows: that the mechanism saw, m [] or [K].
-        delta: of the bound [] or [K].
-
-    Returns:
-        [] or [K], in nats.
-    """
-    epsilon, rows, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, rows, delta))
-    return 0.5 * rows * epsilon.square() + epsilon * (0.5 * rows * (4.0 / delta).log()).sqrt() + math.log(2.0)
-
-
-def client_privacy(epsilon: Number, prior_delta: Number, delta: Number) -> Tensor:
-    """Nats that a prior costs which was drawn with (eps, d0)-DP from the rows of the bound, all of them as one record.
-
-    ln(1 / delta') - ln(1 / delta) = eps + ln(delta / (delta - d0)),  delta' = (delta - d0) e^(-eps)
-
-    Why it holds: let P = A(S) be (eps, d0)-DP when the client's whole data S is replaced by any other, and let F hold
-    the pairs (S, P) for which a bound fails for some posterior. For every fixed P the bound fails with probability at
-    most delta'. With S' an independent copy of S,
-
-    P[(S, A(S)) in F] = E_S P_A[A(S) in F_S] <= E_S E_S' [e^eps P_A[A(S') in F_S] + d0] <= e^eps delta' + d0 = delta,
-
-    since A(S') is independent of S, for which it is a fixed prior. (For d0 = 0 this is max-information of a single
-    record, I_inf <= eps: Dwork et al. 2015, Generalization in adaptive data analysis, Theorem 20 with n = 1.) What the
-    mechanism knows of other clients is fixed here, as they are independent of this one.
-
-    Args:
-        epsilon: of the mechanism [] or [K], for one client's whole data replaced.
-        prior_delta: d0 [] or [K], below delta.
-        delta: of the bound [] or [K].
-
-    Returns:
-        [] or [K], in nats.
-    """
-    epsilon, spent, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, prior_delta, delta))
-    return epsilon - torch.log1p(-spent / delta)
-
-
-def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
-    """Bound the empirical Gibbs risk by its estimate from draws of the posterior (Perez-Ortiz et al. 2021).
-
-    L^ <= kl^-1(estimate, ln(1 / delta) / M)
-
-    For one side alone: the estimate is below a q < L^ with probability at most exp(-M kl(q || L^)) (Hoeffding 1963,
-    Theorem 1), where both sides need ln(2 / delta).
-
-    Args:
-        risk: averaged over M independent draws [] or [K], of a loss in [0, 1].
-        draws: M.
-        delta: probability with which the draws may mislead.
-
-    Returns:
-        [] or [K].
-    """
-    risk, draws, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (risk, draws, delta))
-    return kl_inverse_upper(risk, -delta.log() / draws)
+# bounds for any posterior, without a temperature ------------------------------------------------------------------
 
 
 def seeger(
@@ -105,22 +35,22 @@ def seeger(
     """Bound the risk by the inverse of the binary KL divergence: the default (Seeger 2002, Maurer 2004).
 
     L <= a + R kl^-1((L^ - a) / R, (KL + ln(xi(n) / delta)) / n), with xi(n) < 2 sqrt n of `moment.log_moment`
-
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed, as for an infinite KL.
     """
     return _of_risk("Maurer/Seeger, kl inverse", _seeger, risk, kl, n, delta, premises, monte_carlo)
+
+
+def _seeger(terms: Terms) -> dict[str, Tensor]:
+    return {"bound": _in_units(kl_inverse_upper(_unit_risk(terms), _budget(terms) / terms["n"]), terms)}
+
+
+SEEGER = Bound(
+    name="seeger",
+    function=seeger,
+    formula=_seeger,
+    needs=("risk", "kl", "n"),
+    poolable=True,
+    world="fair coins",
+)
 
 
 def mcallester(
@@ -129,22 +59,23 @@ def mcallester(
     """Bound the risk by a square root (McAllester 1999, with Maurer's constant).
 
     L <= L^ + R sqrt((KL + ln(xi(n) / delta)) / (2 n))
-
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed.
     """
     return _of_risk("McAllester", _mcallester, risk, kl, n, delta, premises, monte_carlo)
+
+
+def _mcallester(terms: Terms) -> dict[str, Tensor]:
+    root = (_budget(terms) / (2.0 * terms["n"])).sqrt()
+    return {"risk": _in_units(_unit_risk(terms), terms), "complexity": (terms["high"] - terms["low"]) * root}
+
+
+MCALLESTER = Bound(
+    name="mcallester",
+    function=mcallester,
+    formula=_mcallester,
+    needs=("risk", "kl", "n"),
+    poolable=True,
+    world="fair coins",
+)
 
 
 def pbb_quadratic(
@@ -153,22 +84,23 @@ def pbb_quadratic(
     """Bound the risk by PAC-Bayes with Backprop's quadratic form (Perez-Ortiz et al. 2021).
 
     L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
-
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed.
     """
     return _of_risk("PBB, quadratic form", _quadratic, risk, kl, n, delta, premises, monte_carlo)
+
+
+def _quadratic(terms: Terms) -> dict[str, Tensor]:
+    share = _budget(terms) / (2.0 * terms["n"])
+    return {"bound": _in_units(((_unit_risk(terms) + share).sqrt() + share.sqrt()).square(), terms)}
+
+
+PBB_QUADRATIC = Bound(
+    name="pbb-quadratic",
+    function=pbb_quadratic,
+    formula=_quadratic,
+    needs=("risk", "kl", "n"),
+    poolable=True,
+    world="fair coins",
+)
 
 
 def pbb_lambda(
@@ -186,26 +118,32 @@ def pbb_lambda(
     L <= L^ / (1 - lambda / 2) + B / (n lambda (1 - lambda / 2)) for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
 
     It holds for all lambda at once, so the best one, 2 / (sqrt(2 n L^ / B + 1) + 1), is as good as any fixed before.
-
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on.
-        weight: lambda [] or [K], strictly between 0 and 2; the best when not given.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed.
     """
     own = {} if weight is None else {"weight": checked("weight", weight, 0.0, 2.0, strict=True)}
     if own and bool((own["weight"] >= 2).any()):
         raise AssumptionError("weight must lie strictly between 0 and 2, got 2")
     return _of_risk("PBB, lambda form", _lambda, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def _lambda(terms: Terms) -> dict[str, Tensor]:
+    unit, budget, n = _unit_risk(terms), _budget(terms), terms["n"]
+    weight = terms["weight"] if "weight" in terms else 2.0 / ((2.0 * n * unit / budget + 1.0).sqrt() + 1.0)
+    left = 1.0 - 0.5 * weight
+    scale = terms["high"] - terms["low"]
+    return {"risk": _in_units(unit / left, terms), "complexity": scale * budget / (n * weight * left)}
+
+
+PBB_LAMBDA = Bound(
+    name="pbb-lambda",
+    function=pbb_lambda,
+    formula=_lambda,
+    needs=("risk", "kl", "n"),
+    poolable=True,
+    world="fair coins",
+)
+
+
+# bounds at a temperature that was fixed before ---------------------------------------------------------------------
 
 
 def catoni(
@@ -222,23 +160,26 @@ def catoni(
 
     L <= (1 - exp(-beta L^ / n - (KL + ln(1 / delta)) / n)) / (1 - exp(-beta / n)) for a loss in [0, 1]
 
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on; with `tried` the number of betas if the rows chose among them.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed.
+    Where the rows chose among betas, `premises.tried` is their number.
     """
     own = {"beta": _beta(beta)}
     return _of_risk("Catoni, exact form at fixed beta", _catoni, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def _catoni(terms: Terms) -> dict[str, Tensor]:
+    rate = terms["beta"] * (terms["high"] - terms["low"]) / terms["n"]  # beta of the loss in [0, 1], over n
+    nats = rate * _unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
+    return {"bound": _in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
+
+
+CATONI = Bound(
+    name="catoni",
+    function=catoni,
+    formula=_catoni,
+    needs=("risk", "kl", "n", "beta"),
+    poolable=False,
+    world="fair coins",
+)
 
 
 def alquier(
@@ -257,24 +198,26 @@ def alquier(
 
     With beta = n the term beta R^2 / (8 n) = R^2 / 8 stays, however many rows there are.
 
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K].
-        beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail, [] or [K].
-        premises: what it rests on; with `tried` the number of betas if the rows chose among them.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed.
+    Where the rows chose among betas, `premises.tried` is their number.
     """
     own = {"beta": _beta(beta)}
     theorem = _with_prior("Alquier/Catoni at fixed beta (PAC-PFL eq. 14)", "PAC-PFL Theorem 3.2 (eq. 4)", premises)
     return _of_risk(theorem, _alquier, risk, kl, n, delta, premises, monte_carlo, **own)
+
+
+def _alquier(terms: Terms) -> dict[str, Tensor]:
+    divergence = terms["kl"] / terms["beta"]
+    return {"risk": _in_units(_unit_risk(terms), terms), "divergence": divergence, **_fixed_beta(terms)}
+
+
+ALQUIER = Bound(
+    name="alquier",
+    function=alquier,
+    formula=_alquier,
+    needs=("risk", "kl", "n", "beta"),
+    poolable=False,
+    world="fair coins",
+)
 
 
 def theorem_3_2(
@@ -294,20 +237,8 @@ def theorem_3_2(
     m rows are one record too, with m eps: the term is the smaller of I and m eps. Privacy of whole clients has that of
     `client_privacy` in its place.
 
-    Args:
-        risk: empirical risk [] or [K], in the unit of the loss.
-        kl: [] or [K], in nats.
-        n: rows [] or [K], m_i and new ones together; `Provenance.rows` says how many the mechanism saw.
-        beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail, [] or [K], over the rows and the draw of the prior.
-        premises: with a private prior.
-        monte_carlo: how the risk was estimated, if it was.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed, as without an epsilon.
+    n counts m_i and new rows together; `Provenance.rows` says how many the mechanism saw. The probability is over the
+    rows and the draw of the prior, whose epsilon the premises must name.
     """
     if not premises.prior.private:
         raise AssumptionError(
@@ -315,6 +246,17 @@ def theorem_3_2(
             hint="Provenance('row-level DP', epsilon=...), or `alquier` for a prior that did not see the rows",
         )
     return alquier(risk, kl, n, beta, delta, premises, monte_carlo=monte_carlo)
+
+
+THEOREM_3_2 = Bound(
+    name="theorem-3.2",
+    function=theorem_3_2,
+    formula=_alquier,
+    needs=("risk", "kl", "n", "beta"),
+    poolable=False,
+    world="private prior",
+    private=True,
+)
 
 
 def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premises) -> Certificate:
@@ -325,18 +267,7 @@ def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premi
     An unbiased estimate of Z, from draws of the prior without another look at the rows, may stand in for Z at no cost:
     Markov's inequality is for the mean of exp(beta L(Q*)) Z, linear in Z, and that over the draws too is the same.
 
-    Args:
-        log_z: ln Z [] or [K], in nats: of the bounded loss, not of a likelihood.
-        n: rows [] or [K].
-        beta: [] or [K], in 1 / unit of the loss.
-        delta: probability with which it may fail, [] or [K].
-        premises: with posterior = "exact Gibbs".
-
-    Returns:
-        The certificate.
-
-    Raises:
-        AssumptionError: when no number can be formed, as for a Z that no risk in [a, b] can give.
+    It needs premises.posterior = "exact Gibbs" and a Z that a risk in [a, b] can give.
     """
     _require_own_rows(premises)
     beta, loss = _beta(beta), premises.loss
@@ -350,59 +281,22 @@ def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premi
     return certify(theorem, _gibbs, terms, delta, premises, reasons=reasons)
 
 
-BOUNDS: Mapping[str, Callable[..., Certificate]] = MappingProxyType(
-    {
-        "seeger": seeger,
-        "mcallester": mcallester,
-        "catoni": catoni,
-        "alquier": alquier,
-        "pbb-quadratic": pbb_quadratic,
-        "pbb-lambda": pbb_lambda,
-        "theorem-3.2": theorem_3_2,
-        "gibbs": gibbs,
-    }
+def _gibbs(terms: Terms) -> dict[str, Tensor]:
+    return {"free energy": -terms["log_z"] / terms["beta"], **_fixed_beta(terms)}
+
+
+GIBBS = Bound(
+    name="gibbs",
+    function=gibbs,
+    formula=_gibbs,
+    needs=("log_z", "n", "beta"),
+    poolable=False,
+    world="fair coins",
+    posterior="exact Gibbs",
 )
-"""Every client-level bound under the name that a command uses; the first is the default."""
 
 
-def pooled(
-    risk: Tensor,
-    kl: Tensor,
-    n: Tensor,
-    delta: Number,
-    premises: Premises,
-    *,
-    bound: Callable[..., Certificate] = seeger,
-    monte_carlo: MonteCarlo | None = None,
-) -> Certificate:
-    """Bound the risk averaged over clients by their rows, each with a posterior and a prior of its own.
-
-    L = sum_i n_i L^_i / N,  KL = sum_i KL(Q_i || P_i),  N = sum_i n_i
-
-    The hypothesis is the tuple of the clients' hypotheses, its posterior and its prior are products, and its empirical
-    risk is an average of N independent losses that are not alike: these have no larger E exp(N kl(L^ || L)) than N
-    that are (Hoeffding 1956, Theorem 3). One draw of the tuple, a hypothesis a client, is one draw of `monte_carlo`.
-
-    Args:
-        risk: empirical risks [K], in the unit of the loss.
-        kl: [K], in nats.
-        n: rows [K].
-        delta: probability with which it may fail, [] or [K].
-        premises: of every client.
-        bound: one of risk, kl, n, delta and premises alone.
-        monte_carlo: how the risks were estimated, if they were.
-
-    Returns:
-        The certificate of the average, [].
-
-    Raises:
-        AssumptionError: when no number can be formed.
-    """
-    loss, rows = premises.loss, _rows(n)
-    average = (checked("risk", risk, loss.low, loss.high) * rows).sum() / rows.sum()
-    divergence = checked("kl", kl, 0.0).sum()
-    together = replace(premises, average="size-weighted clients")
-    return bound(average, divergence, rows.sum(), delta, together, monte_carlo=monte_carlo)
+# what they share ---------------------------------------------------------------------------------------------------
 
 
 def _of_risk(
@@ -442,9 +336,6 @@ def _with_prior(plain: str, private: str, premises: Premises) -> str:
     return private if premises.prior.private else plain
 
 
-# formulas: functions of terms ------------------------------------------------------------------------------------
-
-
 def _unit_risk(terms: Terms) -> Tensor:
     """Empirical risk as of a loss in [0, 1], with what its estimation costs."""
     unit = ((terms["risk"] - terms["low"]) / (terms["high"] - terms["low"])).clamp(0.0, 1.0)
@@ -471,58 +362,7 @@ def _budget(terms: Terms) -> Tensor:
     return terms["kl"] + _confidence(terms) + log_moment(terms["n"])
 
 
-def _seeger(terms: Terms) -> dict[str, Tensor]:
-    return {"bound": _in_units(kl_inverse_upper(_unit_risk(terms), _budget(terms) / terms["n"]), terms)}
-
-
-def _mcallester(terms: Terms) -> dict[str, Tensor]:
-    root = (_budget(terms) / (2.0 * terms["n"])).sqrt()
-    return {"risk": _in_units(_unit_risk(terms), terms), "complexity": (terms["high"] - terms["low"]) * root}
-
-
-def _quadratic(terms: Terms) -> dict[str, Tensor]:
-    share = _budget(terms) / (2.0 * terms["n"])
-    return {"bound": _in_units(((_unit_risk(terms) + share).sqrt() + share.sqrt()).square(), terms)}
-
-
-def _lambda(terms: Terms) -> dict[str, Tensor]:
-    unit, budget, n = _unit_risk(terms), _budget(terms), terms["n"]
-    weight = terms["weight"] if "weight" in terms else 2.0 / ((2.0 * n * unit / budget + 1.0).sqrt() + 1.0)
-    left = 1.0 - 0.5 * weight
-    scale = terms["high"] - terms["low"]
-    return {"risk": _in_units(unit / left, terms), "complexity": scale * budget / (n * weight * left)}
-
-
-def _catoni(terms: Terms) -> dict[str, Tensor]:
-    rate = terms["beta"] * (terms["high"] - terms["low"]) / terms["n"]  # beta of the loss in [0, 1], over n
-    nats = rate * _unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
-    return {"bound": _in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
-
-
-def _alquier(terms: Terms) -> dict[str, Tensor]:
-    divergence = terms["kl"] / terms["beta"]
-    return {"risk": _in_units(_unit_risk(terms), terms), "divergence": divergence, **_fixed_beta(terms)}
-
-
-def _gibbs(terms: Terms) -> dict[str, Tensor]:
-    return {"free energy": -terms["log_z"] / terms["beta"], **_fixed_beta(terms)}
-
-
 def _fixed_beta(terms: Terms) -> dict[str, Tensor]:
     """Give what Hoeffding's lemma and delta cost at a fixed beta."""
     hoeffding = terms["beta"] * (terms["high"] - terms["low"]).square() / (8.0 * terms["n"])
     return {"Hoeffding": hoeffding, "confidence": _confidence(terms) / terms["beta"]}
-
-
-FORMULAS: Mapping[str, Formula] = MappingProxyType(
-    {
-        "seeger": _seeger,
-        "mcallester": _mcallester,
-        "pbb-quadratic": _quadratic,
-        "pbb-lambda": _lambda,
-        "catoni": _catoni,
-        "alquier": _alquier,
-        "gibbs": _gibbs,
-    }
-)
-"""Every formula under the name that a record gives it."""

@@ -12,24 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds.certificate import Certificate, Formula, Number, Premises, Provenance, shared_terms
-from pacbayes_fl.bounds.client import FORMULAS as OF_CLIENTS
-from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
-from pacbayes_fl.bounds.server import FORMULAS as OF_SERVERS
+from pacbayes_fl.bounds.bound import Bound
+from pacbayes_fl.bounds.certificate import Certificate, Formula, shared_terms
+from pacbayes_fl.bounds.checks import Number
+from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.table import formulas
 from pacbayes_fl.errors import AssumptionError, DataError
 from pacbayes_fl.results import SIMULATED_EPSILON
 
-FORMULAS: Mapping[str, Formula] = MappingProxyType({**OF_CLIENTS, **OF_SERVERS})
-"""Every formula under the name that a record gives it."""
-
 _LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
-    {
-        "ZeroOne": ZeroOne,
-        "ClippedNLL": ClippedNLL,
-        "ClippedSquare": ClippedSquare,
-        "SaturatingSquare": SaturatingSquare,
-        "LossRange": LossRange,
-    }
+    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange)}
 )
 _AGREEMENT = 1e-12
 _ENTRIES = (
@@ -47,11 +40,12 @@ _ENTRIES = (
 )
 
 
-def to_record(certificate: Certificate) -> dict[str, Any]:
+def to_record(certificate: Certificate, *bounds: Bound) -> dict[str, Any]:
     """Write a certificate as numbers, words, lists and dicts.
 
     Args:
-        certificate: of a bound of this library.
+        certificate: of a bound of the table, or of one of these.
+        *bounds: records of further bounds.
 
     Returns:
         What `from_record` reads. A loss of the caller's own is kept as its name and range. Without "valid" the "value"
@@ -62,11 +56,11 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
     Raises:
         AssumptionError: when its formula is of the caller's own making.
     """
-    names = [name for name, formula in FORMULAS.items() if formula is certificate.formula]
+    known = formulas(*bounds)
+    names = [name for name, formula in known.items() if formula is certificate.formula]
     if not names:
-        raise AssumptionError(
-            f"the formula of {certificate.theorem!r} is none of {', '.join(FORMULAS)}", hint="it cannot be recorded"
-        )
+        what = f"the formula of {certificate.theorem!r} is none of {', '.join(known)}"
+        raise AssumptionError(what, hint="give the record of its bound too: to_record(certificate, bound)")
     premises = {field.name: getattr(certificate.premises, field.name) for field in fields(Premises)}
     prior, simulated = asdict(certificate.premises.prior), certificate.premises.prior.simulated
     del prior["simulated"]  # the name of its epsilon says so
@@ -87,13 +81,14 @@ def to_record(certificate: Certificate) -> dict[str, Any]:
     return record | {"checksum": _checksum(record)}
 
 
-def from_record(record: Mapping[str, Any]) -> Certificate:
+def from_record(record: Mapping[str, Any], *bounds: Bound) -> Certificate:
     """Read a certificate back and compute it again.
 
     A premise that is broken counts, whether the record says so or not.
 
     Args:
         record: what `to_record` gave; further entries are ignored.
+        *bounds: records of further bounds than those of the table.
 
     Returns:
         The certificate, on the CPU, with the recorded value.
@@ -108,7 +103,7 @@ def from_record(record: Mapping[str, Any]) -> Certificate:
                 "the record of a certificate is damaged: its entries are not those that its checksum was made of",
                 hint="it was edited; write it again with `to_record`",
             )
-        certificate = _read(record)
+        certificate = _read(record, formulas(*bounds))
         again = certificate.recompute()
     except DataError:
         raise
@@ -124,10 +119,10 @@ def from_record(record: Mapping[str, Any]) -> Certificate:
     return certificate
 
 
-def _read(record: Mapping[str, Any]) -> Certificate:
+def _read(record: Mapping[str, Any], known: Mapping[str, Formula]) -> Certificate:
     name = record["formula"]
-    if name not in FORMULAS:
-        raise DataError(f"formula must be one of {', '.join(FORMULAS)}, got {name!r}")
+    if name not in known:
+        raise DataError(f"formula must be one of {', '.join(known)}, got {name!r}")
     given, simulated = dict(record["premises"]), SIMULATED_EPSILON in record["premises"]["prior"]
     prior = Provenance(**_renamed(given["prior"], simulated, back=True), simulated=simulated)
     premises = Premises(**{**given, "prior": prior, "loss": _loss(given["loss"])})
@@ -148,7 +143,7 @@ def _read(record: Mapping[str, Any]) -> Certificate:
         delta,
         MappingProxyType(split),
         MappingProxyType(terms),
-        FORMULAS[name],
+        known[name],
         premises,
         reasons,
     )

@@ -17,7 +17,7 @@ from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Drawable, Listed, OverFunctions
+from pacbayes_fl.posteriors.base import FinitePosterior, FunctionPosterior, SampledPosterior
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,17 +84,17 @@ def gibbs_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: i
     Raises:
         AssumptionError: when the posterior is none of the three, or the loss is for other predictions.
     """
-    if isinstance(posterior, OverFunctions):
+    if isinstance(posterior, FunctionPosterior):
         weights = posterior.log_weights.double().exp().unsqueeze(-1)  # type: ignore[attr-defined]
         return GibbsLosses((function_losses(posterior, batch, loss) * weights).sum(1), None)
-    if isinstance(posterior, Listed):
-        return GibbsLosses(listed_losses(posterior, batch, loss), None)
-    if not isinstance(posterior, Drawable):
+    if isinstance(posterior, FinitePosterior):
+        return GibbsLosses(finite_losses(posterior, batch, loss), None)
+    if not isinstance(posterior, SampledPosterior):
         raise AssumptionError(f"{type(posterior).__name__} has no hypotheses that could be drawn or listed")
     parts = []
     for rows in _blocks(batch):
         part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
-        for one in posterior.drawn(rows.x, draws, noise.copy()):  # the same hypotheses for every block of rows
+        for one in posterior.sample_hypotheses(rows.x, draws, noise.copy()):  # the same for every block of rows
             part += _losses(one, rows, loss)
         parts.append(part)
     return GibbsLosses(torch.cat(parts, 1) / draws, draws)
@@ -141,7 +141,7 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
     return torch.where(batch.mask.unsqueeze(1), losses, 0.0).double()
 
 
-def listed_risks(posterior: Listed, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:
+def finite_risks(posterior: FinitePosterior, batch: ClientBatch, loss: BoundedLoss) -> tuple[Tensor, Tensor]:
     """Take weight and risk of every hypothesis of a finite list.
 
     Args:
@@ -155,14 +155,18 @@ def listed_risks(posterior: Listed, batch: ClientBatch, loss: BoundedLoss) -> tu
     sums: Tensor | None = None
     log_weights: list[Tensor] = []
     for rows in _blocks(batch):
-        found = [(log_weight, _losses(one, rows, loss).sum(1)) for log_weight, one in posterior.listed(rows.x)]
+        found = [
+            (log_weight, _losses(one, rows, loss).sum(1)) for log_weight, one in posterior.enumerate_hypotheses(rows.x)
+        ]
         log_weights = [log_weight for log_weight, _ in found]
         part = torch.stack([total for _, total in found], 1)
         sums = part if sums is None else sums + part
     return torch.stack(log_weights, 1).double().exp(), _per_row(cast(Tensor, sums), batch)
 
 
-def listed_losses(posterior: Listed, batch: ClientBatch, loss: BoundedLoss, weights: Tensor | None = None) -> Tensor:
+def finite_losses(
+    posterior: FinitePosterior, batch: ClientBatch, loss: BoundedLoss, weights: Tensor | None = None
+) -> Tensor:
     """Average a loss over a finite list of hypotheses, for every row.
 
     Args:
@@ -177,7 +181,7 @@ def listed_losses(posterior: Listed, batch: ClientBatch, loss: BoundedLoss, weig
     parts = []
     for rows in _blocks(batch):
         part = torch.zeros(rows.mask.shape, dtype=torch.float64, device=batch.x.device)
-        for place, (log_weight, one) in enumerate(posterior.listed(rows.x)):
+        for place, (log_weight, one) in enumerate(posterior.enumerate_hypotheses(rows.x)):
             weight = log_weight.double().exp() if weights is None else weights[:, place]
             part += weight.unsqueeze(1) * _losses(one, rows, loss)
         parts.append(part)

@@ -16,7 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.posteriors.base import LearnedPriors, Posterior
 from pacbayes_fl.server.robust import Aggregate, Rule
 
 Server = TypeVar("Server")
@@ -112,6 +112,19 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
             f"{type(self).__name__} has no posterior over hypotheses that a bound could measure against a prior",
             hint="certify a method whose models are uncertain",
         )
+
+    def learned_priors(self, server: Server) -> LearnedPriors | None:
+        """The one hyper-posterior over priors of functions that bounds on averages are about; None without one."""
+        return None
+
+    @property
+    def finite_posterior(self) -> bool:
+        """Whether posteriors are over finitely many hypotheses, whose exact Gibbs posterior a bound can measure."""
+        return False
+
+    def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
+        """Group clients by their priors: a client's prior has seen the rows of all clients of other groups."""
+        return range(len(ids))
 
     def client_steps(self, message: Message, update: Update) -> Any:
         """What of the clients' updates moves the server: floating leaves [K, *] of whose mean it makes its step.

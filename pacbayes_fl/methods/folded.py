@@ -170,6 +170,15 @@ class Folded(Method[Server, Message, Nothing, Update]):
         """Do as the method that is folded; see there."""
         return self.inner.refine(prior, seen, rows, noise)
 
+    @property
+    def finite_posterior(self) -> bool:
+        """As the method that is folded says."""
+        return self.inner.finite_posterior
+
+    def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
+        """Give the folds: the priors of a fold have seen the rows of all other folds."""
+        return [self.fold_of[client] for client in ids]
+
     def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """Give what the server would predict with the priors of the client's fold."""
         return self.inner.global_model(self._own(message, batch), state, batch, noise)

@@ -16,6 +16,7 @@ from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message, Server
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.base import LearnedPriors
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition, refined
 
 __all__ = ["Message", "PacPFL", "Server", "Update"]
@@ -84,6 +85,14 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
             Q, and a bound on KL(Q || P) [K]; see `posteriors.gaussian_process.refined`.
         """
         return Refined(*refined(prior, seen, rows, self.weighting))
+
+    def learned_priors(self, server: Server) -> LearnedPriors:
+        """Give the particles: clients condition a Gaussian process on their rows under each."""
+
+        def conditioned(theta: Tensor, batch: ClientBatch) -> GPPosterior:
+            return condition(self.model, theta, batch, "equal")
+
+        return LearnedPriors(server.particles, self.hyper_prior, conditioned, self.particles)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean log evidence per client, size of the summed score, spread of the particles, clients with jitter."""

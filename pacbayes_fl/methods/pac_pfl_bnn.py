@@ -106,6 +106,11 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         if self.beta is not None and not self.beta > 0:
             raise StudyError(f"beta must be positive, got {self.beta:g}")
 
+    @property
+    def finite_posterior(self) -> bool:
+        """Whether hypotheses are weighed draws of the priors."""
+        return self.posterior == "importance"
+
     def about(self) -> dict[str, Any]:
         """Which posterior it predicts with, and over how many draws or particles."""
         each, words = {

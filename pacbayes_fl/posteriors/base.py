@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.noise import Noise
 
 
@@ -67,27 +68,51 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
-class OverFunctions(Protocol):
+class FunctionPosterior(Protocol):
     """A posterior whose hypotheses are functions with Gaussian values."""
 
     def function(self, x: Tensor) -> NormalMixture:
         """Distribution of the function's values at inputs x [K, N, d]; observation noise is no part of it."""
 
 
+class ConditionedFunctions(FunctionPosterior, Protocol):
+    """A posterior over functions that knows how far it is from its prior."""
+
+    def kl(self) -> Tensor:
+        """KL divergence of every component from its prior [K, P], in nats; 0 for a client without rows."""
+
+
 @runtime_checkable
-class Listed(Protocol):
+class FinitePosterior(Protocol):
     """A posterior over finitely many hypotheses."""
 
-    def listed(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+    def enumerate_hypotheses(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
         """Log weight [K] and predictions at inputs x [K, N, *feature], batch shape [K, N], of each of them."""
 
 
 @runtime_checkable
-class Drawable(Protocol):
+class SampledPosterior(Protocol):
     """A posterior whose hypotheses can be drawn, independently of one another."""
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Predictions of each draw at inputs x [K, N, *feature], batch shape [K, N]."""
+
+
+class LearnedPriors(NamedTuple):
+    """Priors over functions that a federation has learned, and how a client responds to any of them.
+
+    Args:
+        particles: hyper-parameters of the priors [P, D].
+        hyper_prior: distribution of these that was fixed before any rows, as `posteriors.particles` has them.
+        condition: gives the posterior of K clients under priors [K, S, D] from their rows, a mixture of S with equal
+            weights.
+        at_once: largest S of one call.
+    """
+
+    particles: Tensor
+    hyper_prior: Any
+    condition: Callable[[Tensor, ClientBatch], ConditionedFunctions]
+    at_once: int
 
 
 def streams(noise: Noise | int, like: Tensor) -> Noise:

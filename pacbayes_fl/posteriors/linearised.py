@@ -131,18 +131,20 @@ class LinearisedPosterior:
         """
         return WeightPosterior(self.model, PointMass(self.loc), 1, self.noise, self.reference).predict(x)
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw networks, which are not linear in their weights, whatever `predictive` is.
 
         Args:
             x: inputs [K, N, *feature].
             draws: S, networks.
-            noise: the clients' streams; see `WeightPosterior.drawn`.
+            noise: the clients' streams; see `WeightPosterior.sample_hypotheses`.
 
         Yields:
             p(y | x, theta_s), batch shape [K, N].
         """
-        return WeightPosterior(self.model, self.gaussian, draws, noise, self.reference).drawn(x, draws, noise)
+        return WeightPosterior(self.model, self.gaussian, draws, noise, self.reference).sample_hypotheses(
+            x, draws, noise
+        )
 
     def _rows(self, x: Tensor) -> int:
         """Rows whose Jacobian by the weights that count is not too large."""

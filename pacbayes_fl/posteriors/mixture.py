@@ -109,7 +109,7 @@ class FamilyMixture(MixturePosterior):
         if not torch.equal(self.log_weights, self.log_weights[..., :1].expand_as(self.log_weights)):
             raise StudyError("draws of one family must weigh alike", hint="a WeighedDraws has draws of any weight")
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw a family and weights from it, again and again.
 
         Args:
@@ -148,7 +148,7 @@ class FamilyMixture(MixturePosterior):
 class WeighedDraws(MixturePosterior):
     """Finitely many weights, the draws themselves, each with its own probability: such as importance weights."""
 
-    def listed(self, x: Tensor) -> Weighted:
+    def enumerate_hypotheses(self, x: Tensor) -> Weighted:
         """Go through all draws of all families.
 
         Args:

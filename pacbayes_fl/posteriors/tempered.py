@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Drawable, Listed
+from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
 from pacbayes_fl.posteriors.classes import ClassMixture
 
 RANGE = (0.1, 10.0)
@@ -118,7 +118,7 @@ class TemperedPosterior:
 class TemperedDraws(TemperedPosterior):
     """A posterior that can be drawn from; every draw is tempered on its own."""
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Temper the predictions of each draw.
 
         Args:
@@ -129,13 +129,13 @@ class TemperedDraws(TemperedPosterior):
         Yields:
             Classes, batch shape [K, N].
         """
-        return (self._categorical(one) for one in self.inner.drawn(x, draws, noise))
+        return (self._categorical(one) for one in self.inner.sample_hypotheses(x, draws, noise))
 
 
 class TemperedList(TemperedPosterior):
     """A posterior over a finite list; every hypothesis is tempered on its own."""
 
-    def listed(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+    def enumerate_hypotheses(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
         """Temper the predictions of each hypothesis.
 
         Args:
@@ -144,7 +144,7 @@ class TemperedList(TemperedPosterior):
         Yields:
             Log weight [K] and classes, batch shape [K, N].
         """
-        return ((log_weight, self._categorical(one)) for log_weight, one in self.inner.listed(x))
+        return ((log_weight, self._categorical(one)) for log_weight, one in self.inner.enumerate_hypotheses(x))
 
 
 def tempered(posterior: Any, temperature: float) -> TemperedPosterior:
@@ -157,5 +157,5 @@ def tempered(posterior: Any, temperature: float) -> TemperedPosterior:
     Returns:
         The posterior, which can be drawn from or is listed if the given one is.
     """
-    kind = TemperedList if isinstance(posterior, Listed) else TemperedPosterior
-    return (TemperedDraws if isinstance(posterior, Drawable) else kind)(posterior, temperature)
+    kind = TemperedList if isinstance(posterior, FinitePosterior) else TemperedPosterior
+    return (TemperedDraws if isinstance(posterior, SampledPosterior) else kind)(posterior, temperature)

@@ -74,7 +74,7 @@ class WeightPosterior:
             found = self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)
             return averaged(iter([found]), self.noise)
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw networks from the family itself, also where a preset shrinks the draws of predictions by `noise_std`.
 
         theta_s ~ q, one at a time

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,32 +17,20 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from pacbayes_fl.bounds import client
-from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance
-from pacbayes_fl.bounds.client import (
-    BOUNDS,
-    alquier,
-    catoni,
-    client_privacy,
-    gibbs,
-    max_information,
-    mcallester,
-    monte_carlo_risk,
-    pbb_lambda,
-    pbb_quadratic,
-    pooled,
-    seeger,
-    theorem_3_2,
-)
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
+from pacbayes_fl.bounds.client import alquier, catoni, gibbs, mcallester, pbb_lambda, pbb_quadratic, seeger, theorem_3_2
+from pacbayes_fl.bounds.costs import client_privacy, max_information, monte_carlo_risk
 from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
-from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower
+from pacbayes_fl.bounds.kl_inverse import kl_inverse_lower
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.bounds.moment import log_moment
-from pacbayes_fl.bounds.server import new_clients, server_bound
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError
+from tests.bounds.worlds import CLIENT_BOUNDS, twin
 
 FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
 PBB = (0.03, 500.0, 30_000, 0.025)
-PLAIN = {"seeger": seeger, "mcallester": mcallester, "pbb-quadratic": pbb_quadratic, "pbb-lambda": pbb_lambda}
 
 
 def private(epsilon: float, draws: int = 1, rows: int | None = None) -> Premises:
@@ -56,15 +43,12 @@ def of_clients(epsilon: float, delta: float = 0.0, draws: int = 1) -> Premises:
 
 def call(name: str, risk: float, kl: float, n: float, beta: float, delta: float, premises: Premises) -> Certificate:
     """Call any bound with the same numbers; that of eq. (6) with the Z that they imply."""
-    if name == "gibbs":
-        return gibbs(-beta * risk - kl, n, beta, delta, premises)
-    if name in PLAIN:
-        return PLAIN[name](risk, kl, n, delta, premises)
-    return BOUNDS[name](risk, kl, n, beta, delta, premises)
+    numbers = {"risk": risk, "kl": kl, "n": n, "beta": beta, "log_z": -beta * risk - kl}
+    return BOUNDS[name].certify(numbers, delta, premises)
 
 
 def premises_for(name: str, loss: LossRange) -> Premises:
-    return dataclasses.replace(private(0.02) if name == "theorem-3.2" else FINE, loss=loss)
+    return dataclasses.replace(private(0.02) if BOUNDS[name].private else FINE, loss=loss)
 
 
 # published digits ------------------------------------------------------------------------------------------------
@@ -112,13 +96,6 @@ def test_bounds_at_fixed_beta_have_their_published_values() -> None:
         assert of_z.valid and of_z.value.item() == pytest.approx(of_risk.value.item(), rel=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "rows", "value"), [(0.1, 20, 1.455115958877615), (0.5, 150, 28.507527986778054), (0, 9, math.log(2))]
-)
-def test_max_information_has_its_published_values(epsilon: float, rows: int, value: float) -> None:
-    assert max_information(epsilon, rows, 0.05).item() == pytest.approx(value, rel=1e-14)
-
-
 def test_catoni_is_the_inverse_of_his_phi_and_no_looser_than_the_sum() -> None:
     risk, kl, n, beta, delta = 0.1, 3.0, 200, 60.0, 0.05
     rate, spent = beta / n, (kl - math.log(delta)) / n
@@ -131,22 +108,22 @@ def test_catoni_is_the_inverse_of_his_phi_and_no_looser_than_the_sum() -> None:
 # what a prior under privacy costs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(BOUNDS))
+@pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_a_private_prior_costs_its_max_information_in_every_bound(name: str) -> None:
     nats = max_information(0.1, 60, 0.05).item()
     rest = (0.1, 2.0, 100, 10.0)
     got = call(name, *rest, 0.05, private(0.05, draws=2, rows=60))  # two draws of .05 each
-    cheaper = call("alquier" if name == "theorem-3.2" else name, *rest, 0.05 * math.exp(-nats), FINE)
+    cheaper = call(twin(name), *rest, 0.05 * math.exp(-nats), FINE)
     assert got.value.item() == pytest.approx(cheaper.value.item(), rel=1e-12)
     all_rows = call(name, *rest, 0.05, private(0.1)).value.item()
     assert all_rows > got.value.item()
 
 
-@pytest.mark.parametrize("name", list(BOUNDS))
+@pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_a_prior_under_privacy_of_clients_costs_its_epsilon_in_every_bound(name: str) -> None:
     rest = (0.1, 2.0, 100, 10.0)
     got = call(name, *rest, 0.05, of_clients(0.3, 0.01, draws=2))
-    same = "alquier" if name == "theorem-3.2" else name
+    same = twin(name)
     cheaper = call(same, *rest, (0.05 - 0.02) * math.exp(-0.6), FINE)
     assert got.valid and got.value.item() == pytest.approx(cheaper.value.item(), rel=1e-12)
     tried = dataclasses.replace(of_clients(0.3, 0.01), tried=4)  # each of them pays the whole of d0
@@ -176,7 +153,7 @@ def test_theorem_3_2_wants_an_epsilon() -> None:
 
 # laws ------------------------------------------------------------------------------------------------------------
 
-names = st.sampled_from(list(BOUNDS))
+names = st.sampled_from(CLIENT_BOUNDS)
 risks, kls = st.floats(0, 0.5), st.floats(0, 100)
 rows, betas, deltas = st.integers(1, 10**6), st.floats(0.1, 1e3), st.floats(1e-6, 0.5)
 
@@ -185,7 +162,7 @@ rows, betas, deltas = st.integers(1, 10**6), st.floats(0.1, 1e3), st.floats(1e-6
 def test_the_unit_of_the_loss_does_not_matter(
     name: str, risk: float, kl: float, n: int, beta: float, delta: float, c: float, a: float
 ) -> None:
-    kl = min(kl, beta * (1 - risk)) if name == "gibbs" else kl  # a Z that some risk in [a, b] can give
+    kl = min(kl, beta * (1 - risk)) if "log_z" in BOUNDS[name].needs else kl  # a Z that some risk in [a, b] can give
     unit = call(name, risk, kl, n, beta, delta, premises_for(name, LossRange("unit", 0, 1)))
     scaled = call(name, c * risk, kl, n, beta / c, delta, premises_for(name, LossRange("scaled", 0, c)))
     assert scaled.value.item() == pytest.approx(c * unit.value.item(), rel=1e-9)
@@ -198,9 +175,9 @@ def test_the_unit_of_the_loss_does_not_matter(
 def test_less_risk_less_divergence_more_rows_and_more_delta_never_raise_a_bound(
     name: str, risk: float, kl: float, n: int, beta: float, delta: float, more: float
 ) -> None:
-    kl = min(kl, 0.4 * beta * (1 - risk)) if name == "gibbs" else kl
+    kl = min(kl, 0.4 * beta * (1 - risk)) if "log_z" in BOUNDS[name].needs else kl
     premises = premises_for(name, LossRange("unit", 0, 1))
-    if name == "theorem-3.2":  # with more rows seen, a prior of the same epsilon may know more: hold them
+    if BOUNDS[name].private:  # with more rows seen, a prior of the same epsilon may know more: hold them
         premises = dataclasses.replace(premises, prior=Provenance("row-level DP", 0.02, rows=50))
 
     def value(risk: float = risk, kl: float = kl, n: float = n, delta: float = delta) -> float:
@@ -218,17 +195,18 @@ def test_less_risk_less_divergence_more_rows_and_more_delta_never_raise_a_bound(
 def test_a_certificate_is_rebuilt_from_its_terms(
     name: str, risk: float, kl: float, n: int, beta: float, delta: float, draws: int | None
 ) -> None:
-    kl = min(kl, beta * (1 - risk)) if name == "gibbs" else kl
+    kl = min(kl, beta * (1 - risk)) if "log_z" in BOUNDS[name].needs else kl
     premises = premises_for(name, LossRange("unit", 0, 1))
     certificate = call(name, risk, kl, n, beta, delta, premises)
-    if draws is not None and name in ("seeger", "mcallester"):
-        certificate = PLAIN[name](risk, kl, n, delta, premises, monte_carlo=MonteCarlo(draws, 0.2 * delta))
+    if draws is not None and BOUNDS[name].estimable:
+        numbers = {"risk": risk, "kl": kl, "n": n, "beta": beta}
+        certificate = BOUNDS[name].certify(numbers, delta, premises, MonteCarlo(draws, 0.2 * delta))
     copied = {key: torch.tensor(value.item(), dtype=torch.float64) for key, value in certificate.terms.items()}
     again = dataclasses.replace(certificate, terms=copied).recompute()
     assert again.item() == pytest.approx(certificate.value.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", list(BOUNDS))
+@pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_every_term_counts(name: str) -> None:
     certificate = call(name, 0.1, 2.0, 100, 20.0, 0.05, premises_for(name, LossRange("unit", 0, 1)))
     for key in certificate.terms.keys() - {"low"}:
@@ -239,7 +217,7 @@ def test_every_term_counts(name: str) -> None:
 
 def test_clients_are_certified_one_by_one() -> None:
     risk, kl, n = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 10.0, 0.0]), torch.tensor([50, 500, 5])
-    for name, bound in PLAIN.items():
+    for name, bound in ((bound.name, bound.function) for bound in BOUNDS.values() if bound.poolable):
         together = bound(risk, kl, n, 0.05, FINE)
         assert together.value.shape == (3,) and together.value.dtype == torch.float64, name
         for k in range(3):
@@ -306,22 +284,6 @@ def many() -> Tensor:
     return empirical(2000, seed=1)
 
 
-@pytest.mark.parametrize("beta", [ONE, MANY, 20 * ROWS])
-@pytest.mark.parametrize("name", [name for name in BOUNDS if name != "theorem-3.2"])
-def test_bounds_fail_no_more_often_than_they_say(name: str, beta: float, single: Tensor, many: Tensor) -> None:
-    def bound(risk: Tensor, kl: Tensor, log_z: Tensor) -> Certificate:
-        if name == "gibbs":
-            return gibbs(log_z, ROWS, beta, DELTA, FINE)
-        return (
-            PLAIN[name](risk, kl, ROWS, DELTA, FINE)
-            if name in PLAIN
-            else BOUNDS[name](risk, kl, ROWS, beta, DELTA, FINE)
-        )
-
-    assert failures(single, beta, bound) <= RED
-    assert failures(many, beta, bound) <= RED
-
-
 def test_an_unbiased_estimate_of_the_normaliser_costs_nothing() -> None:
     """Two hypotheses with loss 1 on one kind of row each; all three rows, and all five draws that estimate Z."""
     beta, rows, prior, chance = 4.0, 3, np.array((0.3, 0.7)), np.array((0.4, 0.6))
@@ -370,19 +332,6 @@ def test_the_default_bound_goes_red_with_a_moment_that_is_too_small(monkeypatch:
 
     red = stats.binom.isf(1e-6, 10 * WORLDS, DELTA)
     assert failed(2.0) < 0.6 * DELTA * 10 * WORLDS < failed(1.0) <= red < failed(0.8)
-
-
-def test_an_estimated_risk_is_covered_from_its_one_side_and_red_without_its_slack() -> None:
-    """A coin with p just above the bound of M draws without a loss, whose probability is (1 - p)^M."""
-    draws, delta = 5, 0.05
-    for slack, fails in ((delta, False), (0.999999, True), (math.sqrt(delta), True)):
-        p = 1 - (0.99 * slack) ** (1 / draws)
-        coins = torch.full((20 * WORLDS,), float(draws))
-        estimate = torch.binomial(coins, torch.tensor(p), generator=torch.Generator().manual_seed(12)).double() / draws
-        missed = int((monte_carlo_risk(estimate, draws, slack) < p).sum())
-        assert bool(missed > stats.binom.isf(1e-6, 20 * WORLDS, delta)) is fails
-        if not fails:
-            assert missed > 0.9 * delta * 20 * WORLDS  # nothing is left to gain from one side
 
 
 def test_bounds_at_fixed_beta_go_red_without_each_of_their_terms(single: Tensor, many: Tensor) -> None:
@@ -473,7 +422,7 @@ def test_a_prior_under_privacy_of_clients_goes_red_without_each_of_its_terms(
     assert honest.value.item() > p
 
 
-@pytest.mark.parametrize("name", list(BOUNDS))
+@pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_every_bound_covers_a_prior_under_privacy_of_clients(name: str) -> None:
     errors = ROWS * empirical(MASSES, seed=8)
     risk = errors.gather(1, released(errors, 5, 1.0, 0.02, 9).unsqueeze(1)).squeeze(1) / ROWS
@@ -516,96 +465,10 @@ def test_bounds_of_twenty_hypotheses_are_as_tight_as_was_measured(
 # pooled over clients that are not alike ------------------------------------------------------------------------------
 
 
-def moment(chances: np.ndarray) -> float:
-    """E exp(N kl(L^ || L)) of the average of N independent Bernoulli losses."""
-    law, n = np.ones(1), len(chances)
-    for p in chances:
-        law = np.convolve(law, (1 - p, p))
-    divergence = binary_kl(torch.arange(n + 1).double() / n, torch.tensor(chances.mean()))
-    return float(law @ (n * divergence).exp().numpy())
-
-
-def test_losses_that_are_not_alike_have_the_smaller_moment_behind_the_pooled_bound() -> None:
-    assert moment(np.repeat((0.05, 0.6), 5)) == pytest.approx(1.9666872380627207, rel=1e-12)
-    assert moment(np.full(10, 0.325)) == pytest.approx(4.66021568, rel=1e-8)
-    chances = np.random.default_rng(0).random((50, 12))
-    for each in chances:
-        assert moment(each) <= moment(np.full(12, each.mean())) * (1 + 1e-12) <= 2 * math.sqrt(12)
-
-
-@pytest.mark.parametrize("name", ["seeger", "mcallester", "pbb-quadratic"])
-def test_the_pooled_bound_sums_rows_and_divergences(name: str) -> None:
-    risk, kl, n = (
-        torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64),
-        torch.tensor([1.0, 10.0, 0.0]),
-        torch.tensor([50, 500, 5]),
-    )
-    got = pooled(risk, kl, n, 0.05, FINE, bound=PLAIN[name], monte_carlo=MonteCarlo(100, 0.01))
-    average = (0.1 * 50 + 0.2 * 500 + 0.4 * 5) / 555
-    alone = PLAIN[name](average, 11.0, 555, 0.05, FINE, monte_carlo=MonteCarlo(100, 0.01))
-    assert got.valid and got.value.item() == pytest.approx(alone.value.item(), rel=1e-12)
-    assert "averaged over clients by their rows" in got.risk and "averaged" not in alone.risk
-    one = pooled(risk[:1], kl[:1], n[:1], 0.05, FINE)
-    assert one.value.item() == pytest.approx(seeger(0.1, 1.0, 50, 0.05, FINE).value.item(), rel=1e-12)
-    for wrong in (math.inf, -1.0):
-        with pytest.raises(AssumptionError, match="kl must be finite"):
-            pooled(risk, torch.tensor([1.0, wrong, 0.0]), n, 0.05, FINE)
-
-
-def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_their_divergences() -> None:
-    """Five clients with 40 rows, losses of different difficulty, each with the luckiest of 20 hypotheses."""
-    truth = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]).double().reshape(1, 5, 1).expand(WORLDS, 5, 20)
-    generator = torch.Generator().manual_seed(4)
-    risk = (torch.binomial(torch.full_like(truth, 40.0), truth, generator=generator) / 40).amin(-1)  # [2000, 5]
-    rows = torch.full((5,), 40.0)
-    fails = {"honest": 0, "blind": 0}
-    for each in risk[:400]:
-        for word, kl in (("honest", math.log(20)), ("blind", 0.0)):
-            certificate = pooled(each, torch.full((5,), kl), rows, DELTA, FINE, bound=mcallester)
-            fails[word] += int(certificate.value.item() < 0.5)
-    assert fails["honest"] <= stats.binom.isf(1e-6, 400, DELTA) < fails["blind"]
-
-
-def test_pooled_clients_need_priors_that_saw_nobody_of_the_pool() -> None:
-    """Twelve clients with one fair label each, all worlds: a prior is sure of the product of the others' labels."""
-    prior = dataclasses.replace(FINE, prior=Provenance("other clients"))
-    labels = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=12))).double()
-    wrong = (labels.prod(1, keepdim=True) * labels != labels).double()  # Q = P, and no client's own label was seen
-    values = [pooled(risk, torch.zeros(12), torch.ones(12), DELTA, FINE).value.item() for risk in wrong[:2]]
-    assert values[0] < 0.5 < values[1]  # all are right, or all are wrong
-    known = pooled(wrong[0], torch.zeros(12), torch.ones(12), DELTA, prior)
-    assert not known.valid and "have seen rows of its bound" in known.reasons[0]
-    assert wrong.sum(1).unique().tolist() == [0.0, 12.0] and wrong.mean().item() == 0.5
-
-
-@pytest.mark.parametrize("average", ["size-weighted clients", "clients on average", "new client on average"])
-def test_priors_of_an_average_have_seen_none_of_its_rows(average: Any) -> None:
-    risk, n = torch.tensor([0.1, 0.2]), torch.tensor([50, 60])
-
-    def certificate(prior: Provenance) -> Certificate:
-        premises = dataclasses.replace(FINE, prior=prior, drawn_clients=True)
-        if average == "size-weighted clients":
-            return pooled(risk, torch.zeros(2), n, 0.05, premises)
-        return (server_bound if average == "clients on average" else new_clients)(risk, 9.0, n, 0.0, 0.05, premises)
-
-    for source in ("data-free", "disjoint clients", "split"):
-        assert certificate(Provenance(source)).valid and certificate(Provenance(source)).premises.average == average
-    for prior in (
-        Provenance("other clients"),
-        Provenance("row-level DP", 0.1),
-        Provenance("client-level DP", 0.1, 0.01),
-        Provenance("saw the rows"),
-        Provenance(),
-    ):
-        assert len(certificate(prior).reasons) == 1 and "no certificate" in str(certificate(prior))
-        alone = seeger(risk, 0.0, n, 0.05, dataclasses.replace(FINE, prior=prior))
-        assert alone.valid is (prior.source in ("other clients", "row-level DP", "client-level DP"))
-
-
 def test_bounds_on_a_client_do_not_speak_of_averages_that_they_do_not_bound() -> None:
     for average in ("clients on average", "clients by beta", "new client on average"):
         premises = dataclasses.replace(FINE, average=average)
-        for name in BOUNDS:
+        for name in CLIENT_BOUNDS:
             with pytest.raises(AssumptionError, match="on a client or on size-weighted clients"):
                 call(name, 0.1, 1.0, 50, 10.0, 0.05, dataclasses.replace(private(0.1), average=average))
         with pytest.raises(AssumptionError, match="server_bound"):

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacbayes_fl.bounds import client, server
-from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, Premises, Provenance
-from pacbayes_fl.bounds.client import BOUNDS, gibbs, seeger
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
+from pacbayes_fl.bounds.client import seeger
 from pacbayes_fl.bounds.losses import BoundedLoss, ClippedNLL, ClippedSquare, LossRange, SaturatingSquare, ZeroOne
-from pacbayes_fl.bounds.record import FORMULAS, from_record, to_record
-from pacbayes_fl.bounds.server import SERVER_BOUNDS
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.bounds.record import from_record, to_record
+from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError, DataError
 
 FINE = Premises(Provenance("split"), independent=True, posterior="exact Gibbs", drawn_clients=True)
@@ -29,17 +29,14 @@ def numbers(*values: float) -> Tensor:
 
 def example(name: str, premises: Premises = FINE, draws: MonteCarlo | None = None) -> Certificate:
     energy, m = numbers(0.1, 0.2, 0.3), numbers(40, 50, 60)
-    if name == "lemma-4.6":
-        return SERVER_BOUNDS[name](-1.0, 9.0, m, 0.05, premises, lam=10.0)
-    if name in SERVER_BOUNDS:
-        more = {} if name in ("server", "new-clients") else {"lam": 10.0, "later": 1}
-        return SERVER_BOUNDS[name](energy, 9.0, m, 2.0, 0.05, premises, monte_carlo=draws, **more)
-    if name == "gibbs":
-        return gibbs(-9.0 * energy, m, 9.0, 0.05, premises)
-    if name == "theorem-3.2":
+    bound = BOUNDS[name]
+    if bound.private:
         premises = dataclasses.replace(premises, prior=Provenance("row-level DP", 0.02, draws=2, rows=30))
-    more = {"beta": 9.0} if name in ("catoni", "alquier", "theorem-3.2") else {}
-    return BOUNDS[name](energy, numbers(1, 2, 3), m, delta=0.05, premises=premises, monte_carlo=draws, **more)
+    own = {"free_energy": energy, "m": m, "kl": 2.0, "log_z": -1.0, "lam": 10.0}
+    if bound.group is None:
+        own = {"risk": energy, "n": m, "kl": numbers(1, 2, 3), "log_z": -9.0 * energy}
+    later = {"later": 1} if "free_energy" in bound.needs and bound.as_printed else {}
+    return bound.certify({**own, "beta": 9.0}, 0.05, premises, draws, **later)
 
 
 def through_json(certificate: Certificate) -> dict[str, Any]:
@@ -48,10 +45,10 @@ def through_json(certificate: Certificate) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("name", [*BOUNDS, *SERVER_BOUNDS])
+@pytest.mark.parametrize("name", list(BOUNDS))
 def test_every_certificate_comes_back_through_json(name: str, drawn: bool) -> None:
     premises = dataclasses.replace(FINE, tried=3, predictor="majority vote")
-    before = example(name, premises, MonteCarlo(500, 0.01) if drawn and name not in ("lemma-4.6", "gibbs") else None)
+    before = example(name, premises, MonteCarlo(500, 0.01) if drawn and BOUNDS[name].estimable else None)
     after = from_record(through_json(before))
     torch.testing.assert_close(after.recompute(), before.value, rtol=1e-12, atol=0)
     assert torch.equal(after.value, before.value) and after.value.dtype == torch.float64
@@ -95,19 +92,19 @@ def test_a_broken_premise_counts_even_where_the_record_hides_it() -> None:
     assert not found.valid and found.reasons == example("seeger", dataclasses.replace(FINE, independent=False)).reasons
 
 
-def test_every_formula_has_one_name_and_the_table_is_read_only() -> None:
-    assert len({id(formula) for formula in FORMULAS.values()}) == len(FORMULAS)
-    assert set(FORMULAS) == set(client.FORMULAS) | set(server.FORMULAS)
-    used = {id(example(name).formula) for name in (*BOUNDS, *SERVER_BOUNDS)}
-    assert used == {id(formula) for formula in FORMULAS.values()}
-    with pytest.raises(TypeError):
-        FORMULAS["seeger"] = FORMULAS["gibbs"]  # type: ignore[index]
-
-
 def test_a_formula_of_one_s_own_is_not_recorded() -> None:
     own = dataclasses.replace(example("seeger"), formula=lambda terms: {"bound": terms["risk"]})
     with pytest.raises(AssumptionError, match="the formula of 'Maurer/Seeger, kl inverse' is none of seeger"):
         to_record(own)
+
+
+def test_a_bound_of_one_s_own_is_recorded_and_read_with_its_record() -> None:
+    bound = dataclasses.replace(BOUNDS["seeger"], name="mine", formula=lambda terms: {"bound": terms["risk"]})
+    own = dataclasses.replace(example("seeger"), formula=bound.formula, value=example("seeger").terms["risk"])
+    record = json.loads(json.dumps(to_record(own, bound)))
+    assert record["formula"] == "mine" and torch.equal(from_record(record, bound).value, own.value)
+    with pytest.raises(DataError, match=r"formula must be one of seeger, .*, got 'mine'"):
+        from_record(record)
 
 
 ENTRIES = ("theorem", "formula", "valid", "value", "vacuous", "delta", "split", "terms", "premises", "reasons")

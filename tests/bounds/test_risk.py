@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
 from pacbayes_fl.bounds import risk as module
-from pacbayes_fl.bounds.risk import function_risks, gibbs_risk, listed_risks
+from pacbayes_fl.bounds.risk import finite_risks, function_risks, gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
@@ -45,7 +45,7 @@ class Linear:
     theta: Tensor
     weights: Tensor
 
-    def listed(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+    def enumerate_hypotheses(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
         for j in range(self.theta.shape[1]):
             yield self.weights[:, j].log(), Categorical(logits=x @ self.theta[:, j])
 
@@ -57,7 +57,7 @@ class Drawn:
     loc: Tensor
     classes: bool = True
 
-    def drawn(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         for _ in range(draws):
             out = x @ (self.loc + noise.normal(self.loc))
             yield Categorical(logits=out) if self.classes else Normal(out[..., 0], 7.0)
@@ -94,7 +94,7 @@ def test_a_list_is_averaged_exactly(loss: ZeroOne | ClippedNLL) -> None:
     found = gibbs_risk(Linear(theta, weights), batch, loss, 9, noise(batch))
     assert found.draws is None
     assert found.risk.tolist() == pytest.approx(by_hand(theta, weights, batch, loss), abs=1e-12)
-    each, risks = listed_risks(Linear(theta, weights), batch, loss)
+    each, risks = finite_risks(Linear(theta, weights), batch, loss)
     assert torch.allclose(each, weights)
     assert torch.allclose((each * risks).sum(1), found.risk)
 
@@ -114,10 +114,10 @@ def test_blocks_of_rows_see_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch)
     batch, loc, theta = labelled(), random(3, 2, 3), random(3, 4, 2, 3)
     weights = torch.full((3, 4), 0.25, dtype=torch.float64)
     whole = gibbs_risk(Drawn(loc), batch, ClippedNLL(), 6, noise(batch)).risk
-    listed = listed_risks(Linear(theta, weights), batch, ClippedNLL())
+    listed = finite_risks(Linear(theta, weights), batch, ClippedNLL())
     monkeypatch.setattr(module, "_NUMBERS", 12)
     assert torch.allclose(gibbs_risk(Drawn(loc), batch, ClippedNLL(), 6, noise(batch)).risk, whole, atol=1e-12)
-    again = listed_risks(Linear(theta, weights), batch, ClippedNLL())
+    again = finite_risks(Linear(theta, weights), batch, ClippedNLL())
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(again, listed, strict=True))
 
 

@@ -96,6 +96,6 @@ def check(algorithm: Any, message: Any, oracle: Callable[[Any, Any], Tensor]) ->
 def likelihoods(posterior: WeightPosterior, rows: ClientBatch, draws: int = 200) -> Tensor:
     """Mean log likelihood [K] of a client's rows under networks that are drawn."""
     total = torch.zeros(rows.clients, dtype=torch.float64)
-    for one in posterior.drawn(rows.x, draws, Noise(8, 0, rows.ids)):
+    for one in posterior.sample_hypotheses(rows.x, draws, Noise(8, 0, rows.ids)):
         total += torch.where(rows.mask, one.log_prob(rows.y), 0.0).sum(1) / draws
     return total

@@ -577,7 +577,10 @@ def test_more_rows_sharpen_the_gaussian_around_the_same_estimate(form: str) -> N
         oracle = bounds.full_gaussian_kl(zero, second, zero, first)
         torch.testing.assert_close(refined.kl[k], oracle, rtol=1e-8, atol=1e-11)
         assert (refined.kl[k] > 1e-3) if NEW[k] else (refined.kl[k] < 1e-12)
-    assert posterior.predict(rows.x) is not None and next(posterior.drawn(rows.x, 1, Noise(9, 0, rows.ids))) is not None
+    assert (
+        posterior.predict(rows.x) is not None
+        and next(posterior.sample_hypotheses(rows.x, 1, Noise(9, 0, rows.ids))) is not None
+    )
 
 
 @pytest.mark.parametrize("form", ["plain", "program", "factorised"])

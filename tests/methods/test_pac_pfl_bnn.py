@@ -28,7 +28,7 @@ from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Gaussian, inverse_softplus
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Drawable, Listed, NormalMixture
+from pacbayes_fl.posteriors.base import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
 from pacbayes_fl.posteriors.mixture import FamilyMixture, WeighedDraws
@@ -392,10 +392,16 @@ def test_refined_importance_weighs_the_same_draws_by_all_rows(weighting: Any) ->
     streams.normal(torch.empty(3, 5))  # what others draw meanwhile
     found, kl = m.refine(prior, seen, rows, streams)
     whole = personal(m, phi, batch)
-    assert isinstance(prior, Listed) and isinstance(found, Listed) and not isinstance(found, Drawable)
+    assert (
+        isinstance(prior, FinitePosterior)
+        and isinstance(found, FinitePosterior)
+        and not isinstance(found, SampledPosterior)
+    )
     assert isinstance(found, WeighedDraws) and found.reference is seen  # which may normalise: the same networks
     torch.testing.assert_close(found.log_weights, whole.log_weights, rtol=1e-9, atol=1e-9)
-    for q, p, w in zip(found.listed(x), prior.listed(x), whole.listed(x), strict=True):
+    for q, p, w in zip(
+        found.enumerate_hypotheses(x), prior.enumerate_hypotheses(x), whole.enumerate_hypotheses(x), strict=True
+    ):
         assert torch.equal(q[1].mean, p[1].mean) and torch.equal(q[1].mean, w[1].mean)
     shares = [one.log_weights.flatten(1).exp() for one in (found, prior)]
     torch.testing.assert_close(kl, bounds.discrete_kl(*shares), rtol=1e-9, atol=1e-12)
@@ -414,7 +420,7 @@ def test_draws_before_all_rows_are_a_prior_and_their_weights_its_gibbs_posterior
     assert isinstance(found, WeighedDraws)
     for k, m_k in enumerate((6, 3)):
         losses = []
-        for _, one in found.listed(batch.x):
+        for _, one in found.enumerate_hypotheses(batch.x):
             losses.append(-one.log_prob(batch.y)[k, :m_k].mean())
         weights, log_z = bounds.gibbs_weights(torch.stack(losses), float(m_k))
         pairs = found.log_weights[k].T.flatten().exp()  # as they are listed: draw by draw
@@ -429,7 +435,11 @@ def test_refined_mean_fields_come_near_the_exact_posterior_of_all_rows() -> None
     phi = two_priors()
     m = lines(local=replace(STEPS, steps=200, rate=0.03), importance_draws=20, draws=3)
     prior, (found, kl) = quiet(m, phi, seen, rows)
-    assert isinstance(found, FamilyMixture) and isinstance(found, Drawable) and not isinstance(found, Listed)
+    assert (
+        isinstance(found, FamilyMixture)
+        and isinstance(found, SampledPosterior)
+        and not isinstance(found, FinitePosterior)
+    )
     assert torch.equal(found.log_weights, prior.log_weights) and found.reference is prior.reference
     by_family = []
     for q, p in zip(found.components, prior.components, strict=True):

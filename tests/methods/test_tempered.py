@@ -14,7 +14,7 @@ from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.tempered import Tempered
-from pacbayes_fl.posteriors.base import Drawable, Listed
+from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
 from tests.laws.cases import ALL, LABELLED, SEED, Case, Scene, assert_close, bits, scene
 
 T = 1.7
@@ -54,8 +54,8 @@ def test_a_temperature_moves_probabilities_and_neither_labels_nor_training(case:
                 other.double().exp(), powers / powers.sum(-1, keepdim=True), rtol=1e-6, atol=1e-9
             )
         assert moved[name][0].uncertain == posterior.uncertain
-        assert isinstance(moved[name][0], Drawable) == isinstance(posterior, Drawable)
-        assert isinstance(moved[name][0], Listed) == isinstance(posterior, Listed)
+        assert isinstance(moved[name][0], SampledPosterior) == isinstance(posterior, SampledPosterior)
+        assert isinstance(moved[name][0], FinitePosterior) == isinstance(posterior, FinitePosterior)
 
 
 @pytest.mark.parametrize("case", LABELLED, ids=str)

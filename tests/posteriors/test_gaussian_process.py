@@ -24,7 +24,7 @@ from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.posteriors import gaussian_process
-from pacbayes_fl.posteriors.base import OverFunctions
+from pacbayes_fl.posteriors.base import FunctionPosterior
 from pacbayes_fl.posteriors.gaussian_process import (
     JITTERS,
     Factor,
@@ -411,7 +411,7 @@ def test_the_function_is_the_prediction_without_noise(name: str) -> None:
     theta = particles(model, 4, 3)
     posterior = condition(model, theta, batch)
     function, prediction = posterior.function(x), posterior.predict(x)
-    assert isinstance(posterior, OverFunctions)
+    assert isinstance(posterior, FunctionPosterior)
     assert torch.equal(function.means, prediction.means) and torch.equal(function.log_weights, prediction.log_weights)
     assert torch.equal(function.variances + model.noise(theta).unsqueeze(-1), prediction.variances)
     for k, (a, y, _, _) in enumerate(joined(batch, batch)):

@@ -320,13 +320,13 @@ def test_other_observations_are_not_linearised() -> None:
 def test_networks_are_drawn_from_the_gaussian_and_are_not_linear(predictive: Any) -> None:
     model = BayesianMLP((2, 6, 3), Categorical(3), torch.float64)
     gaussian, x, given = some_gaussian(model), randn(5, K, N, 2), Noise(7, 1, range(K))
-    found = list(posterior(model, gaussian, predictive).drawn(x, 3, given))
+    found = list(posterior(model, gaussian, predictive).sample_hypotheses(x, 3, given))
     noise, network = given.copy(), laplace.plain(model)
     for one in found:
         theta = gaussian.weights(gaussian.draw(noise))
         logits = torch.stack([network(theta[k], x[k]) for k in range(K)])
         torch.testing.assert_close(one.logits, logits.log_softmax(-1), rtol=1e-11, atol=1e-12)  # type: ignore[attr-defined]
-    again = list(posterior(model, gaussian, predictive).drawn(x[:, 2:], 3, given))
+    again = list(posterior(model, gaussian, predictive).sample_hypotheses(x[:, 2:], 3, given))
     for one, other in zip(found, again, strict=True):
         torch.testing.assert_close(one.logits[:, 2:], other.logits, rtol=1e-12, atol=1e-13)  # type: ignore[attr-defined]
 
@@ -340,7 +340,7 @@ def test_a_linear_model_s_drawn_outputs_have_the_covariance_of_its_weights() -> 
     gaussian = SubnetworkGaussian(*(leaf.expand(many, *leaf.shape) for leaf in (loc, chosen, factor, variance)))
     x = randn(6, 2, 3)
     inputs = torch.cat((x, torch.ones(2, 1, dtype=torch.float64)), 1)
-    drawn = posterior(model, gaussian, "probit").drawn(x.expand(many, 2, 3), 50, Noise(7, 1, range(many)))
+    drawn = posterior(model, gaussian, "probit").sample_hypotheses(x.expand(many, 2, 3), 50, Noise(7, 1, range(many)))
     found, expected = torch.cat([one.mean for one in drawn]), inputs @ covariance @ inputs.T
     assert ((found.mean(0) - inputs @ loc).abs() < 4 * (expected.diagonal() / len(found)).sqrt()).all()
     torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))

@@ -18,7 +18,7 @@ from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.base import Drawable, Listed, NormalMixture
+from pacbayes_fl.posteriors.base import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.mean_field import MeanField
 from pacbayes_fl.posteriors.mixture import FamilyMixture, MixturePosterior, WeighedDraws, log_mixture_kl, mixed
@@ -179,13 +179,13 @@ def weighed(model: BayesianMLP, log_weights: Tensor | None = None) -> WeighedDra
 
 def test_lists_and_families_are_told_apart() -> None:
     q = weighed(LABELS), family_mixture(LABELS), posterior(LABELS)
-    assert [isinstance(one, Listed) for one in q] == [True, False, False]
-    assert [isinstance(one, Drawable) for one in q] == [False, True, False]
+    assert [isinstance(one, FinitePosterior) for one in q] == [True, False, False]
+    assert [isinstance(one, SampledPosterior) for one in q] == [False, True, False]
 
 
 @engines
 def test_a_list_gives_every_draw_with_its_weight(engine: Engine) -> None:
-    listed = replace(weighed(LABELS), noise=noise(engine)).listed(X)
+    listed = replace(weighed(LABELS), noise=noise(engine)).enumerate_hypotheses(X)
     for (log_weight, one), (weight, out) in zip(listed, by_draw(LABELS, engine), strict=True):
         assert torch.is_grad_enabled()
         assert isinstance(one, distributions.Categorical)
@@ -203,7 +203,7 @@ def test_families_are_drawn_by_their_weights_and_weights_from_them() -> None:
     streams = Noise(8, 0, range(clients))
     log_weights = share.log().view(1, M, 1).expand(clients, -1, -1)
     mixture = FamilyMixture(line, q, log_weights, streams, tuple(one.loc for one in q))
-    outputs = torch.stack([one.mean for one in mixture.drawn(axes, draws, streams)]).flatten(0, 1)
+    outputs = torch.stack([one.mean for one in mixture.sample_hypotheses(axes, draws, streams)]).flatten(0, 1)
     theta = torch.cat((outputs[:, 1:] - outputs[:, :1], outputs[:, :1]), -1)
     count, scale = clients * draws, torch.nn.functional.softplus(rho)
     mean = (share.unsqueeze(-1) * loc).sum(0)
@@ -222,13 +222,15 @@ def test_families_are_drawn_by_their_weights_and_weights_from_them() -> None:
 @engines
 def test_the_same_streams_draw_the_same_weights_whatever_the_inputs(engine: Engine) -> None:
     q, streams = family_mixture(LABELS), Noise(8, 0, IDS, engine=engine)
-    whole = torch.stack([one.probs for one in q.drawn(X, 9, streams)])
-    again = torch.cat([torch.stack([one.probs for one in q.drawn(part, 9, streams)]) for part in X.split(4, 1)], 2)
+    whole = torch.stack([one.probs for one in q.sample_hypotheses(X, 9, streams)])
+    again = torch.cat(
+        [torch.stack([one.probs for one in q.sample_hypotheses(part, 9, streams)]) for part in X.split(4, 1)], 2
+    )
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-14)
-    other = torch.stack([one.probs for one in q.drawn(X, 9, Noise(9, 0, IDS, engine=engine))])
+    other = torch.stack([one.probs for one in q.sample_hypotheses(X, 9, Noise(9, 0, IDS, engine=engine))])
     assert (other - whole).abs().amax((1, 2, 3)).min() > 1e-3
     assert (whole[1:] - whole[:-1]).abs().amax((1, 2, 3)).min() > 1e-3
-    for _ in q.drawn(X, 1, streams):
+    for _ in q.sample_hypotheses(X, 1, streams):
         assert torch.is_grad_enabled()
 
 

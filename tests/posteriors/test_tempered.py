@@ -13,7 +13,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Drawable, Listed
+from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.tempered import RANGE, best, temper, tempered
 from pacbayes_fl.posteriors.weights import WeightPosterior
@@ -76,9 +76,9 @@ def test_every_draw_is_tempered_on_its_own() -> None:
     loc, x, noise = randn(1, 2, MODEL.dim), randn(2, 2, 5, 2), Noise(1, 0, range(2))
     plain = WeightPosterior(MODEL, PointMass(loc), 1, noise)
     one: Any = tempered(plain, 2.5)
-    kinds = (isinstance(one, Drawable), isinstance(one, Listed))
+    kinds = (isinstance(one, SampledPosterior), isinstance(one, FinitePosterior))
     assert kinds == (True, False) and one.uncertain is False
-    for mine, theirs in zip(one.drawn(x, 3, noise), plain.drawn(x, 3, noise), strict=True):
+    for mine, theirs in zip(one.sample_hypotheses(x, 3, noise), plain.sample_hypotheses(x, 3, noise), strict=True):
         torch.testing.assert_close(mine.probs, (theirs.logits / 2.5).softmax(-1))
     torch.testing.assert_close(one.predict(x).log_probs, one.predict_at_mean(x).log_probs)
 

@@ -128,7 +128,7 @@ def test_predictions_carry_no_gradient_and_networks_in_float32_give_float64_numb
 def test_networks_are_drawn_from_the_family_with_the_noise_that_is_given(kind: str, engine: Engine) -> None:
     q, given = family(kind, LABELS), Noise(7, 1, IDS, engine=engine)
     posterior = WeightPosterior(LABELS, q, S, Noise(3, 0, IDS, engine=engine))
-    first = [one.logits for one in posterior.drawn(X, 4, given)]  # type: ignore[attr-defined]
+    first = [one.logits for one in posterior.sample_hypotheses(X, 4, given)]  # type: ignore[attr-defined]
     noise = Noise(7, 1, IDS, engine=engine)
     for found in first:
         expected = outputs(LABELS, q.weights(q.draw(noise))).log_softmax(-1)
@@ -136,21 +136,23 @@ def test_networks_are_drawn_from_the_family_with_the_noise_that_is_given(kind: s
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     assert torch.equal(first[0], first[1]) == (kind == "point")
     for rows in (slice(0, 2), slice(3, 6)):  # the same networks at other inputs: the streams were left as they are
-        for found, one in zip(first, posterior.drawn(X[:, rows], 4, given), strict=True):
+        for found, one in zip(first, posterior.sample_hypotheses(X[:, rows], 4, given), strict=True):
             torch.testing.assert_close(one.logits, found[:, rows], rtol=1e-12, atol=1e-13)  # type: ignore[attr-defined]
 
 
 def test_draws_that_a_preset_shrinks_are_whole_where_networks_are_drawn() -> None:
     q = family("mean-field", REGRESSION)
     usual, shrunk = (WeightPosterior(REGRESSION, q, S, Noise(3, 0, IDS), None, std) for std in (1.0, 1e-3))
-    for one, other in zip(usual.drawn(X, 3, Noise(7, 1, IDS)), shrunk.drawn(X, 3, Noise(7, 1, IDS)), strict=True):
+    for one, other in zip(
+        usual.sample_hypotheses(X, 3, Noise(7, 1, IDS)), shrunk.sample_hypotheses(X, 3, Noise(7, 1, IDS)), strict=True
+    ):
         assert torch.equal(one.mean, other.mean)
 
 
 def test_drawing_has_no_gradient_and_leaves_the_caller_s_mode_alone() -> None:
     q = MeanField(*(leaf.clone().requires_grad_(True) for leaf in family("mean-field", REGRESSION)))
     posterior = WeightPosterior(REGRESSION, q, S, Noise(3, 0, IDS))
-    for one in posterior.drawn(X, 2, Noise(7, 1, IDS)):
+    for one in posterior.sample_hypotheses(X, 2, Noise(7, 1, IDS)):
         assert torch.is_grad_enabled() and not one.mean.requires_grad
 
 
@@ -165,7 +167,7 @@ def test_a_linear_model_s_outputs_have_the_moments_of_its_weights(kind: str) -> 
     leaves = [leaf.expand(many, -1) for leaf in (loc, rho, logit)]
     q = SpikeSlab(*leaves) if kind == "spike-slab" else MeanField(*leaves[:2])
     noise, x = Noise(3, 0, range(many)), randn(51, 2, 2)
-    drawn = WeightPosterior(model, q, 1, noise).drawn(x.expand(many, 2, 2), 50, noise)
+    drawn = WeightPosterior(model, q, 1, noise).sample_hypotheses(x.expand(many, 2, 2), 50, noise)
     found = torch.cat([one.mean for one in drawn])  # [20000, 2]
     inputs = torch.cat((x, torch.ones(2, 1, dtype=torch.float64)), 1)
     expected = inputs * variance @ inputs.T

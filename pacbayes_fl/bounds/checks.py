@@ -1,0 +1,65 @@
+"""What every bound asks of the numbers that it is given."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import AssumptionError
+
+Number = Tensor | float
+"""One number [] or one a client [K]."""
+
+_ROUNDING = 1e-6
+
+
+def checked(name: str, value: Number, low: float, high: float = math.inf, *, strict: bool = False) -> Tensor:
+    """Take a number of a bound as float64 and refuse what it cannot be.
+
+    Args:
+        name: what the error calls it.
+        value: one number [] or one a client [K].
+        low: smallest value.
+        high: largest value; infinity itself is refused.
+        strict: whether the smallest value itself is refused.
+
+    Returns:
+        [] or [K]; what rounding of float32 has put beyond the ends is put back.
+
+    Raises:
+        AssumptionError: naming the argument, the first client that is wrong, and what came.
+    """
+    numbers = torch.as_tensor(value, dtype=torch.float64)
+    slack = _ROUNDING * (high - low if high < math.inf else 1.0)
+    below = numbers <= low if strict else numbers < low - slack
+    wrong = below | (numbers > high + slack) | ~numbers.isfinite()
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.flatten().nonzero()[0])})" if numbers.dim() else ""
+        bounds = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+        raise AssumptionError(f"{name} must be finite, {bounds}, got {numbers[wrong].flatten()[0].item():g}{place}")
+    return numbers if strict else numbers.clamp(low, high)
+
+
+def whole(name: str, value: Number) -> Tensor:
+    """Take a count of a bound and refuse what counts nothing.
+
+    Args:
+        name: what the error calls it.
+        value: one count [] or one a client [K].
+
+    Returns:
+        [] or [K], float64.
+
+    Raises:
+        AssumptionError: when it is a truth value, below 1 or not a whole number.
+    """
+    counts = torch.as_tensor(value)
+    numbers = counts.double()
+    wrong = (numbers < 1) | ~numbers.isfinite() | (numbers != numbers.round()) | (counts.dtype == torch.bool)
+    if bool(wrong.any()):
+        place = f" (client {int(wrong.flatten().nonzero()[0])})" if wrong.dim() else ""
+        got = value if isinstance(value, bool) else f"{numbers[wrong].flatten()[0].item():g}"
+        raise AssumptionError(f"{name} must be at least 1 and a whole number, got {got}{place}")
+    return numbers

@@ -1,0 +1,204 @@
+"""Worlds whose truth is known: how often a bound fails there, which must not be more often than it says.
+
+Every world is drawn 2,000 times, and every bound is asked at delta = 0.05. A bound whose true rate of failures is delta
+fails more than 149 times with probability below 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Binomial
+
+from pacbayes_fl.bounds.bound import Bound, World
+from pacbayes_fl.bounds.certificate import Certificate
+from pacbayes_fl.bounds.divergence import discrete_kl, gibbs_weights
+from pacbayes_fl.bounds.pac_pfl import confidence_factor
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.errors import AssumptionError
+
+WORLDS = 2000
+DELTA = 0.05
+MOST = 149
+"""Failures beyond which a bound is wrong, or this is one of a million days."""
+
+_ROWS = 200
+_FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs", drawn_clients=True)
+
+
+class Case(NamedTuple):
+    """What a bound says in all worlds of one kind, and what is true there.
+
+    Args:
+        what: which kind.
+        numbers: by the names that bounds take them under, with worlds [W] in the first dimension.
+        premises: which hold.
+        truth: the risk [] or [W] that is bounded.
+    """
+
+    what: str
+    numbers: Mapping[str, Any]
+    premises: Premises
+    truth: Tensor
+
+
+class Coverage(NamedTuple):
+    """How often a bound failed in worlds of one kind.
+
+    Args:
+        what: which kind.
+        failures: among `WORLDS`.
+        certificate: of all worlds.
+    """
+
+    what: str
+    failures: int
+    certificate: Certificate
+
+
+def coverage(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None) -> list[Coverage]:
+    """Count in how many worlds the truth is above a bound.
+
+    Args:
+        bound: states its world.
+        cases: worlds that were drawn before, for several bounds; drawn anew when None.
+
+    Returns:
+        The failures among 2,000, for every case of its world.
+
+    Raises:
+        AssumptionError: when its certificate is not valid although all premises hold, or it needs a number that its
+            world does not have.
+    """
+    found = []
+    for case in DRAWN[bound.world](0) if cases is None else cases[bound.world]:
+        options = {name: value for name, value in bound.example.items() if name not in bound.needs}
+        if gaps := [name for name in bound.needs if name not in case.numbers]:
+            what = f"the world {bound.world!r} has no {', '.join(gaps)}, which the bound {bound.name!r} needs"
+            raise AssumptionError(what, hint=f"it has {', '.join(case.numbers)}")
+        numbers = dict(case.numbers)
+        if bound.equal_beta:
+            numbers["beta"] = torch.as_tensor(numbers["beta"]).max()
+        certificate = bound.certify(numbers, DELTA, case.premises, **options)
+        if not certificate.valid:
+            raise AssumptionError(f"the bound {bound.name!r} is not valid where all premises hold: {certificate}")
+        found.append(Coverage(case.what, int((certificate.value < case.truth).sum()), certificate))
+    return found
+
+
+def _shares(rows: int, hypotheses: int, seed: int) -> Tensor:
+    """Shares of errors [W, H] of hypotheses that toss a fair coin for every row."""
+    errors = np.random.default_rng((seed, rows, hypotheses)).binomial(rows, 0.5, (WORLDS, hypotheses))
+    return torch.from_numpy(errors / rows)
+
+
+def _fair_coins(seed: int) -> Iterator[Case]:
+    """One client, whose hypotheses err by the toss of a fair coin; the posterior is the exact Gibbs posterior."""
+    best = math.sqrt(8 * _ROWS * math.log(1 / DELTA))  # beta for one hypothesis
+    for hypotheses in (1, 2000):
+        risks = _shares(_ROWS, hypotheses, seed)
+        for beta in (best, 8 * math.sqrt(_ROWS), 20.0 * _ROWS):
+            weights, log_z = gibbs_weights(risks, beta)
+            numbers = {"risk": (weights * risks).sum(1), "kl": discrete_kl(weights), "log_z": log_z}
+            what = f"{hypotheses} hypotheses, beta {beta:.3g}"
+            yield Case(what, {**numbers, "n": _ROWS, "beta": beta}, _FINE, torch.tensor(0.5))
+
+
+def _private_prior(seed: int) -> Iterator[Case]:
+    """One of 3,000 point masses, drawn by the exponential mechanism from the rows: eps = 2 tau beta / m."""
+    rows, beta, tau = 100, 48.95, 1.0
+    generator, risks = torch.Generator().manual_seed(seed), _shares(rows, 3000, seed)
+    chosen = torch.multinomial(torch.softmax(-tau * beta * risks, 1), 1, generator=generator)
+    risk = risks.gather(1, chosen).squeeze(1)
+    premises = Premises(Provenance("row-level DP", 2 * tau * beta / rows), independent=True, posterior="exact Gibbs")
+    numbers = {"risk": risk, "kl": torch.zeros_like(risk), "n": rows, "beta": beta, "log_z": -beta * risk}
+    yield Case("one of 3000 priors", numbers, premises, torch.tensor(0.5))
+
+
+class TwoKinds(NamedTuple):
+    """A client with rows of two kinds, so that every expectation is a sum.
+
+    Args:
+        chances: of the kinds [2].
+        losses: of the hypotheses on them [H, 2], in [0, 1].
+        prior: of the hypotheses [H].
+    """
+
+    chances: Tensor
+    losses: Tensor
+    prior: Tensor
+
+    def counts(self, m: int) -> Tensor:
+        """Probabilities [m + 1] of 0, ..., m rows of the second kind among m."""
+        log_chances: Tensor = Binomial(m, self.chances[1]).log_prob(torch.arange(m + 1.0).double())
+        return log_chances.exp()
+
+    def energies(self, beta: float, m: int) -> tuple[Tensor, Tensor]:
+        """Free energy and true risk of the Gibbs posterior for 0, ..., m rows of the second kind: [m + 1] each."""
+        count = torch.arange(m + 1).double().unsqueeze(1)
+        risks = ((m - count) * self.losses[:, 0] + count * self.losses[:, 1]) / m
+        weights, log_z = gibbs_weights(risks, beta, self.prior)
+        return -log_z / beta, weights @ (self.losses @ self.chances)
+
+
+def _finite_federation(seed: int) -> Iterator[Case]:
+    """20 clients of two kinds under four priors on eight hypotheses, and the hyper-posterior of Corollary 4.4."""
+    generator = torch.Generator().manual_seed(seed)
+    losses = torch.rand(8, 2, generator=generator, dtype=torch.float64).round()
+    losses[0], losses[1] = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    priors = torch.softmax(2 * torch.randn(4, 8, generator=generator, dtype=torch.float64), -1)
+    n, beta, m = 20, 6.0, torch.tensor([3] * 10 + [6] * 10)
+    energies, risks = [], []
+    for i, rows in enumerate(m.tolist()):
+        chance = torch.tensor((0.3, 0.6)[i % 2], dtype=torch.float64)
+        kinds = [TwoKinds(torch.stack((chance, 1 - chance)), losses, prior) for prior in priors]
+        drawn = torch.multinomial(kinds[0].counts(rows), WORLDS, replacement=True, generator=generator)
+        tables = [kind.energies(beta, rows) for kind in kinds]
+        energies.append(torch.stack([energy[drawn] for energy, _ in tables], -1))
+        risks.append(torch.stack([risk[drawn] for _, risk in tables], -1))
+    energy, risk = torch.stack(energies, 1), torch.stack(risks, 1)  # [W, 20, 4]
+    for temper in (n * beta, 20 * n * beta):
+        hyper, _ = gibbs_weights(energy.mean(1), temper)
+        average = (hyper.unsqueeze(1) * energy).sum(-1)
+        numbers = {"free_energy": average, "beta": beta, "m": m, "kl": discrete_kl(hyper), "lam": 10.0}
+        yield Case(f"four priors, a hyper-posterior at {temper:g}", numbers, _FINE, (hyper * risk.mean(1)).sum(-1))
+    for masses in (1, 500):  # priors, each a point mass on a hypothesis that tosses coins, for ten clients with 20 rows
+        lost, tossing = _shares(_ROWS, masses, seed), 10
+        for temper in (math.sqrt(8 * _ROWS * math.log(1 / DELTA)), 8 * math.sqrt(_ROWS)):
+            weights, _ = gibbs_weights(lost, temper)
+            average = (weights * lost).sum(1, keepdim=True).expand(-1, tossing)
+            numbers = {"free_energy": average, "beta": temper / tossing, "m": torch.full((tossing,), 20), "lam": 10.0}
+            what = f"{masses} point masses, a hyper-posterior at {temper:.3g}"
+            yield Case(what, {**numbers, "kl": discrete_kl(weights)}, _FINE, torch.tensor(0.5))
+
+
+def _new_clients(seed: int) -> Iterator[Case]:
+    """200 clients, each always or never wrong under a hypothesis, and so many rows that only the clients count."""
+    n, beta, lam, m = 200, 1.0, 10.0, torch.full((200,), 10.0**6)
+    spread = confidence_factor(beta, n, lam)
+    for priors in (1, 500):
+        lost = _shares(n, priors, seed)
+        for temper in (math.sqrt(8 * n * math.log(1 / DELTA)), 20.0 * n):
+            weights, _ = gibbs_weights(lost, temper)
+            energy = (weights * lost).sum(1, keepdim=True).expand(-1, n)
+            log_z = torch.logsumexp(-lost / spread, 1) - math.log(priors)  # at the optimal hyper-posterior
+            numbers = {"free_energy": energy, "beta": beta, "m": m, "kl": discrete_kl(weights), "lam": lam}
+            what = f"{priors} priors, a hyper-posterior at {temper:.3g}"
+            yield Case(what, {**numbers, "log_z": log_z}, _FINE, torch.tensor(0.5))
+
+
+DRAWN: Mapping[World, Callable[[int], Iterator[Case]]] = MappingProxyType(
+    {
+        "fair coins": _fair_coins,
+        "private prior": _private_prior,
+        "finite federation": _finite_federation,
+        "new clients": _new_clients,
+    }
+)
+"""Every world by the name that records of bounds state, drawn from a seed."""

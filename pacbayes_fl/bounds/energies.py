@@ -1,0 +1,131 @@
+"""Free energies of clients: what bounds on averages ask of them, and the terms that these bounds have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.certificate import Terms
+from pacbayes_fl.bounds.checks import Number, checked
+from pacbayes_fl.bounds.costs import monte_carlo_risk
+from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.errors import AssumptionError, ShapeError
+
+GIBBS_ONLY = "the free energies must be those of the exact Gibbs posterior of the same loss, beta and rows"
+"""Reason of a certificate whose proof needs exact Gibbs posteriors."""
+
+_IN_RANGE = (
+    "a free energy must never leave the loss's range, as that of the exact Gibbs posterior and of one that gives way to"
+    " the prior where it is worse never does (posterior = 'exact Gibbs' or 'no worse than the prior')"
+)
+
+
+def free_energies(free_energy: Number, premises: Premises, *, bounded: bool = False) -> Tensor:
+    """Take free energies [*, K] as float64: at least a, and at most b for posteriors that are no worse than the prior.
+
+    Raises:
+        AssumptionError: when one is outside of that range or not finite.
+        ShapeError: when they are not one a client.
+    """
+    high = premises.loss.high if bounded or premises.posterior != "any" else float("inf")
+    numbers = checked("free_energy", free_energy, premises.loss.low, high)
+    if numbers.dim() == 0 or numbers.shape[-1] == 0:
+        raise ShapeError(f"free_energy must be one number a client [*, K], got {list(numbers.shape)}")
+    return numbers
+
+
+def by_client(name: str, value: Number, clients: Tensor, low: float, *, strict: bool = False) -> Tensor:
+    """Take one number, or one a client, of at least `low`.
+
+    Args:
+        name: what the error calls it.
+        value: [] or [K].
+        clients: any numbers of the clients [*, K].
+        low: smallest value.
+        strict: whether the smallest value itself is refused.
+
+    Returns:
+        [K], float64.
+
+    Raises:
+        AssumptionError: when one is too small or not finite.
+        ShapeError: when they are neither one number nor one a client.
+    """
+    numbers, count = checked(name, value, low, strict=strict), clients.shape[-1]
+    if numbers.dim() > 1 or (numbers.dim() == 1 and len(numbers) != count):
+        raise ShapeError(f"{name} must be one number [] or one a client [{count}], got {list(numbers.shape)}")
+    return numbers.to(clients.device).expand(count)
+
+
+def one_beta(beta: Number) -> Tensor:
+    """Take the beta [] that all clients have.
+
+    Raises:
+        AssumptionError: when they have several.
+    """
+    numbers = checked("beta", beta, 0.0, strict=True).flatten()
+    if bool((numbers != numbers[0]).any()):
+        raise AssumptionError(
+            f"beta must be the same for all clients, got {numbers.min().item():g} to {numbers.max().item():g}",
+            hint="one number for all clients",
+        )
+    return numbers[0]
+
+
+def finite_divergence(kl: Number) -> Tensor:
+    """Take the divergence [*] of a hyper-posterior, in nats.
+
+    Raises:
+        AssumptionError: when it is negative or infinite.
+    """
+    if bool(torch.as_tensor(kl, dtype=torch.float64).isposinf().any()):
+        raise AssumptionError(
+            "kl must be finite, got inf: the divergence of atoms, such as SVGD's particles, from a density",
+            hint="blur them: posteriors.particles.SmoothedHyperPosterior",
+        )
+    return checked("kl", kl, 0.0)
+
+
+def gibbs_only(premises: Premises) -> tuple[str, ...]:
+    """Reason against a bound on exact Gibbs posteriors, if there is one."""
+    return () if premises.posterior == "exact Gibbs" else (GIBBS_ONLY,)
+
+
+def in_range(premises: Premises) -> tuple[str, ...]:
+    """Reason against a bound whose free energies must lie in the loss's range, if there is one."""
+    return () if premises.posterior != "any" else (_IN_RANGE,)
+
+
+def drawn_alike(premises: Premises) -> tuple[str, ...]:
+    """Reason against a bound on new clients, if there is one."""
+    if premises.drawn_clients:
+        return ()
+    return ("clients, seen and new, were not declared independent draws of one distribution (drawn_clients)",)
+
+
+def average_energy(terms: Terms, weights: Tensor | float) -> Tensor:
+    """Average free energy, with what its estimation costs: it lies in [a, b] for every prior drawn.
+
+    Args:
+        terms: of a certificate, with "free_energy" [*, K].
+        weights: of the clients [K], which sum to 1, or one for all.
+
+    Returns:
+        [*], in the unit of the loss.
+    """
+    mean = (weights * terms["free_energy"]).sum(-1)
+    if "mc_draws" not in terms:
+        return mean
+    width = terms["high"] - terms["low"]
+    unit = ((mean - terms["low"]) / width).clamp(0.0, 1.0)
+    return terms["low"] + width * monte_carlo_risk(unit, terms["mc_draws"], terms["mc_delta"])
+
+
+def n_clients(terms: Terms) -> int:
+    """Count the clients behind the free energies."""
+    return terms["free_energy"].shape[-1]
+
+
+def eighth(terms: Terms) -> Tensor:
+    """R^2 / 8 of Hoeffding's lemma []."""
+    return (terms["high"] - terms["low"]).square() / 8.0

@@ -1,0 +1,68 @@
+"""The table of bounds: one record each, under the name that commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pacbayes_fl.bounds import client, printed, server
+from pacbayes_fl.bounds.bound import Bound
+from pacbayes_fl.bounds.certificate import Formula
+from pacbayes_fl.errors import AssumptionError
+
+BOUNDS: Mapping[str, Bound] = MappingProxyType(
+    {
+        bound.name: bound
+        for bound in (
+            client.SEEGER,
+            client.MCALLESTER,
+            client.CATONI,
+            client.ALQUIER,
+            client.PBB_QUADRATIC,
+            client.PBB_LAMBDA,
+            client.THEOREM_3_2,
+            client.GIBBS,
+            server.SERVER,
+            server.NEW_CLIENTS,
+            printed.THEOREM_4_2,
+            printed.LEMMA_4_3,
+            printed.LEMMA_4_6,
+        )
+    }
+)
+"""Every bound by its name: those on a client, of which the first is the default, then those on averages."""
+
+
+def bound_named(bound: str | Bound) -> Bound:
+    """Look a bound up.
+
+    Args:
+        bound: a key of `BOUNDS`, or a record, which is taken as it is.
+
+    Returns:
+        Its record.
+
+    Raises:
+        AssumptionError: when there is none of that name.
+    """
+    if isinstance(bound, Bound):
+        return bound
+    if bound not in BOUNDS:
+        raise AssumptionError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
+    return BOUNDS[bound]
+
+
+def formulas(*more: Bound) -> dict[str, Formula]:
+    """Name every formula: by the first bound that has it.
+
+    Args:
+        *more: bounds beside those of the table.
+
+    Returns:
+        Formulas by the names that records of certificates give them.
+    """
+    found: dict[str, Formula] = {}
+    for bound in (*BOUNDS.values(), *more):
+        if bound.formula not in found.values():
+            found[bound.name] = bound.formula
+    return found

@@ -1,0 +1,33 @@
+"""What a private prior and an estimated risk cost: published digits, and coverage that is barely there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from pacbayes_fl.bounds.costs import max_information, monte_carlo_risk
+
+WORLDS = 2000
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rows", "value"), [(0.1, 20, 1.455115958877615), (0.5, 150, 28.507527986778054), (0, 9, math.log(2))]
+)
+def test_max_information_has_its_published_values(epsilon: float, rows: int, value: float) -> None:
+    assert max_information(epsilon, rows, 0.05).item() == pytest.approx(value, rel=1e-14)
+
+
+def test_an_estimated_risk_is_covered_from_its_one_side_and_red_without_its_slack() -> None:
+    """A coin with p just above the bound of M draws without a loss, whose probability is (1 - p)^M."""
+    draws, delta = 5, 0.05
+    for slack, fails in ((delta, False), (0.999999, True), (math.sqrt(delta), True)):
+        p = 1 - (0.99 * slack) ** (1 / draws)
+        coins = torch.full((20 * WORLDS,), float(draws))
+        estimate = torch.binomial(coins, torch.tensor(p), generator=torch.Generator().manual_seed(12)).double() / draws
+        missed = int((monte_carlo_risk(estimate, draws, slack) < p).sum())
+        assert bool(missed > stats.binom.isf(1e-6, 20 * WORLDS, delta)) is fails
+        if not fails:
+            assert missed > 0.9 * delta * 20 * WORLDS  # nothing is left to gain from one side

@@ -1,0 +1,50 @@
+"""Premises: what counts as broken, and what cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pacbayes_fl.bounds.certificate import MonteCarlo
+from pacbayes_fl.bounds.client import seeger
+from pacbayes_fl.bounds.losses import LossRange
+from pacbayes_fl.bounds.premises import Premises, Provenance
+from pacbayes_fl.errors import AssumptionError
+
+FINE = Premises(Provenance("split"), independent=True)
+
+
+def test_nothing_said_is_nothing_certified() -> None:
+    certificate = seeger(0.03, 500.0, 30_000, 0.05, Premises())
+    assert not certificate.valid
+    assert "nobody said where the prior came from" in str(certificate)
+    assert "not declared independent" in str(certificate)
+    assert "0.07" not in str(certificate)
+    assert not any(character.isdigit() for character in str(certificate))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for build, what in (
+        (lambda: Provenance("hearsay"), "source must be one of"),  # type: ignore[arg-type]
+        (lambda: Provenance("row-level DP"), "epsilon of a private prior"),
+        (lambda: Provenance("row-level DP", math.inf), "epsilon of a private prior"),
+        (lambda: Provenance("row-level DP", -0.1), "epsilon of a private prior"),
+        (lambda: Provenance("data-free", 0.5), "epsilon is of a private prior, got 0.5 with a prior of source 'data-f"),
+        (lambda: Provenance(epsilon=0.0), "epsilon is of a private prior, got 0 with a prior of source 'unknown'"),
+        (lambda: Provenance("split", delta=0.1), "delta is of a private prior, got 0.1 with a prior of source 'split'"),
+        (lambda: Provenance("client-level DP", 0.1, 1.0), "delta of a private prior must be at least 0 and below 1"),
+        (lambda: Provenance("client-level DP", 0.1, -0.1), "delta of a private prior must be at least 0 and below 1"),
+        (lambda: Provenance("row-level DP", 0.1, draws=0), "draws must be at least 1 and a whole number, got 0"),
+        (lambda: Provenance("row-level DP", 0.1, rows=1.5), "rows must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Premises(predictor="oracle"), "predictor must be one of"),  # type: ignore[arg-type]
+        (lambda: Premises(average="all"), "average must be one of"),  # type: ignore[arg-type]
+        (lambda: Premises(tried=0), "tried must be at least 1 and a whole number, got 0"),
+        (lambda: Premises(tried=True), "tried must be at least 1 and a whole number, got True"),
+        (lambda: Premises(tried=1.5), "tried must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MonteCarlo(1.5, 0.01), "draws must be at least 1 and a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MonteCarlo(True, 0.01), "draws must be at least 1 and a whole number, got True"),
+        (lambda: LossRange("a loss", 0.0, math.inf), "must be bounded"),
+    ):
+        with pytest.raises(AssumptionError, match=what):
+            build()

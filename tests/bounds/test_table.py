@@ -1,0 +1,54 @@
+"""The table of bounds: its names, its order, and that nothing else names a bound."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import pacbayes_fl
+from pacbayes_fl.bounds.bound import ARGUMENTS
+from pacbayes_fl.bounds.table import BOUNDS, bound_named, formulas
+from pacbayes_fl.errors import AssumptionError
+from tests.bounds.own import REFINED_PINSKER
+
+
+def test_bounds_on_a_client_come_first_and_the_table_is_read_only() -> None:
+    groups = [bound.group is None for bound in BOUNDS.values()]
+    assert groups == sorted(groups, reverse=True) and next(iter(BOUNDS)) == "seeger"
+    assert all(name == bound.name for name, bound in BOUNDS.items())
+    with pytest.raises(TypeError):
+        BOUNDS["seeger"] = BOUNDS["gibbs"]  # type: ignore[index]
+
+
+def test_a_bound_is_looked_up_by_name_or_given() -> None:
+    assert bound_named("gibbs") is BOUNDS["gibbs"] and bound_named(REFINED_PINSKER) is REFINED_PINSKER
+    with pytest.raises(AssumptionError, match=r"bound must be one of seeger, .*, got 'seger'"):
+        bound_named("seger")
+
+
+def test_every_formula_has_one_name() -> None:
+    found = formulas(REFINED_PINSKER)
+    assert len({id(formula) for formula in found.values()}) == len(found) == len(formulas()) + 1
+    assert {id(formula) for formula in found.values()} == {
+        id(bound.formula) for bound in (*BOUNDS.values(), REFINED_PINSKER)
+    }
+    assert found["refined-pinsker"] is REFINED_PINSKER.formula and "theorem-3.2" not in found
+
+
+def test_every_argument_of_every_bound_is_described() -> None:
+    for bound in BOUNDS.values():
+        assert ARGUMENTS.keys() >= inspect.signature(bound.function).parameters.keys(), bound.name
+
+
+def test_no_other_module_names_a_bound() -> None:
+    """But the records themselves, defaults, and hints that tell people what to take."""
+    allowed = {"seeger", "gibbs", "server"}  # also words of other things
+    for path in Path(pacbayes_fl.__file__).parent.rglob("*.py"):
+        if path.name in ("client.py", "server.py", "printed.py") and path.parent.name == "bounds":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in BOUNDS.keys() - allowed, (path.name, node.lineno, node.value)
