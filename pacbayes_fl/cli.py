@@ -396,7 +396,7 @@ def _certify(options: argparse.Namespace) -> None:
     from pacbayes_fl.study import open_run
 
     request = study_certify_request.Request(
-        options.bound,
+        options.bound or study_certify_request.DEFAULT,
         options.delta,
         study_certify_request.loss_of(options.loss),
         options.draws,

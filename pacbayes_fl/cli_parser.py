@@ -208,7 +208,7 @@ def _of_certificates(commands: Any) -> None:
         "pacbayes-fl certify runs/old --retrain",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run with [report.certify] scheme")
-    sub.add_argument("--bound", default="seeger", metavar="NAME", help="see `list bounds` (default: %(default)s)")
+    sub.add_argument("--bound", metavar="NAME", help="see `list bounds` (default: the first of them)")
     sub.add_argument(
         "--delta",
         type=float,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Provenance, SaturatingSquare, ZeroOne, from_record
+from pacbayes_fl.bounds import BOUNDS, Provenance, SaturatingSquare, ZeroOne, from_record
 from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
 from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
 from pacbayes_fl.methods.base import Refined
@@ -24,10 +24,11 @@ from pacbayes_fl.privacy.accounting import Charge, replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun, tables_of
 from pacbayes_fl.study import Trained, open_run, run, train
-from pacbayes_fl.study_certify import certify
+from pacbayes_fl.study_certify import certify, checked
 from pacbayes_fl.study_certify_request import Request
 from pacbayes_fl.study_certify_rows import UNDECLARED
 from pacbayes_fl.study_file import Study
+from tests.bounds.own import REFINED_PINSKER
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
@@ -476,3 +477,20 @@ def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     assert all(line.rows == 125 and line.test_rows == 475 for line in found.clients)
     assert all(line.bound < 0.75 for line in found.clients)  # of 5 labels, chance errs in .8
     assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
+
+
+def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> None:
+    trained = opened()
+    table = certify(trained, Request(REFINED_PINSKER))
+    assert (table.bound, table.asked, table.theorem) == ("refined-pinsker", "refined-pinsker", "refined Pinsker")
+    again = from_record(table.certificates["new"], REFINED_PINSKER)
+    seeger = from_record(certify(trained, Request()).certificates["new"])
+    assert again.valid and torch.equal(again.terms["risk"], seeger.terms["risk"])
+    numbers = {name: again.terms[name] for name in REFINED_PINSKER.needs}
+    own = REFINED_PINSKER.certify(numbers, again.delta, again.premises)
+    torch.testing.assert_close(own.value, again.value, rtol=1e-12, atol=0)
+    checked([table], REFINED_PINSKER)
+    with pytest.raises(DataError, match=r"formula must be one of seeger, .*, got 'refined-pinsker'"):
+        checked([table])
+    with pytest.raises(AssumptionError, match=r"the bound 'theorem-4.2' needs .*lam, which no run has all of"):
+        Request(BOUNDS["theorem-4.2"])

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds import SaturatingSquare, from_record
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.noise import generator_of
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.noise import Noise, generator_of
+from pacbayes_fl.posteriors.base import LearnedPriors
 from pacbayes_fl.posteriors.gaussian_process import gaussian_kl
 from pacbayes_fl.posteriors.particles import SmoothedHyperPosterior
 from pacbayes_fl.results_certificates import CertifiedRun
@@ -120,3 +125,44 @@ def test_runs_without_such_a_bound_say_why(made: Made, sets: tuple[str, ...], bo
         return
     with pytest.raises(AssumptionError, match=words):
         certify(made(*sets), Request(bound))
+
+
+@dataclass(frozen=True)
+class Own(Method[Any, Any, Any, Any]):
+    """A method of somebody else's, which only says that it learns priors, or that it does not."""
+
+    inner: Any
+    learns: bool = True
+
+    def init_server(self, generator: torch.Generator) -> Any:
+        return self.inner.init_server(generator)
+
+    def init_clients(self, message: Any, batch: ClientBatch) -> Any:
+        return self.inner.init_clients(message, batch)
+
+    def broadcast(self, server: Any) -> Any:
+        return self.inner.broadcast(server)
+
+    def client(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Any:
+        return self.inner.client(message, state, batch, noise)
+
+    def server(self, server: Any, update: Any, n_clients: int) -> Any:
+        return self.inner.server(server, update, n_clients)
+
+    def personalise(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Any:
+        return self.inner.personalise(message, state, batch, noise)
+
+    def learned_priors(self, server: Any) -> LearnedPriors | None:
+        if not self.learns:
+            return None
+        learned: LearnedPriors = self.inner.learned_priors(server)
+        return learned._replace(at_once=1)
+
+
+def test_a_method_that_says_what_priors_it_learned_has_bounds_on_averages_whatever_its_class(made: Made) -> None:
+    trained = made(SPLIT)
+    usual = only(certify(trained, Request("server")), "existing")
+    own = only(certify(replace(trained, method=Own(trained.method)), Request("server")), "existing")
+    assert own == pytest.approx(usual, rel=1e-9)
+    with pytest.raises(AssumptionError, match="'server' is about one hyper-posterior over functions"):
+        certify(replace(trained, method=Own(trained.method, learns=False)), Request("server"))

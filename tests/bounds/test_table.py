@@ -44,11 +44,10 @@ def test_every_argument_of_every_bound_is_described() -> None:
 
 
 def test_no_other_module_names_a_bound() -> None:
-    """But the records themselves, defaults, and hints that tell people what to take."""
-    allowed = {"seeger", "gibbs", "server"}  # also words of other things
+    """But the records themselves, and the list of public functions; "server" is also the word for something else."""
     for path in Path(pacbayes_fl.__file__).parent.rglob("*.py"):
-        if path.name in ("client.py", "server.py", "printed.py") and path.parent.name == "bounds":
+        if path.parent.name == "bounds" and path.name in ("client.py", "server.py", "printed.py", "__init__.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value not in BOUNDS.keys() - allowed, (path.name, node.lineno, node.value)
+                assert node.value not in BOUNDS.keys() - {"server"}, (path.name, node.lineno, node.value)

@@ -326,3 +326,13 @@ def test_what_fails_in_one_fold_leaves_the_others_alone() -> None:
     broken.particles[:] = torch.nan
     update, _ = method.client(broken, Nothing(), BATCH, Noise(0, 1, BATCH.ids))
     assert not bool(tensors.finite(update).any())  # who fails for all folds is for the engine to see
+
+
+def test_a_client_s_prior_has_seen_the_rows_of_all_other_folds_and_of_nobody_s_own() -> None:
+    method = folded(functions())
+    assert list(method.prior_groups(BATCH.ids)) == [0, 1, 2, 0, 1]
+    assert list(functions().prior_groups(BATCH.ids)) == [0, 1, 2, 3, 4]
+    server = functions().init_server(torch.Generator().manual_seed(0))
+    learned = functions().learned_priors(server)
+    assert torch.equal(learned.particles, server.particles) and method.learned_priors(server) is None
+    assert folded(networks(posterior="importance")).finite_posterior and not folded(networks()).finite_posterior
