@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl import results_comparison
+from pacbayes_fl import cli_schema, results_comparison
 from pacbayes_fl.cli_output import (
     print_bins,
     print_cells,
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from pacbayes_fl.study_search import Trial
 
 
+_schema = cli_schema.act
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -60,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     options = parser().parse_args(arguments)
-    action: Callable[[argparse.Namespace], None] = globals()[f"_{options.command}"]  # one of those below
+    action: Callable[[argparse.Namespace], None] = globals()[
+        f"_{options.command}"
+    ]  # one of those below, or of a module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if options.quiet else "default")
         warnings.filterwarnings(

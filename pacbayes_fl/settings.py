@@ -124,6 +124,18 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}")
 
 
+def limits(kind: type) -> tuple[float, float]:
+    """Give the range that every number of a study has, whatever its option.
+
+    Args:
+        kind: int or float.
+
+    Returns:
+        The least and the largest; beside 0, a float is also at least 1e-30 in size.
+    """
+    return (0, _MOST) if kind is int else (-_LARGEST, _LARGEST)
+
+
 def _number(kind: type, value: int | float, where: str) -> int | float:
     """Give a number in a range that every option has, whether its method uses it or not."""
     if kind is int and not 0 <= value <= _MOST:
@@ -155,17 +167,25 @@ def as_table(part: Any) -> dict[str, Any]:
     Returns:
         Names and values; None as "none", tuples as lists.
     """
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return as_table(value)
-        if isinstance(value, Mapping):
-            return {str(key): plain(item) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            return [plain(item) for item in value]
-        return NONE if value is None else value
-
     return {field.name: plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
+
+
+def plain(value: Any) -> Any:
+    """Turn a value of a dataclass into one that TOML has.
+
+    Args:
+        value: number, flag, text, None, dataclass, or list, tuple or mapping of these.
+
+    Returns:
+        None as "none", tuples as lists, dataclasses and mappings as tables.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return as_table(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return NONE if value is None else value
 
 
 def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:

@@ -17,12 +17,12 @@ from pacbayes_fl.study_listing import BUNDLED
 from pacbayes_fl.study_model import GPModel, NetworkModel, check_task
 from pacbayes_fl.study_parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 
-_PARTS: tuple[tuple[str, type], ...] = (
+PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
     ("report", ReportPart),
     ("privacy", PrivacyPart),
 )
-
+"""Tables that are the same for every method, by name."""
 
 TEMPERATURE = HeldOut("temperature", lambda options: (), after=True)
 """What [model] may leave open, a number: of classifiers, the temperature of their predictions."""
@@ -89,7 +89,7 @@ class Study:
         """
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
         full = settings.merge(table, given)
-        tables = ("data", "model", "method", "methods", *(name for name, _ in _PARTS))
+        tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
         valid = ("name", "seed", *tables)
         for key, value in full.items():
             if key not in valid:
@@ -117,7 +117,7 @@ class Study:
         if data.task == "classification" or (source is not None and source.classes):
             check_task(name, classification=True)
         parts: dict[str, Any] = {
-            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in _PARTS
+            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
         }
         parts["model"] = study_model.parse(recipe.model, layered.get("model", {}), f"{where} [model]")
         _check_private(layered.get("privacy"), where)
@@ -205,7 +205,7 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
         before, after = table.get(part, {}), given.get(part, {})
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             chosen = before.get(key, default)
-            if after.get(key, chosen) != chosen:
+            if key in after and after[key] != chosen:  # NaN is not itself
                 dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
                 table = {name: value for name, value in table.items() if name not in dropped}
     return table, given
@@ -240,7 +240,7 @@ def _model(method: Any) -> str | None:
 def _check_own(method: str, own: Any, where: str) -> None:
     """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
     recipe = METHODS[method]
-    kinds = {"method": recipe.options, **dict(_PARTS)}
+    kinds = {"method": recipe.options, **dict(PARTS)}
     if not isinstance(own, Mapping):
         raise StudyError(f"{where}] must be a table, got {shown(own)}")
     for part, values in own.items():
@@ -249,9 +249,7 @@ def _check_own(method: str, own: Any, where: str) -> None:
         elif part in kinds:
             settings.parse(kinds[part], values, f"{where}.{part}]")
         else:
-            raise StudyError(
-                f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(_PARTS))}"
-            )
+            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(PARTS))}")
 
 
 def read_table(path: Path | str) -> tuple[dict[str, Any], str]:

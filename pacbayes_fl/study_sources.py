@@ -13,10 +13,12 @@ from typing import Any
 
 import data_gen
 from data_gen import generators
-from pacbayes_fl import settings
+from pacbayes_fl import options, settings
 from pacbayes_fl.data import image_federation, image_sets, tables
 from pacbayes_fl.data.images import CHANGES
+from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.options import Option
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def names() -> tuple[str, ...]:
     return (*generators.GENERATORS, *image_sets.IMAGE_SETS)
 
 
+def every() -> tuple[str, ...]:
+    """Name all that `find` finds: the generators, and the sets of images with every change of theirs."""
+    return (*generators.GENERATORS, *image_sets.domains())
+
+
 def find(name: str) -> Source | None:
     """Look a source up.
 
@@ -78,6 +85,26 @@ def find(name: str) -> Source | None:
     title = known.title if change is None else f"{known.title}; {CHANGES[change].title}"
     load = partial(image_federation.federation, name)
     return Source(name, title, load, image_federation.ImageOptions, known.rows_independent, True, True)
+
+
+def options_of(name: str) -> dict[str, Option]:
+    """List the options of [data.options] for a source.
+
+    Args:
+        name: of a generator, or of a set of images, changed or not.
+
+    Returns:
+        By name; of images, those of every partition behind those that all partitions have. Nothing for a file.
+    """
+    if name in generators.GENERATORS:
+        known = options.options_of(generators.GENERATORS[name].config)
+        return {key: known[key] for key in generators.GENERATORS[name].options}
+    if name not in image_sets.domains():
+        return {}
+    found = options.options_of(image_federation.ImageOptions)
+    for one in PARTITIONS.values():
+        found |= {key: option for key, option in options.options_of(one.options).items() if key not in found}
+    return found
 
 
 def _generate(name: str, given: Mapping[str, Any]) -> tables.Dataset:

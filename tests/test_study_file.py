@@ -92,6 +92,7 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
         ({"method": {"tua": 1.0}}, "s.toml [method]: unknown key 'tua' (did you mean 'tau'?)"),
         ({"method": {"name": "pac-plf"}}, "s.toml: unknown method 'pac-plf' (did you mean 'pac-pfl'?)"),
         ({"method": {"name": 3}}, "s.toml: unknown method '3'"),
+        ({"method": {"name": float("nan")}}, "s.toml: unknown method 'nan'"),
         ({"method": {"name": ["ridge"]}}, "s.toml: unknown method \"['ridge']\""),
         ({"method": {"preset": "papers"}}, "s.toml: unknown preset 'papers' (did you mean 'paper'?)"),
         ({"method": {"preset": ["paper"]}}, "s.toml: unknown preset ['paper']"),

@@ -12,7 +12,7 @@ import torch
 import data_gen
 from data_gen import generators, polynomial
 from pacbayes_fl import settings, study, study_sources
-from pacbayes_fl.data import image_sets, images
+from pacbayes_fl.data import image_federation, image_sets, images
 from pacbayes_fl.data.image_sets import ImageSet
 from pacbayes_fl.data.images import Change, Images
 from pacbayes_fl.errors import StudyError
@@ -39,6 +39,26 @@ def test_every_source_is_found_by_its_name_and_files_are_not() -> None:
     assert [one is not None and (one.published, one.classes) for one in known.values()] == [(False,) * 2] * 2 + [
         (True,) * 2
     ] * 2
+
+
+@pytest.mark.parametrize("name", study_sources.every())
+def test_every_option_of_a_source_is_accepted_with_its_default(name: str) -> None:
+    """As `load` reads them, but for files: of images by the plan, of generators by their dataclass."""
+    source, known = study_sources.find(name), study_sources.options_of(name)
+    assert source is not None and all(option.meaning for option in known.values())
+    given = {key: option.default for key, option in known.items()}
+    if source.classes:
+        plan = image_federation.planned(name, given)
+        assert settings.as_table(plan.common) == {
+            key: settings.plain(given[key]) for key in settings.as_table(plan.common)
+        }
+        assert {"alpha", "labels_per_client", "digits_only"} < set(known)
+        with pytest.raises(StudyError, match="unknown key 'alfa'"):
+            image_federation.planned(name, {"alfa": 1})
+    else:
+        free = {key: value for key, value in given.items() if not key.startswith("kind")}
+        assert free == given and generators.GENERATORS[name].config(**given, **generators.GENERATORS[name].fixed)
+    assert study_sources.options_of("rows.csv") == {}
 
 
 def test_a_bound_asks_the_source_whether_rows_are_independent() -> None:
