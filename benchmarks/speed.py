@@ -29,7 +29,8 @@ from benchmarks.measure import SEED, SETTINGS, Bench, Row, elsewhere, rise, tabl
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl import Message, PacPFL
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP

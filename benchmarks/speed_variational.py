@@ -19,7 +19,8 @@ from benchmarks.measure import SEED, Bench, Rounds, Row, elsewhere, labelled, ri
 from pacbayes_fl import study_classes, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import elbo, svi
 from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES, PFedBayesOptions

@@ -30,7 +30,7 @@ from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, Stu
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.kept import Kept
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
@@ -158,9 +158,11 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     with checkpoint.meant(saved):
         state = _restore(method, clients, study, saved)
     engine.check(method, clients, study.plan, state)
-    room = study_privacy.enter(study, method, state, clients, folder, None if saved is None else saved.meta)
-    every = study.federation.checkpoint_every if room is None else 1  # what was paid for is kept
-    paid = study_privacy.to_save(room, {} if saved is None else saved.meta)
+    aggregator = study_privacy.open_private(
+        study, method, state, clients, folder, None if saved is None else saved.meta
+    )
+    every = study.federation.checkpoint_every if aggregator is None else 1  # what was paid for is kept
+    paid = study_privacy.to_save(aggregator, {} if saved is None else saved.meta)
     if folder is not None:  # only now that nothing can be refused any more
         if study.report.keep == "all":
             study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
@@ -170,11 +172,13 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
     with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
         try:
-            for record, after in study_privacy.until_spent(engine.rounds(method, clients, study.plan, state, room)):
-                state, paid = after, study_privacy.to_save(room)
+            for record, after in study_privacy.stop_when_spent(
+                engine.rounds(method, clients, study.plan, state, aggregator)
+            ):
+                state, paid = after, study_privacy.to_save(aggregator)
                 last = record.round == study.plan.rounds
                 settled = engine.at_rates(method, state)
-                record = _watched(study, settled, state, groups["existing"], record, room, last)
+                record = _watched(study, settled, state, groups["existing"], record, aggregator, last)
                 records.append(record)
                 if on_round is not None:
                     on_round(record)
@@ -192,10 +196,10 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
             raise
     method = engine.at_rates(method, state)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
-        records[-1] = _watched(study, method, state, groups["existing"], records[-1], room, last=True)
+        records[-1] = _watched(study, method, state, groups["existing"], records[-1], aggregator, last=True)
     if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
         _save(folder, study, clients, state, paid, fell_back)
-    notes = {**notes, **study_privacy.labels(study, room, state.round), **_of_rates(state)}
+    notes = {**notes, **study_privacy.labels(study, aggregator, state.round), **_of_rates(state)}
     return Trained(
         study,
         method,
@@ -223,7 +227,7 @@ def _watched(
     state: FederationState,
     group: ScaledGroup,
     record: RoundRecord,
-    room: Room | None,
+    aggregator: PrivateAggregator | None,
     last: bool,
 ) -> RoundRecord:
     """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
@@ -231,7 +235,7 @@ def _watched(
     classes = not group.train.y.is_floating_point()
     if study.recipe.rounds and (last or record.round % every == 0):
         scores = (study_classes.curve if classes else study_report.curve)(method, state, group, study.plan)
-        record = replace(record, values={**record.values, **scores, **study_privacy.spent(room)})
+        record = replace(record, values={**record.values, **scores, **study_privacy.epsilon_spent(aggregator)})
     if classes and (last or record.round in study.report.uncertainty_rounds):
         record = replace(record, histograms=study_classes.histograms(method, state, group, study.plan))
     return record

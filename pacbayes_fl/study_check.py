@@ -37,9 +37,9 @@ def check(study: Study, dataset: tables.Dataset) -> None:
         method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
         clients = groups["existing"].train
         state = engine.start(method, clients, study.plan)
-        room = study_privacy.enter(study, method, state, clients, Path(folder), None)
+        aggregator = study_privacy.open_private(study, method, state, clients, Path(folder), None)
         ended = FederationState(state.server, state.clients, study.plan.rounds)
-        for _ in engine.rounds(method, clients, study.plan, ended, room):
+        for _ in engine.rounds(method, clients, study.plan, ended, aggregator):
             pass  # there is no round left: it only looks at what it was given
 
 

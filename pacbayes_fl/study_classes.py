@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState, Then
+from pacbayes_fl.federation.engine import AnyMethod, FederationState, Then
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.metrics.recorded import ENTROPY
 from pacbayes_fl.metrics.table import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
 from pacbayes_fl.posteriors.base import ClassPredictive

@@ -10,7 +10,7 @@ from typing import Any
 
 from pacbayes_fl import settings, study_model, study_sources
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS, HeldOut, Recipe
 from pacbayes_fl.results import SIMULATED_EPSILON
 from pacbayes_fl.study_listing import BUNDLED

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 from pacbayes_fl import options
 from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import option, same
 from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
@@ -82,7 +82,7 @@ class MethodPart:
 
 @dataclass(frozen=True)
 class FederationPart:
-    """Table [federation]: fields of `federation.engine.FederationPlan`, and where and how to run.
+    """Table [federation]: fields of `federation.plan.FederationPlan`, and where and how to run.
 
     `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
     `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, outside
-from pacbayes_fl.federation import meeting, private
+from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy import accounting
 from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier, rounded
 from pacbayes_fl.privacy.ledger import Ledger
@@ -50,7 +50,7 @@ def check(study: Study, folder: Path | None) -> None:
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
         raise PrivacyError(what, hint="give the run a folder: --out DIR")
-    meeting.check_private(study.plan)
+    reduction.check_private(study.plan)
     for asked in study.held_out:
         refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
     if study.report.certify.scheme == "folds":
@@ -73,15 +73,15 @@ def refuse_choice(study: Study, key: str) -> None:
         raise PrivacyError(what, hint=f"set {key} to a value")
 
 
-def enter(
+def open_private(
     study: Study,
     method: AnyMethod,
     state: FederationState,
     clients: ClientBatch,
     folder: Path | None,
     saved: Mapping[str, Any] | None,
-) -> Room | None:
-    """Make the room in which the rounds of a private study happen.
+) -> PrivateAggregator | None:
+    """Open the private aggregation of a study's rounds.
 
     Args:
         study: what to run.
@@ -92,17 +92,17 @@ def enter(
         saved: what was saved beside that state, if it was.
 
     Returns:
-        The room; None where the study is not private.
+        The aggregator; None where the study is not private.
 
     Raises:
-        PrivacyError: as `check` and `federation.private.enter`, when delta is too large, the parts of [privacy] do not
-            fit one another or the federation, no noise keeps the budget, or what was spent is not known.
+        PrivacyError: as `check` and `federation.private.open_private`, when delta is too large, the parts of [privacy]
+            do not fit one another or the federation, no noise keeps the budget, or what was spent is not known.
     """
     part, plan = study.privacy, study.plan
     check(study, folder)
     if part.epsilon is None or folder is None:
         return None
-    remembers = plan.train == "cohort" and private.remember(method, state.server, clients)
+    remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
@@ -117,7 +117,7 @@ def enter(
     for remark in _remarks(ledger.budget.delta, clients.clients):
         warnings.warn(remark, stacklevel=outside())
     seed = plan.seed if simulated else None
-    return private.enter(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+    return private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
 
 
 def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:
@@ -154,7 +154,7 @@ def _remarks(delta: float, clients: int) -> list[str]:
     return [f"{what}: set privacy.delta to less, such as {10.0 ** math.floor(math.log10(min(limits.values()))):g}"]
 
 
-def until_spent(rounds: Iterator[Round]) -> Iterator[Round]:
+def stop_when_spent(rounds: Iterator[Round]) -> Iterator[Round]:
     """Run rounds until there are no more, or the budget does not allow another one: then warn and end.
 
     Args:
@@ -171,16 +171,16 @@ def until_spent(rounds: Iterator[Round]) -> Iterator[Round]:
         warnings.warn(f"the run ends before its last round: {error}", stacklevel=outside())
 
 
-def spent(room: Room | None) -> dict[str, float]:
+def epsilon_spent(aggregator: PrivateAggregator | None) -> dict[str, float]:
     """Say what was spent so far, for the record of a round.
 
     Args:
-        room: of the run; None where it is not private.
+        aggregator: of the run; None where it is not private.
 
     Returns:
-        "epsilon", at the budget's delta, under another name in a simulation; nothing without a room.
+        "epsilon", at the budget's delta, under another name in a simulation; nothing without one.
     """
-    return {} if room is None else {_called("epsilon", room.ledger.simulated): room.ledger.epsilon()}
+    return {} if aggregator is None else {_called("epsilon", aggregator.ledger.simulated): aggregator.ledger.epsilon()}
 
 
 def _called(number: str, simulated: bool) -> str:
@@ -188,19 +188,19 @@ def _called(number: str, simulated: bool) -> str:
     return f"{number}{SUPPOSED}" if simulated else number
 
 
-def to_save(room: Room | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
+def to_save(aggregator: PrivateAggregator | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Say what a checkpoint must know of the ledger.
 
     Args:
-        room: of the run; None where it is not private.
+        aggregator: of the run; None where it is not private.
         saved: what was saved beside the state, before this run's first round; after a round None.
 
     Returns:
-        "released", the number of releases of which a state may hold anything; nothing without a room.
+        "released", the number of releases of which a state may hold anything; nothing without one.
     """
-    if room is None:
+    if aggregator is None:
         return {}
-    return {"released": len(room.ledger) if saved is None else int(saved.get("released", 0))}
+    return {"released": len(aggregator.ledger) if saved is None else int(saved.get("released", 0))}
 
 
 def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:
@@ -225,23 +225,28 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
     return accounting.replacement(charges, at)
 
 
-def labels(study: Study, room: Room | None, rounds: int) -> dict[str, Any]:
+def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> dict[str, Any]:
     """Say what a run has given.
 
     Args:
         study: that was run.
-        room: of the run; None where it is not private.
+        aggregator: of the run; None where it is not private.
         rounds: finished.
 
     Returns:
-        "privacy" with numbers and a statement in words, numbers that are not finite as None; nothing without a room.
+        "privacy" with numbers and a statement in words, numbers that are not finite as None; nothing without one.
         In a simulation the numbers of a guarantee are called "epsilon_if_noise_were_secret" and so on.
     """
-    if room is None:
+    if aggregator is None:
         return {}
-    part, mechanism, cohorts, given = study.privacy, room.mechanism, room.cohorts, room.ledger.statement()
+    part, mechanism, cohorts, given = (
+        study.privacy,
+        aggregator.mechanism,
+        aggregator.cohorts,
+        aggregator.ledger.statement(),
+    )
     claimed = part.epsilon if mechanism.kind == "paper_algorithm_3" else None
-    charges = room.ledger.charges
+    charges = aggregator.ledger.charges
     releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
     simulated = part.randomness == "simulation"

@@ -13,9 +13,10 @@ from torch import Tensor
 from pacbayes_fl.data.scaling import power_of_two, standardised
 from pacbayes_fl.errors import outside
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.guard import listed
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics.table import RAW, Metric, headline, of_task
 from pacbayes_fl.posteriors.base import RegressionPredictive

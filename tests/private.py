@@ -1,4 +1,4 @@
-"""A private round by hand: a room that hides nothing, and one of any mechanism."""
+"""A private round by hand: an aggregator that hides nothing, and one of any mechanism."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, private
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -20,7 +21,7 @@ HUGE = Mechanism("gaussian", 1e6, 1e-22)
 UNLIMITED = Budget(1e300, 0.0, "pure")
 
 
-def enter(
+def open_private(
     method: AnyMethod,
     batch: ClientBatch,
     plan: FederationPlan,
@@ -29,11 +30,11 @@ def enter(
     cohorts: Cohorts | None = None,
     seed: int | None = 5,
     budget: Budget = UNLIMITED,
-) -> Room:
-    """Return a room whose ledger lies in a folder; everybody takes part where no cohorts are given."""
+) -> PrivateAggregator:
+    """Return an aggregator whose ledger lies in a folder; everybody takes part where no cohorts are given."""
     server = engine.start(method, batch, plan).server
     ledger = Ledger(folder, budget)
-    return private.enter(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), ledger, seed)
+    return private.open_private(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), ledger, seed)
 
 
 class Free(Ledger):
@@ -45,7 +46,7 @@ class Free(Ledger):
     def __len__(self) -> int:
         return self.spent
 
-    def afford(self, charge: Any, round: int | None = None) -> None:
+    def check_budget(self, charge: Any, round: int | None = None) -> None:
         assert math.isfinite(charge.multiplier)
 
     def kept(self, round: int) -> None:

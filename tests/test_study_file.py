@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.study_file import (

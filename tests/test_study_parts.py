@@ -10,7 +10,7 @@ import pytest
 
 from pacbayes_fl import options
 from pacbayes_fl.errors import PacBayesFLError, PrivacyError, StudyError
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.options import Range
 from pacbayes_fl.study_parts import CertifyPart, DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 

@@ -310,7 +310,7 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
     with pytest.raises(PrivacyError, match=r"has no folder for it \(give the run a folder: --out DIR\)"):
         study.run(tiny(ON))
     with pytest.raises(PrivacyError, match="has no folder"):
-        study_privacy.enter(tiny(ON), *_parts()[:1], None, _parts()[1], None, None)  # type: ignore[arg-type]
+        study_privacy.open_private(tiny(ON), *_parts()[:1], None, _parts()[1], None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -391,12 +391,14 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
     state, clients = engine.start(method, groups["existing"].train, one.plan), groups["existing"].train
 
     def sit(state: Any, clients: Any, rounds: int) -> tuple[Any, Any]:
-        room = study_privacy.enter(one, method, state, clients, tmp_path, {"released": len(Ledger(tmp_path, ANYTHING))})
-        assert room is not None
+        aggregator = study_privacy.open_private(
+            one, method, state, clients, tmp_path, {"released": len(Ledger(tmp_path, ANYTHING))}
+        )
+        assert aggregator is not None
         plan = replace(one.plan, rounds=rounds)
-        for _, after in study_privacy.until_spent(engine.rounds(method, clients, plan, state, room)):
+        for _, after in study_privacy.stop_when_spent(engine.rounds(method, clients, plan, state, aggregator)):
             state = after
-        return state, room
+        return state, aggregator
 
     state, first = sit(state, clients, 5)
     few = torch.arange(3)
@@ -404,7 +406,7 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"would exceed \(epsilon, delta\) = \(10, 0.0125\); 12 releases"):
         _, second = sit(state, clients.select(few), 40)
     assert second.cohorts.clients == 3 and second.mechanism == first.mechanism
-    assert len(second.ledger) == ROUNDS == first.ledger.room(first.charge) + 5
+    assert len(second.ledger) == ROUNDS == first.ledger.aggregator(first.charge) + 5
     about = study_privacy.labels(one, second, ROUNDS)["privacy"]
     assert about["delta"] == 0.0125 and about["epsilon"] == epsilon(second.ledger.charges, 0.0125) <= 10
     assert "on the sum of 8 clients and 3 clients" in about["statement"]
@@ -558,4 +560,6 @@ def test_labels_are_json(finished: Path) -> None:
 
 
 def test_spent_and_saved_are_empty_where_nothing_is_private() -> None:
-    assert study_privacy.spent(None) == study_privacy.to_save(None) == study_privacy.labels(tiny(), None, 3) == {}
+    assert (
+        study_privacy.epsilon_spent(None) == study_privacy.to_save(None) == study_privacy.labels(tiny(), None, 3) == {}
+    )

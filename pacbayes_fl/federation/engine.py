@@ -6,17 +6,17 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl import options, tensors
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size, same_schema
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError, outside
-from pacbayes_fl.federation import cohort, meeting
+from pacbayes_fl.federation import cohort, reduction
 from pacbayes_fl.federation.guard import (
     IN_A_ROW,
     STANDS_OUT,
@@ -32,99 +32,28 @@ from pacbayes_fl.federation.guard import (
     overlong,
 )
 from pacbayes_fl.federation.kept import Kept
-from pacbayes_fl.federation.meeting import Meeting
 from pacbayes_fl.federation.memory import Memory
-from pacbayes_fl.federation.private import Gathering, Room
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method, slowed
 from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.family import check_families
 from pacbayes_fl.results import RoundRecord
-from pacbayes_fl.server import robust
-from pacbayes_fl.server.robust import Aggregate
 
 AnyMethod = Method[Any, Any, Any, Any]
 Then = Callable[[Tensor, Any], Any]
 Made = TypeVar("Made")
 _TIRES_AFTER = 3
-_JOINED_AT = 32
 _HALVINGS = 3
 _FRACTIONS = ("all", "a half", "a quarter", "an eighth")
 _ALMOST_NONE = 1e-30
 _SLOWER = "lower the learning rates, and start anew"
 _SMALLER = (1e-3, 1e-6, 1e-9, 1e-12)  # factors of learning rates; where steps are of no length they say nothing
-
-
-@dataclass(frozen=True)
-class FederationPlan:
-    """How a federation runs.
-
-    Args:
-        rounds: T.
-        cohort: clients drawn per round (c of PAC-PFL's Algorithm 1), all when None.
-        seed: of every random draw.
-        on_bad_client: "drop" leaves a client out of a round when its update or state is not finite; "stop" raises.
-        min_clients: fewer good clients in a round change nothing and raise.
-        chunk: numbers that the clients of one call may hold in the hot loop (see `Method.footprint`).
-        waste: clients of one call differ in size by at most this factor.
-        noise: engine of the clients' random streams.
-        train: who makes a client's step in a round: the drawn "cohort", as PAC-PFL, BPFed and FedSI print it and public
-            code does everywhere, or "all" clients, of whom the cohort's updates enter the server while the others keep
-            what they have learned (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes), at N / c times the work.
-        diverges_at: a round is undone, and all learning rates are halved, when it leaves the mean objective or the
-            server's parameters beyond this multiple of the start's, or one client's step is longer than that multiple
-            of the others'; None asks only for finite numbers. See `rounds`.
-            In the first rounds of every bundled study (and all rounds of the polynomial ones; CIFAR-10 was not tried)
-            the objective came to at most 81 times the start's, on FEMNIST, and the parameters to 1.01 times.
-        aggregate: what the server makes of its clients' steps. The "mean" of the papers follows a single client
-            anywhere. "clipped", the one to begin with, is the mean of steps that are no longer than `clip_multiple`
-            times the running median of their norms. "median" and "trimmed" are coordinate by coordinate,
-            "multi-krum" averages the steps that have the closest neighbours, "geometric-median" has the least sum of
-            distances; see `server.robust`. Where clients differ, all but "clipped" cost accuracy without any attack, as
-            the median moves no weight that fewer than half of the clients move: FedAvg loses 1 to 4 points on MNIST in
-            two groups of labels (`benchmarks/RESULTS_ROBUST.md`).
-        faulty: f, clients of a round that may send anything; 1 when None. "trimmed" leaves out that many on either
-            side, "multi-krum" that many steps.
-        clip_multiple: of the running median of norms, over the last 10 rounds, at which "clipped" ends a step; 2 when
-            None.
-    """
-
-    rounds: int = option(100, low=0, symbol="T")
-    cohort: int | None = option(None, low=1, symbol="c")
-    seed: int = option(0, low=0, below=2**32)
-    on_bad_client: Literal["drop", "stop"] = "drop"
-    min_clients: int = option(1, low=1)
-    chunk: int = option(2**20, low=1)
-    waste: float = option(1.1, low=1)
-    noise: Engine = "philox"
-    train: Literal["cohort", "all"] = "cohort"
-    diverges_at: float | None = option(1e3, above=1, high=math.inf, hint="'none' turns it off")
-    aggregate: Aggregate = "mean"
-    faulty: int | None = option(None, low=0, symbol="f")
-    clip_multiple: float | None = option(None, above=0)
-
-    def __post_init__(self) -> None:
-        """Check the ranges, and that the options go together."""
-        options.check(self)
-        robust.check(self.aggregate, self.faulty, self.clip_multiple)
-        if self.cohort is not None and self.cohort < self.min_clients:
-            raise StudyError(f"cohort must be at least min_clients={self.min_clients}, got {self.cohort}")
-        if self.train not in ("cohort", "all"):
-            raise StudyError(f"train must be 'cohort' or 'all', got {self.train!r}")
-
-    @property
-    def suspects(self) -> int:
-        """Clients of a round that may send anything."""
-        return robust.FAULTY if self.faulty is None else self.faulty
-
-    @property
-    def multiple(self) -> float:
-        """At how many running medians of norms "clipped" ends a step."""
-        return robust.MULTIPLE if self.clip_multiple is None else self.clip_multiple
 
 
 class FederationState(NamedTuple):
@@ -179,7 +108,7 @@ def check(method: AnyMethod, batch: ClientBatch, plan: FederationPlan, state: Fe
     """
     if plan.min_clients > batch.clients:
         raise StudyError(f"min_clients is {plan.min_clients}, and there are {batch.clients} clients")
-    meeting.check(method, method.broadcast(state.server), batch.clients, plan)
+    reduction.check(method, method.broadcast(state.server), batch.clients, plan)
 
 
 def _prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
@@ -212,27 +141,12 @@ def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: Feder
     return calls
 
 
-class _Joining:
-    """Updates of a round; where they add up, memory does not grow with the number of calls."""
-
-    def __init__(self, method: AnyMethod) -> None:
-        self._reduce, self._updates = method.reduce, list[Any]()
-
-    def add(self, update: Any, good: Tensor) -> None:
-        reduced = self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
-        updates = [*self._updates, reduced]
-        self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _JOINED_AT else updates
-
-    def joined(self) -> Any:
-        return tensors.cat(self._updates)
-
-
 def rounds(
     method: AnyMethod,
     batch: ClientBatch,
     plan: FederationPlan,
     state: FederationState | None = None,
-    room: Room | None = None,
+    room: PrivateAggregator | None = None,
 ) -> Iterator[tuple[RoundRecord, FederationState]]:
     """Run the rounds that are left, one at a time.
 
@@ -311,7 +225,9 @@ class _Played(NamedTuple):
 class _Federation:
     """What all rounds of a run have in common, and one round of it."""
 
-    def __init__(self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, room: Room | None) -> None:
+    def __init__(
+        self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, room: PrivateAggregator | None
+    ) -> None:
         self.method, self.batch, self.plan, self.room = method, batch, plan, room
         self._sizes = [int(m) for m in batch.size.tolist()]
         self._rows = dict(zip(batch.names, self._sizes, strict=True))
@@ -355,11 +271,9 @@ class _Federation:
                 written.append((positions, after))
                 if note is not None:
                     notes.add(rows.names, note)
-        joined = joining.joined()
+        joined = joining.release()
         server = method.server(state.server, joined, self.batch.clients)
-        report = dict(method.report(server, joined))
-        if isinstance(joining, Meeting):
-            report |= joining.numbers
+        report = {**method.report(server, joined), **joining.numbers}
         told = notes.read(heard, server, _size(method, server), report)
         watch = state.watch if self.room is not None else self._watched(state.watch, told)
         kept = kept.after(written, apart=self._everyone is None)
@@ -462,12 +376,12 @@ class _Federation:
             self._start = Start(float(_size(self.method, fresh.server)), fits)
         return self._start
 
-    def _joining(self, message: Any, state: FederationState) -> _Joining | Meeting | Gathering:
+    def _joining(self, message: Any, state: FederationState) -> Reduction:
         if self.room is not None:
-            return self.room.gather(self.method, message, state.round + 1)
+            return self.room.noisy_sum(self.method, message, state.round + 1)
         if self.plan.aggregate == "mean":
-            return _Joining(self.method)
-        return Meeting(self.method, message, self.plan, state.watch.medians)
+            return UpdateAccumulator(self.method)
+        return RobustAccumulator(self.method, message, self.plan, state.watch.medians)
 
     def _drawn(self, t: int, halved: int) -> list[int]:
         if self.room is not None:
@@ -538,7 +452,7 @@ def _calls(
     return calls
 
 
-def _hear(joining: _Joining | Meeting | Gathering, update: Any, good: Tensor, heard: list[bool]) -> None:
+def _hear(joining: Reduction, update: Any, good: Tensor, heard: list[bool]) -> None:
     """Let the cohort's clients of a call join; what the others did stays with them."""
     if all(heard):
         joining.add(update, good)

@@ -1,4 +1,4 @@
-"""The room in which a private round happens: of what clients send only a noisy mean leaves, and only when it is paid.
+"""Private aggregation: only a noisy mean of clipped updates leaves a round, and only after its cost is recorded.
 
 Nothing else of a private round depends on the clients: not who or how many took part, not who failed, no loss and no
 time. Scores of test rows are no part of a round.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, ShapeError
-from pacbayes_fl.federation import cohort, meeting
+from pacbayes_fl.federation import cohort, reduction
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
@@ -26,13 +27,10 @@ from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results import RoundRecord
 
-if TYPE_CHECKING:
-    from pacbayes_fl.federation.engine import FederationPlan
-
 
 @dataclass(frozen=True)
-class Room:
-    """How the rounds of a federation are made private; `enter` checks and makes one.
+class PrivateAggregator:
+    """How the rounds of a federation are made private; `open_private` checks and makes one.
 
     Args:
         mechanism: the clip and the noise.
@@ -95,7 +93,7 @@ class Room:
         if kept is not None:
             came = set(kept.cohort)
             return torch.tensor([k for k, client in enumerate(ids) if client in came], dtype=torch.int64)
-        self.ledger.afford(self.charge, t)
+        self.ledger.check_budget(self.charge, t)
         serial = len(self.ledger) + 1
         if self.cohorts.kind == "poisson":
             drawn = cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
@@ -117,8 +115,8 @@ class Room:
         told = {name: value for name, value in values.items() if math.isfinite(value)}
         return RoundRecord(t, round(self.cohorts.divisor), values=told)
 
-    def gather(self, method: Method[Any, Any, Any, Any], message: Any, t: int) -> Gathering:
-        """Open a round.
+    def noisy_sum(self, method: Method[Any, Any, Any, Any], message: Any, t: int) -> NoisySum:
+        """Start the sum of a round's clipped updates.
 
         Args:
             method: the algorithm.
@@ -126,26 +124,27 @@ class Room:
             t: number of the round.
 
         Returns:
-            What takes the clients' updates.
+            The empty sum.
         """
-        return Gathering(self, method, message, t)
+        return NoisySum(self, method, message, t)
 
 
-class Gathering:
-    """Clipped payloads of a round, added up call by call: one payload's memory, however many clients there are.
+class NoisySum:
+    """Sum of the clipped updates of a round, call by call: the memory of one update, however many clients there are.
 
     Args:
-        room: mechanism, cohorts and ledger.
+        aggregator: mechanism, cohorts and ledger.
         method: the algorithm.
         message: what the server has sent.
         t: number of the round.
     """
 
-    def __init__(self, room: Room, method: Method[Any, Any, Any, Any], message: Any, t: int) -> None:
-        """Begin with nobody."""
-        self._room, self._method, self._message, self._round = room, method, message, t
+    def __init__(self, aggregator: PrivateAggregator, method: Method[Any, Any, Any, Any], message: Any, t: int) -> None:
+        """Start from an empty sum."""
+        self._private, self._method, self._message, self._round = aggregator, method, message, t
         self._came = 0
-        self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, room.empty))
+        self.numbers = dict[str, Tensor]()
+        self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, aggregator.empty))
 
     def add(self, update: Any, good: Tensor) -> None:
         """Clip the clients of a call and add them to the sum.
@@ -157,15 +156,15 @@ class Gathering:
         Raises:
             PrivacyError: when more clients come than the account of a round takes.
         """
-        most, came = self._room.cohorts.most, self._came + len(good)
+        most, came = self._private.cohorts.most, self._came + len(good)
         if came > most:
             what = f"a private round may have at most {most:g} clients, got {came}"
-            raise PrivacyError(what, round=self._round, hint="take those that the room has drawn")
+            raise PrivacyError(what, round=self._round, hint="take those that `draw` gives")
         payload = self._method.payload(self._message, update)
-        clipped = mechanisms.clip(payload, self._room.mechanism, good)
+        clipped = mechanisms.clip(payload, self._private.mechanism, good)
         self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
 
-    def joined(self) -> Any:
+    def release(self) -> Any:
         """Make the noisy mean, divided by a number that does not depend on who replied, and pay before it leaves.
 
         Mean and payment get to the disk in one piece: a crash before costs nothing, and after one the mean is there.
@@ -177,32 +176,34 @@ class Gathering:
             PrivacyError: when the budget does not allow it.
             CheckpointError: when the payment cannot be written; nothing is released then.
         """
-        room = self._room
-        kept = room.ledger.kept(self._round)
+        aggregator = self._private
+        kept = aggregator.ledger.kept(self._round)
         if kept is not None:
             mean = self._again(kept)
         else:
-            charge = room.charge
-            source = mechanisms.source(room.seed, len(room.ledger), room.mechanism, charge.coordinates)
-            mean = mechanisms.noisy_mean(self._sum, room.mechanism, room.cohorts, source)
-            mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, room.empty)
-            room.ledger.spend(charge, self._round, tensors.leaves(mean))
-        return self._method.received(self._message, mean, room.cohorts.divisor)
+            charge = aggregator.charge
+            source = mechanisms.source(
+                aggregator.seed, len(aggregator.ledger), aggregator.mechanism, charge.coordinates
+            )
+            mean = mechanisms.noisy_mean(self._sum, aggregator.mechanism, aggregator.cohorts, source)
+            mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, aggregator.empty)
+            aggregator.ledger.spend(charge, self._round, tensors.leaves(mean))
+        return self._method.received(self._message, mean, aggregator.cohorts.divisor)
 
     def _again(self, kept: Release) -> Any:
         """Take the release that was paid for before a crash; what the clients have sent now is left aside."""
-        empty = self._room.empty
+        empty = self._private.empty
         try:
             like = tensors.tree_map(lambda leaf: leaf.new_empty((1, *leaf.shape[1:])), empty)
             mean = tensors.unleaves(like, kept.mean)
         except ShapeError as error:
             what = f"the release of this round that the run folder keeps does not fit: {error}"
             raise PrivacyError(what, round=self._round, hint="restore the study, or start anew") from error
-        self._room.ledger.take(kept)
+        self._private.ledger.take(kept)
         return tensors.tree_map(lambda leaf, like: leaf.to(like.device), mean, empty)
 
 
-def remember(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBatch) -> bool:
+def keeps_state(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBatch) -> bool:
     """Whether clients of a method keep anything between rounds.
 
     Args:
@@ -217,7 +218,7 @@ def remember(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBatch
     return bool(tensors.leaves(method.init_clients(method.broadcast(server), one)))
 
 
-def enter(
+def open_private(
     method: Method[Any, Any, Any, Any],
     server: Any,
     batch: ClientBatch,
@@ -226,7 +227,7 @@ def enter(
     cohorts: Cohorts,
     ledger: Ledger,
     seed: int | None,
-) -> Room:
+) -> PrivateAggregator:
     """Check that a federation can be trained privately, before anything is trained.
 
     The method is asked once what it would release of the first client, to know its shape; the numbers are not used.
@@ -246,10 +247,10 @@ def enter(
         mechanism: the clip and the noise.
         cohorts: who takes part; instead of `plan.cohort`.
         ledger: pays.
-        seed: as `Room`.
+        seed: as `PrivateAggregator`.
 
     Returns:
-        The room.
+        The aggregator.
 
     Raises:
         PrivacyError: when the method has no private release, the plan tells how many clients failed, the cohorts are
@@ -258,7 +259,7 @@ def enter(
     if plan.min_clients > 1:
         what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"
         raise PrivacyError(what, hint="federation.min_clients = 1")
-    meeting.check_private(plan)
+    reduction.check_private(plan)
     if plan.on_bad_client == "stop":
         what = "on_bad_client = 'stop' would tell who failed, which a private round withholds"
         raise PrivacyError(what, hint="federation.on_bad_client = 'drop'")
@@ -269,11 +270,11 @@ def enter(
     state = method.init_clients(message, one)
     update, _ = method.client(message, state, one, noise)
     payload = method.payload(message, update)
-    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and remember(method, server, batch):
+    if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and keeps_state(method, server, batch):
         what = (
             "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "
             "cohorts of a fixed size tie that to one another: their account does not hold"
         )
         hint = "privacy.cohort = 'poisson'; 'all', which gains nothing from chance; or federation.train = 'all'"
         raise PrivacyError(what, hint=hint)
-    return Room(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))
+    return PrivateAggregator(mechanism, cohorts, ledger, seed, tensors.tree_map(lambda leaf: leaf[:0], payload))

@@ -21,9 +21,10 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, DataError, DeployError, NumericalError, PacBayesFLError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Array, Serialised, shown
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
-from pacbayes_fl.federation.meeting import Meeting
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.reduction import RobustAccumulator
 from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.methods.base import slowed
 from pacbayes_fl.noise import Engine, Noise
@@ -167,8 +168,8 @@ class Round:
         parameters: its hash.
         signature: of the method as it was before any round was undone.
         rates: what is left of its learning rates.
-        room: makes the round private, if it is: the mean is over a number that does not depend on who replied, and the
-            record tells nothing of who did.
+        aggregator: makes the round private, if it is: the mean is over a number that does not depend on who replied,
+            and the record tells nothing of who did.
     """
 
     run: str
@@ -183,7 +184,7 @@ class Round:
     parameters: str
     signature: str
     rates: float = 1.0
-    room: Room | None = None
+    aggregator: PrivateAggregator | None = None
 
     def request(self, client: str) -> Request:
         """Write a client's request.
@@ -218,7 +219,7 @@ def open_round(
     clients: Mapping[str, Member],
     expected: Any,
     asked: Iterable[str] | None = None,
-    room: Room | None = None,
+    aggregator: PrivateAggregator | None = None,
     rates: float = 1.0,
 ) -> Round:
     """Open a round: hash and lay out once what every client is sent.
@@ -232,7 +233,7 @@ def open_round(
         clients: all clients of the federation, by name, in the order in which updates are joined.
         expected: an update of the right structure for one client, leaves [1, *]; see `expected_update`.
         asked: names of the cohort; all when None.
-        room: makes the round private; who is asked is who it draws (`Room.draw`).
+        aggregator: makes the round private; who is asked is who it draws (`PrivateAggregator.draw`).
         rates: what is left of the method's learning rates, 1 until a round is undone.
 
     Returns:
@@ -247,7 +248,7 @@ def open_round(
     message = method.broadcast(server)
     told = arrays.pack(message), arrays.digest(message), signature(method)
     slower = method if rates == 1 else slowed(method, rates)
-    return Round(run, number, slower, plan, server, clients, names, expected, *told, rates, room)
+    return Round(run, number, slower, plan, server, clients, names, expected, *told, rates, aggregator)
 
 
 def expected_update(method: AnyMethod, server: Any, like: ClientBatch) -> Any:
@@ -426,7 +427,7 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
             reasons.setdefault(name, ["no reply"])
     told = {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
     present = tuple(name for name in opened.members if name in good)
-    if opened.room is None:
+    if opened.aggregator is None:
         _enough(opened, present, told)
     nobody = tensors.tree_map(lambda leaf: leaf[:0], opened.expected)
     update = tensors.cat([nobody, *(good[name][1] for name in present)])
@@ -484,25 +485,25 @@ def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) 
         NumericalError: when the new state is not finite.
         PrivacyError: when the budget does not allow the round.
     """
-    method, t, room = opened.method, opened.number, opened.room
+    method, t, aggregator = opened.method, opened.number, opened.aggregator
     message, everybody = method.broadcast(opened.server), torch.ones(len(found.present), dtype=torch.bool)
     numbers: Mapping[str, Tensor] = {}
-    if room is not None:
-        gathering = room.gather(method, message, t)
-        gathering.add(found.update, everybody)
-        joined = gathering.joined()
+    if aggregator is not None:
+        noisy_sum = aggregator.noisy_sum(method, message, t)
+        noisy_sum.add(found.update, everybody)
+        joined = noisy_sum.release()
     elif opened.plan.aggregate != "mean":
-        meeting = Meeting(method, message, opened.plan, medians)
-        meeting.add(found.update, everybody)
-        joined, numbers = meeting.joined(), meeting.numbers
+        steps = RobustAccumulator(method, message, opened.plan, medians)
+        steps.add(found.update, everybody)
+        joined, numbers = steps.release(), steps.numbers
     else:
         joined = found.update
     server = method.server(opened.server, joined, len(opened.members))
     if not all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(server).values()):
         raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
     values = {name: float(value) for name, value in {**method.report(server, joined), **numbers}.items()}
-    if room is not None:
-        return server, room.record(t, values)
+    if aggregator is not None:
+        return server, aggregator.record(t, values)
     norms = tensors.norm(method.client_steps(message, found.update))
     lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
     dropped = tuple(name for name in opened.asked if name not in found.present)

@@ -134,7 +134,7 @@ class Ledger:
             self._limit = known = charge, len(self) + more, more == self._ahead
         return known[1] - len(self)
 
-    def afford(self, charge: Charge, round: int | None = None) -> None:
+    def check_budget(self, charge: Charge, round: int | None = None) -> None:
         """Refuse a release that the budget does not allow.
 
         Args:
@@ -200,7 +200,7 @@ class Ledger:
             PrivacyError: when the budget would be exceeded; nothing is written then, and nothing may be released.
             CheckpointError: when it cannot be written; nothing may be released then.
         """
-        self.afford(charge, round)
+        self.check_budget(charge, round)
         serial = len(self)
         entries, folder = _with(self._entries, charge), self.path.parent
         release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}

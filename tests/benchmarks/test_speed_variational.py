@@ -14,7 +14,7 @@ from benchmarks import speed
 from benchmarks import speed_variational as cases
 from benchmarks.measure import Bench
 from pacbayes_fl import tensors
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.weight_recipes import PFedBayesOptions
 

@@ -17,7 +17,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl import Message, PacPFL

@@ -18,7 +18,7 @@ from pacbayes_fl.cli_output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method

@@ -15,8 +15,8 @@ import torch
 from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError
-from pacbayes_fl.federation import checkpoint, engine, meeting, private
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation import checkpoint, engine, private, reduction
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.server import robust
@@ -115,7 +115,7 @@ def test_a_private_study_has_no_robust_aggregate(kind: str, tmp_path: Path) -> N
     batch = federation(1)
     method = from_recipe(METHODS["pac-pfl"], 1)
     with pytest.raises(PrivacyError, match=rf"aggregate = '{kind}' is no sum"):
-        private.enter(
+        private.open_private(
             method,
             engine.start(method, batch, FederationPlan()).server,
             batch,
@@ -128,7 +128,7 @@ def test_a_private_study_has_no_robust_aggregate(kind: str, tmp_path: Path) -> N
 
 
 def test_steps_that_do_not_fit_into_memory_are_refused_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_memory", lambda device: 1000)
+    monkeypatch.setattr(reduction, "_memory", lambda device: 1000)
     with pytest.raises(
         StudyError, match=r"keeps the steps of all 5 clients .* federation.chunk does not divide .*cohort"
     ):
@@ -137,7 +137,7 @@ def test_steps_that_do_not_fit_into_memory_are_refused_before_the_first_round(mo
 
 @pytest.mark.parametrize("kind", ROBUST)
 def test_a_client_that_fails_leaves_a_rule_what_it_can_do(kind: robust.Aggregate) -> None:
-    """Two of five are not finite: what is left has no room for the fault that was asked for, and goes on."""
+    """Two of five are not finite: what is left has no aggregator for the fault that was asked for, and goes on."""
     batch = federation(1)
     x = batch.x.clone()
     x[1:3, 0] = torch.nan

@@ -19,7 +19,8 @@ from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import checkpoint, cohort, engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan, FederationState
+from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import ClientRow, Result
 from tests.laws.cases import Toy, bits, federation, from_recipe

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import arrays, engine, private, wire
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.wire import Reply
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
@@ -207,8 +207,8 @@ def test_sizes_are_judged_before_a_number_is_read(monkeypatch: pytest.MonkeyPatc
 
 
 def hidden() -> wire.Round:
-    room = private.enter(METHOD, STATE.server, BATCH, PLAN, HUGE, Cohorts(len(NAMES)), Free(), 5)
-    return opened(1, room=room)
+    aggregator = private.open_private(METHOD, STATE.server, BATCH, PLAN, HUGE, Cohorts(len(NAMES)), Free(), 5)
+    return opened(1, aggregator=aggregator)
 
 
 @pytest.mark.parametrize("present", [NAMES, NAMES[2:], ()], ids=len)

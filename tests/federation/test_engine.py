@@ -14,7 +14,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.federation import cohort, engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.methods.pac_pfl import PacPFL
@@ -398,9 +399,6 @@ def test_a_start_of_any_size_and_an_objective_of_any_sign_are_no_trouble(begin: 
 def test_what_the_guard_may_take_can_be_set_and_turned_off() -> None:
     assert quietly(Parabola(6.0), FederationPlan(rounds=6, diverges_at=1e99))[-1][1].watch.halved == 0
     assert quietly(Parabola(6.0), FederationPlan(rounds=6, diverges_at=None))[-1][1].watch.halved == 0
-    for value in (1.0, 0.0, -3.0, math.nan):
-        with pytest.raises(StudyError, match="diverges_at must be above 1"):
-            FederationPlan(diverges_at=value)
 
 
 def test_a_method_without_a_rate_stops_at_once() -> None:
@@ -465,26 +463,6 @@ def test_a_good_round_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # plans ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"rounds": -1},
-        {"min_clients": 0},
-        {"chunk": 0},
-        {"waste": 0.9},
-        {"cohort": 0},
-        {"cohort": 2, "min_clients": 3},
-        {"seed": -1},
-        {"seed": 2**32},
-        {"train": "some"},
-    ],
-    ids=str,
-)
-def test_a_plan_that_means_nothing_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(StudyError, match=next(iter(values))):
-        FederationPlan(**values)
 
 
 # personalisation ------------------------------------------------------------------------------------------------

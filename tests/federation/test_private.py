@@ -18,8 +18,9 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, NumericalError, PrivacyError
 from pacbayes_fl.federation import cohort, engine, private
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
@@ -30,7 +31,7 @@ from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
 from pacbayes_fl.results import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
-from tests.private import HUGE, Free, enter
+from tests.private import HUGE, Free, open_private
 
 PLAN = FederationPlan(rounds=1, seed=3, diverges_at=None)  # noise of any size is no trouble here
 ANY = Budget(1e9, 1e-3)
@@ -100,21 +101,23 @@ def drawn(clients: int, d: int, scale: float = 1.0) -> ClientBatch:
     return rows(scale * torch.randn(clients, d, generator=generator, dtype=torch.float64))
 
 
-def room_of(
+def aggregator_of(
     batch: ClientBatch,
     mechanism: Mechanism,
     cohorts: Cohorts | None = None,
     seed: int | None = 5,
     plan: FederationPlan = PLAN,
-) -> Room:
+) -> PrivateAggregator:
     method = Sends(batch.x.shape[2])
     server = engine.start(method, batch, plan).server
-    return private.enter(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
+    return private.open_private(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
 
 
-def play(batch: ClientBatch, room: Room, rounds: int = 1, chunk: int = 2**20) -> list[tuple[RoundRecord, Any]]:
+def play(
+    batch: ClientBatch, aggregator: PrivateAggregator, rounds: int = 1, chunk: int = 2**20
+) -> list[tuple[RoundRecord, Any]]:
     plan = replace(PLAN, rounds=rounds, chunk=chunk)
-    return list(engine.rounds(Sends(batch.x.shape[2]), batch, plan, None, room))
+    return list(engine.rounds(Sends(batch.x.shape[2]), batch, plan, None, aggregator))
 
 
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_leaves_is_the_clipped_sum_with_the_noise_that_was_asked_for(kind: Kind, chunk: int) -> None:
     d, mechanism = 20_000, Mechanism(kind, 3.0, 0.7)
     batch = drawn(4, d)
-    ((record, state),) = play(batch, room_of(batch, mechanism, Cohorts(4, 2.5)), chunk=chunk)
+    ((record, state),) = play(batch, aggregator_of(batch, mechanism, Cohorts(4, 2.5)), chunk=chunk)
     x = batch.x[:, 0]
     norm = torch.linalg.vector_norm(x, 1 if kind == "laplace" else 2, dim=1)
     expected = (x * (3.0 / norm).clamp_max(1.0).unsqueeze(1)).sum(0)
@@ -155,7 +158,7 @@ def test_no_client_adds_more_than_the_clip(monkeypatch: pytest.MonkeyPatch, chun
     lengths = torch.tensor([0.1, 0.5, 3.0, 1e9, math.nan, math.inf, 1e300], dtype=torch.float64)
     batch = rows(torch.eye(7, dtype=torch.float64))
     batch = replace(batch, x=torch.where(batch.x > 0, lengths.view(-1, 1, 1), 0.0))  # behind the back of `pad`
-    ((_, state),) = play(batch, room_of(batch, Mechanism("gaussian", 0.8, 1.0)), chunk=chunk)
+    ((_, state),) = play(batch, aggregator_of(batch, Mechanism("gaussian", 0.8, 1.0)), chunk=chunk)
     added = state.server.value * 7
     expected = torch.tensor([0.1, 0.5, 0.8, 0.8, 0.0, 0.0, 0.0], dtype=torch.float64)  # 1e300 has no square
     torch.testing.assert_close(added, expected, rtol=0, atol=2e-6)  # the grid
@@ -163,11 +166,11 @@ def test_no_client_adds_more_than_the_clip(monkeypatch: pytest.MonkeyPatch, chun
 
 def test_many_calls_need_the_memory_of_one_payload() -> None:
     batch = drawn(6, 50)
-    gathering = room_of(batch, Mechanism("gaussian", 1.0, 1.0)).gather(Sends(50), None, 1)
+    noisy_sum = aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0)).noisy_sum(Sends(50), None, 1)
     for k in range(6):
         one = batch.select(torch.tensor([k]))
-        gathering.add(Update(one.x[:, 0], one.size, one.size), torch.ones(1, dtype=torch.bool))
-        assert {name: leaf.shape for name, leaf in tensors.leaves(gathering._sum).items()} == {"value": (1, 50)}
+        noisy_sum.add(Update(one.x[:, 0], one.size, one.size), torch.ones(1, dtype=torch.bool))
+        assert {name: leaf.shape for name, leaf in tensors.leaves(noisy_sum._sum).items()} == {"value": (1, 50)}
 
 
 def test_what_is_received_has_the_methods_own_dtype() -> None:
@@ -178,10 +181,10 @@ def test_what_is_received_has_the_methods_own_dtype() -> None:
     model = BayesianMLP((3, 4, 3), Categorical(3))
     method: Any = from_recipe(METHODS["pfedbayes"], 3, {}, lambda d: model)
     start = engine.start(method, batch, PLAN)
-    room = private.enter(
+    aggregator = private.open_private(
         method, start.server, batch, PLAN, Mechanism("gaussian", 1.0, 0.1), Cohorts(batch.clients), Free(), 5
     )
-    ((_, state),) = engine.rounds(method, batch, PLAN, start, room)
+    ((_, state),) = engine.rounds(method, batch, PLAN, start, aggregator)
     assert {leaf.dtype for leaf in tensors.leaves(state.server).values()} == {torch.float32}
 
 
@@ -193,8 +196,12 @@ def test_a_poisson_round_adds_those_who_came_and_divides_by_those_who_were_expec
 ) -> None:
     silence(monkeypatch)
     batch = rows(torch.eye(6, dtype=torch.float64))
-    room, seen, sizes = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 2.0, "poisson")), torch.zeros(6), []
-    for record, state in play(batch, room, 40):
+    aggregator, seen, sizes = (
+        aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 2.0, "poisson")),
+        torch.zeros(6),
+        [],
+    )
+    for record, state in play(batch, aggregator, 40):
         came = cohort.draw_poisson(5, record.round, batch.ids, 1 / 3)
         here = torch.zeros(6, dtype=torch.float64).index_fill(0, came, 1.0)
         torch.testing.assert_close(state.server.value, here / 2, rtol=0, atol=1e-6)
@@ -208,14 +215,14 @@ def test_a_poisson_round_adds_those_who_came_and_divides_by_those_who_were_expec
 def test_a_round_without_anybody_releases_noise() -> None:
     d = 5000
     batch = drawn(3, d)
-    room = room_of(batch, Mechanism("gaussian", 2.0, 1.5), Cohorts(3, 1e-9, "poisson"))
-    played = play(batch, room, 2)
+    aggregator = aggregator_of(batch, Mechanism("gaussian", 2.0, 1.5), Cohorts(3, 1e-9, "poisson"))
+    played = play(batch, aggregator, 2)
     values = [state.server.value * 1e-9 / 3.0 for _, state in played]
     for (record, state), value in zip(played, values, strict=True):
         assert stats.kstest(value.numpy(), "norm").pvalue > 1e-6
         assert state.clients.seen.tolist() == [0, 0, 0] and record.clients == 0
     assert abs(float(torch.corrcoef(torch.stack(values))[0, 1])) < 0.1
-    assert len(room.ledger) == 2
+    assert len(aggregator.ledger) == 2
 
 
 def test_the_systems_randomness_is_nobodys_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,24 +235,26 @@ def test_the_systems_randomness_is_nobodys_seed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "urandom", urandom)
     batch = drawn(40, 7)
     cohorts = Cohorts(40, 20, "poisson")
-    one, other = (play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, None), 2) for _ in range(2))
+    one, other = (
+        play(batch, aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, None), 2) for _ in range(2)
+    )
     assert asked == [8 * 40, 2 * 8 * 7] * 4  # a cohort and a noise, of two words a number, in every round
     for (_, mine), (_, theirs) in zip(one, other, strict=True):
         assert not torch.isclose(mine.server.value, theirs.server.value).any()
         assert mine.clients.seen.tolist() != theirs.clients.seen.tolist()
     asked.clear()
-    again = [play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, 5), 2) for _ in range(2)]
+    again = [play(batch, aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, 5), 2) for _ in range(2)]
     assert not asked
     assert bits(again[0][1][1].server) == bits(again[1][1][1].server)
 
 
 def test_a_round_that_is_repeated_draws_its_cohort_and_its_noise_anew() -> None:
     batch = drawn(30, 9)
-    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(30, 10, "poisson"))
-    (_, first), (_, second) = play(batch, room, 2)
+    aggregator = aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(30, 10, "poisson"))
+    (_, first), (_, second) = play(batch, aggregator, 2)
     plan = replace(PLAN, rounds=2)
-    ((record, again),) = engine.rounds(Sends(9), batch, plan, first, room)
-    assert record.round == 2 and len(room.ledger) == 3
+    ((record, again),) = engine.rounds(Sends(9), batch, plan, first, aggregator)
+    assert record.round == 2 and len(aggregator.ledger) == 3
     assert not torch.isclose(again.server.value, second.server.value).any()
     assert not torch.equal(again.clients.seen, second.clients.seen)
 
@@ -255,8 +264,8 @@ def test_a_round_that_is_repeated_draws_its_cohort_and_its_noise_anew() -> None:
 CHARGE = Charge("laplace", 10.0, 6, Cohorts(4))  # a tenth of an epsilon
 
 
-def paid_room(tmp_path: Path, budget: Budget, batch: ClientBatch) -> Room:
-    return enter(Sends(6), batch, PLAN, tmp_path, Mechanism("laplace", 1.0, 10.0), budget=budget)
+def paid_aggregator(tmp_path: Path, budget: Budget, batch: ClientBatch) -> PrivateAggregator:
+    return open_private(Sends(6), batch, PLAN, tmp_path, Mechanism("laplace", 1.0, 10.0), budget=budget)
 
 
 def test_a_round_is_paid_for_before_anything_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,18 +276,18 @@ def test_a_round_is_paid_for_before_anything_is_made_of_it(tmp_path: Path, monke
         return real(*arguments)
 
     monkeypatch.setattr(Sends, "received", received)
-    room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
-    assert len(room.ledger) == 0  # the look at the payload's shape has cost nothing
-    play(batch, room, 3)
+    aggregator = paid_aggregator(tmp_path, Budget(1.0, 0.0), batch)
+    assert len(aggregator.ledger) == 0  # the look at the payload's shape has cost nothing
+    play(batch, aggregator, 3)
     assert counted == [1, 2, 3]
-    assert room.ledger.charges == (CHARGE,) * 3 == Ledger(tmp_path, Budget(1.0, 0.0)).charges
-    assert room.ledger.epsilon() == pytest.approx(epsilon([CHARGE] * 3, 0.0))
+    assert aggregator.ledger.charges == (CHARGE,) * 3 == Ledger(tmp_path, Budget(1.0, 0.0)).charges
+    assert aggregator.ledger.epsilon() == pytest.approx(epsilon([CHARGE] * 3, 0.0))
 
 
 def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = drawn(4, 6)
-    room = paid_room(tmp_path, Budget(1.0, 0.0), batch)
-    ((_, first),) = play(batch, room)
+    aggregator = paid_aggregator(tmp_path, Budget(1.0, 0.0), batch)
+    ((_, first),) = play(batch, aggregator)
 
     def full(folder: Path, files: Any) -> None:
         raise CheckpointError(f"cannot write {folder}: No space left on device")
@@ -287,9 +296,9 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Sends, "received", lambda *_: pytest.fail("released without payment"))
     before = bits(first.server)
     with pytest.raises(CheckpointError, match="No space left"):
-        list(engine.rounds(Sends(6), batch, replace(PLAN, rounds=2), first, room))
+        list(engine.rounds(Sends(6), batch, replace(PLAN, rounds=2), first, aggregator))
     assert bits(first.server) == before and first.clients.seen.tolist() == [1] * 4
-    assert len(room.ledger) == len(Ledger(tmp_path, Budget(1.0, 0.0))) == 1
+    assert len(aggregator.ledger) == len(Ledger(tmp_path, Budget(1.0, 0.0))) == 1
 
 
 @pytest.mark.parametrize("seed", [5, None])
@@ -297,11 +306,11 @@ def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(tmp_p
     """Cohort and mean are those of before, whatever the clients send now."""
     batch, cohorts = drawn(6, 4), Cohorts(6, 3.0, "poisson")
     plan, mechanism = replace(PLAN, rounds=2), Mechanism("gaussian", 1.0, 1.0)
-    room = enter(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
-    (_, first), (record, second) = engine.rounds(Sends(4), batch, plan, None, room)
+    aggregator = open_private(Sends(4), batch, plan, tmp_path, mechanism, cohorts, seed, ANY)
+    (_, first), (record, second) = engine.rounds(Sends(4), batch, plan, None, aggregator)
     turned = replace(batch, x=-batch.x).select(torch.tensor([3, 0, 5, 1, 4, 2]))  # in another order
     clients = tensors.select(first.clients, torch.tensor([3, 0, 5, 1, 4, 2]))
-    again = private.enter(
+    again = private.open_private(
         Sends(4), first.server, turned, plan, mechanism, cohorts, Ledger(tmp_path, ANY, released=1), seed
     )
     ((told, state),) = engine.rounds(Sends(4), turned, plan, first._replace(kept=clients), again)
@@ -315,10 +324,10 @@ def test_a_round_that_was_cut_short_takes_the_release_that_it_has_paid_for(tmp_p
 
 
 def test_a_release_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    room = enter(Sends(6), drawn(4, 6), PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
-    play(drawn(4, 6), room)
+    aggregator = open_private(Sends(6), drawn(4, 6), PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
+    play(drawn(4, 6), aggregator)
     other = drawn(4, 5)
-    again = enter(Sends(5), other, PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
+    again = open_private(Sends(5), other, PLAN, tmp_path, Mechanism("gaussian", 1.0, 1.0), budget=ANY)
     with pytest.raises(PrivacyError, match=r"round 1: the release of this round .* does not fit"):
         play(other, again)
 
@@ -332,13 +341,13 @@ def test_a_budget_that_is_spent_ends_the_rounds_before_anybody_works(
         worked.append(arguments[2].clients)
         return real(self, *arguments)
 
-    room = paid_room(tmp_path, Budget(0.35, 0.0), batch)
+    aggregator = paid_aggregator(tmp_path, Budget(0.35, 0.0), batch)
     monkeypatch.setattr(Sends, "client", client)
     done = []
     with pytest.raises(PrivacyError, match="round 4: one more release would exceed") as caught:
-        for record, _ in engine.rounds(Sends(6), batch, replace(PLAN, rounds=9), None, room):
+        for record, _ in engine.rounds(Sends(6), batch, replace(PLAN, rounds=9), None, aggregator):
             done.append(record.round)
-    assert (done, worked, len(room.ledger), caught.value.cause) == ([1, 2, 3], [4] * 3, 3, "budget spent")
+    assert (done, worked, len(aggregator.ledger), caught.value.cause) == ([1, 2, 3], [4] * 3, 3, "budget spent")
 
 
 # what nobody gets to see ----------------------------------------------------------------------------------------
@@ -349,7 +358,7 @@ def test_clients_that_fail_leave_no_trace_in_records_and_warnings() -> None:
     hurt = replace(batch, x=batch.x.index_fill(0, torch.tensor([2]), math.nan))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        well, ill = (play(one, room_of(one, Mechanism("gaussian", 1.0, 1.0)), 5) for one in (batch, hurt))
+        well, ill = (play(one, aggregator_of(one, Mechanism("gaussian", 1.0, 1.0)), 5) for one in (batch, hurt))
     for (record, _), (other, state) in zip(well, ill, strict=True):
         assert (other.clients, other.dropped) == (record.clients, record.dropped) == (4, ())
         assert other.values.keys() == record.values.keys() == {"length"}
@@ -359,21 +368,21 @@ def test_clients_that_fail_leave_no_trace_in_records_and_warnings() -> None:
 def test_when_all_fail_a_round_is_noise_like_any_other() -> None:
     batch = drawn(4, 6)
     hurt = replace(batch, x=torch.full_like(batch.x, math.nan))
-    ((record, state),) = play(hurt, room_of(hurt, Mechanism("gaussian", 1.0, 1.0)))
+    ((record, state),) = play(hurt, aggregator_of(hurt, Mechanism("gaussian", 1.0, 1.0)))
     assert record.clients == 4 and (state.server.value != 0).all() and state.clients.seen.tolist() == [0] * 4
 
 
 def test_what_a_method_remarks_on_numbers_that_are_withheld_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sends, "remark", lambda self, values: pytest.fail("asked"))
     batch = drawn(4, 6)
-    play(batch, room_of(batch, Mechanism("gaussian", 1.0, 1.0)))
+    play(batch, aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0)))
 
 
 def test_the_rooms_cohorts_count_and_not_the_plans() -> None:
     batch = drawn(6, 4)
-    room = room_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 4))
+    aggregator = aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), Cohorts(6, 4))
     plan = replace(PLAN, rounds=3, cohort=2)
-    for record, state in engine.rounds(Sends(4), batch, plan, None, room):
+    for record, state in engine.rounds(Sends(4), batch, plan, None, aggregator):
         assert record.clients == 4 and int(state.clients.seen.sum()) == 4 * record.round
         assert isinstance(state, FederationState)
 
@@ -384,12 +393,14 @@ def test_more_clients_than_the_account_knows_of_are_refused() -> None:
     fixed, others = Cohorts(4, 2, "fixed", "replace"), (Cohorts(4, 2, "poisson"), Cohorts(4, 2))
     for cohorts, most in ((fixed, 2), *((each, 4) for each in others)):
         plan = replace(PLAN, train="all")
-        gathering = room_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, plan=plan).gather(Sends(6), None, 7)
+        noisy_sum = aggregator_of(batch, Mechanism("gaussian", 1.0, 1.0), cohorts, plan=plan).noisy_sum(
+            Sends(6), None, 7
+        )
         for k in range(most):
             one = tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update)
-            gathering.add(one, torch.tensor([k != 1]))  # one that fails has come all the same
+            noisy_sum.add(one, torch.tensor([k != 1]))  # one that fails has come all the same
         with pytest.raises(PrivacyError, match=f"round 7: .* may have at most {most} clients, got {most + 1}"):
-            gathering.add(one, torch.tensor([True]))
+            noisy_sum.add(one, torch.tensor([True]))
 
 
 @pytest.mark.parametrize(
@@ -397,9 +408,9 @@ def test_more_clients_than_the_account_knows_of_are_refused() -> None:
 )
 def test_of_all_who_train_only_the_drawn_are_heard(cohorts: Cohorts) -> None:
     batch, plan = drawn(6, 4), replace(PLAN, rounds=4, train="all", chunk=1)
-    room, again = (room_of(batch, HUGE, cohorts, plan=plan) for _ in range(2))
+    aggregator, again = (aggregator_of(batch, HUGE, cohorts, plan=plan) for _ in range(2))
     sizes = set()
-    for record, state in engine.rounds(Sends(4), batch, plan, None, room):
+    for record, state in engine.rounds(Sends(4), batch, plan, None, aggregator):
         who = again.draw(batch.ids, record.round)
         again.ledger.spend(again.charge)
         sizes.add(len(who))
@@ -412,18 +423,18 @@ def test_fixed_cohorts_of_clients_that_remember_who_was_drawn_are_refused() -> N
     batch, fixed = drawn(4, 6), Cohorts(4, 2, "fixed", "replace")
     mechanism = Mechanism("gaussian", 1.0, 1.0)
     with pytest.raises(PrivacyError, match=r"who was drawn.*'poisson'; 'all', which gains nothing.*train = 'all'"):
-        room_of(batch, mechanism, fixed)
+        aggregator_of(batch, mechanism, fixed)
     for cohorts, plan in (
         (fixed, replace(PLAN, train="all")),
         (Cohorts(4, 4, "fixed", "replace"), PLAN),
         (Cohorts(4, 2, "poisson"), PLAN),
         (Cohorts(4, 2), PLAN),
     ):
-        assert room_of(batch, mechanism, cohorts, plan=plan).cohorts == cohorts
+        assert aggregator_of(batch, mechanism, cohorts, plan=plan).cohorts == cohorts
     stateless, rows_of = from_recipe(METHODS["pac-pfl"], 1), federation(1)
     assert not tensors.leaves(engine.start(stateless, rows_of, PLAN).clients)
     server = engine.start(stateless, rows_of, PLAN).server
-    private.enter(stateless, server, rows_of, PLAN, mechanism, Cohorts(5, 2, "fixed", "replace"), Free(), 5)
+    private.open_private(stateless, server, rows_of, PLAN, mechanism, Cohorts(5, 2, "fixed", "replace"), Free(), 5)
 
 
 def test_runs_of_one_seed_with_other_noise_do_not_share_it() -> None:
@@ -431,7 +442,7 @@ def test_runs_of_one_seed_with_other_noise_do_not_share_it() -> None:
     batch, scaled = drawn(4, 9), list[Tensor]()
     for clip, multiplier in ((1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (0.5, 2.0)):
         hurt = replace(batch, x=torch.full_like(batch.x, math.nan))  # so that nothing but noise leaves
-        ((_, state),) = play(hurt, room_of(hurt, Mechanism("gaussian", clip, multiplier)))
+        ((_, state),) = play(hurt, aggregator_of(hurt, Mechanism("gaussian", clip, multiplier)))
         scaled.append(state.server.value * 4 / (clip * multiplier))
     for i, one in enumerate(scaled):
         assert not any(torch.isclose(one, other, rtol=1e-3).any() for other in scaled[:i])
@@ -452,7 +463,9 @@ def test_what_would_tell_of_clients_is_refused(plan: dict[str, Any], cohorts: Co
     batch, method = drawn(4, 6), Sends(6)
     server = engine.start(method, batch, PLAN).server
     with pytest.raises(PrivacyError, match=text):
-        private.enter(method, server, batch, replace(PLAN, **plan), Mechanism("gaussian", 1.0, 1.0), cohorts, Free(), 5)
+        private.open_private(
+            method, server, batch, replace(PLAN, **plan), Mechanism("gaussian", 1.0, 1.0), cohorts, Free(), 5
+        )
 
 
 def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
@@ -461,12 +474,14 @@ def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
     method: Any = from_recipe(METHODS["pac-pfl"], 1, {"optimiser": "ascent", "rate": 1e3})
     plan = FederationPlan(rounds=3)
     server = engine.start(method, batch, plan).server
-    room = private.enter(method, server, batch, plan, Mechanism("gaussian", 30.0, 1e-3), Cohorts(5), Free(), 5)
+    aggregator = private.open_private(
+        method, server, batch, plan, Mechanism("gaussian", 30.0, 1e-3), Cohorts(5), Free(), 5
+    )
     words = r"round \d undone: the server's parameters have come to .*, and its release is paid for all the same"
     records, ended = [], None
     with pytest.warns(UserWarning, match=words) as said:
         try:
-            for record, state in engine.rounds(method, batch, plan, None, room):
+            for record, state in engine.rounds(method, batch, plan, None, aggregator):
                 records.append(record)
                 assert state.watch.steps is None and not state.watch.failures
                 assert record.steps is None and record.values.keys() <= {"spread", "score_norm"}
@@ -474,7 +489,7 @@ def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
             ended = error
     assert len(said) == 3 and all("client" not in str(warning.message) for warning in said)
     assert ended is not None and ended.client is None and "clip" not in str(ended)
-    assert len(room.ledger) == len(records) + 3 + 1, "rounds that hold, those that were undone, and the last one"
+    assert len(aggregator.ledger) == len(records) + 3 + 1, "rounds that hold, those that were undone, and the last one"
 
 
 class Crash(BaseException):
@@ -494,9 +509,9 @@ def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
     def life(folder: Path, state: FederationState | None, released: int) -> tuple[FederationState | None, int, str]:
         ledger = Ledger(folder, Budget(1e9, 1e-5), released, simulated=True)
         server = engine.start(method, batch, plan).server
-        room = private.enter(method, server, batch, plan, mechanism, Cohorts(5), ledger, 5)
+        aggregator = private.open_private(method, server, batch, plan, mechanism, Cohorts(5), ledger, 5)
         try:
-            for _, after in engine.rounds(method, batch, plan, state, room):
+            for _, after in engine.rounds(method, batch, plan, state, aggregator):
                 state, released = after, len(ledger)
         except (Crash, NumericalError) as error:
             return state, released, repr(error)

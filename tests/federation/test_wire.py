@@ -14,7 +14,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import ClientError, DeployError, NumericalError, ShapeError
 from pacbayes_fl.federation import arrays, engine, wire
 from pacbayes_fl.federation.arrays import Array
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.wire import Kept, Reply, Request
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing

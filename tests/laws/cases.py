@@ -20,7 +20,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationPlan
+from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.pac_pfl import PacPFL

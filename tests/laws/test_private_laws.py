@@ -13,7 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.federation import engine, private
 from pacbayes_fl.federation.engine import FederationState
-from pacbayes_fl.federation.private import Room
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.cfedbayes import CFedBayes
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -54,15 +54,17 @@ COORDINATES = {
 every_released = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def room_of(s: Scene, mechanism: Mechanism = HUGE, cohorts: Cohorts | None = None, seed: int | None = 5) -> Room:
+def aggregator_of(
+    s: Scene, mechanism: Mechanism = HUGE, cohorts: Cohorts | None = None, seed: int | None = 5
+) -> PrivateAggregator:
     cohorts = cohorts or Cohorts(s.batch.clients)
-    return private.enter(s.method, s.server, s.batch, s.plan, mechanism, cohorts, Free(), seed)
+    return private.open_private(s.method, s.server, s.batch, s.plan, mechanism, cohorts, Free(), seed)
 
 
-def third(s: Scene, room: Room | None, **plan: Any) -> tuple[Any, FederationState]:
+def third(s: Scene, aggregator: PrivateAggregator | None, **plan: Any) -> tuple[Any, FederationState]:
     """Play the scene's third round."""
     state = FederationState(s.server, s.clients, 2)
-    ((record, after),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3, **plan), state, room)
+    ((record, after),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3, **plan), state, aggregator)
     return record, after
 
 
@@ -71,7 +73,7 @@ def test_the_methods_with_and_without_a_release_are_the_table() -> None:
     for name in METHODS.keys() - set(RELEASED):
         case = Case(name, partial(from_recipe, METHODS[name]))
         with pytest.raises(PrivacyError, match="has no private release: its clients send") as caught:
-            room_of(scene(case, 1))
+            aggregator_of(scene(case, 1))
         refused[name] = "their rows" in str(caught.value)
     assert refused == {name: not METHODS[name].federated for name in refused} and len(refused) >= 6
 
@@ -81,7 +83,7 @@ def test_the_methods_with_and_without_a_release_are_the_table() -> None:
 def test_without_clip_and_noise_a_private_round_is_a_plain_one(case: Case, chunk: int) -> None:
     s = scene(case, 1)
     record, plain = third(s, None)
-    told, state = third(s, room_of(s), chunk=chunk)
+    told, state = third(s, aggregator_of(s), chunk=chunk)
     assert_close(state.clients, plain.clients, 1e-12)
     if isinstance(s.method, CFedBayes):  # which divides by a public number instead: below
         assert not torch.equal(state.server.w.loc, plain.server.w.loc)
@@ -110,10 +112,13 @@ def test_a_cohort_is_divided_by_what_was_expected_of_it(case: Case) -> None:
     s = s._replace(plan=replace(s.plan, train="all"))  # else clients' states would tell who was drawn
     if isinstance(s.method, CFedBayes):
         return
-    room = room_of(s, cohorts=Cohorts(s.batch.clients, 3, "fixed", "replace"), seed=s.plan.seed)
-    room.ledger.spend(room.charge), room.ledger.spend(room.charge)  # those of rounds 1 and 2: the same cohort then
+    aggregator = aggregator_of(s, cohorts=Cohorts(s.batch.clients, 3, "fixed", "replace"), seed=s.plan.seed)
+    (
+        aggregator.ledger.spend(aggregator.charge),
+        aggregator.ledger.spend(aggregator.charge),
+    )  # those of rounds 1 and 2: the same cohort then
     _, plain = third(s, None, cohort=3)
-    told, state = third(s, room)
+    told, state = third(s, aggregator)
     assert told.clients == 3
     assert_close(identified(s.method, state.server), identified(s.method, plain.server), 1e-9)
     assert_close(state.clients, plain.clients, 1e-12)
@@ -122,7 +127,7 @@ def test_a_cohort_is_divided_by_what_was_expected_of_it(case: Case) -> None:
 def test_clusters_move_by_the_sum_of_their_members_over_a_public_number() -> None:
     s = scene(case_of("cfedbayes", clusters=3), 1)
     update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
-    _, state = third(s, room_of(s))
+    _, state = third(s, aggregator_of(s))
     assert len(set(update.cluster.tolist())) > 1, "the scene must have members in several clusters"
     for name, leaf in tensors.leaves(state.server.w).items():
         sent, old = tensors.leaves(update.w)[name], tensors.leaves(s.server.w)[name]
@@ -147,7 +152,7 @@ def test_a_client_that_fails_adds_zeros_and_moves_nobody_else(case: Case) -> Non
     rest = torch.tensor([0, 1, 3, 4])
     mean = tensors.tree_map(lambda leaf: leaf[rest].sum(0, keepdim=True) / 5, payload)  # of five, one of them zeros
     expected = s.method.server(s.server, s.method.received(s.message, mean, 5.0), 5)
-    _, state = third(hurt, room_of(hurt))
+    _, state = third(hurt, aggregator_of(hurt))
     assert_close(identified(s.method, state.server), identified(s.method, expected), 1e-9)
     assert bits(tensors.select(state.clients, torch.tensor([2]))) == bits(tensors.select(s.clients, torch.tensor([2])))
 
@@ -188,11 +193,11 @@ class Elsewhere:
 def test_the_server_depends_on_what_is_released_and_on_nothing_else(case: Case) -> None:
     s = scene(case, 1)
     mechanism = Mechanism("gaussian", 0.5, 2.0)
-    told, state = third(s, room_of(s, mechanism))
+    told, state = third(s, aggregator_of(s, mechanism))
     elsewhere = s._replace(method=Elsewhere(s.method))  # type: ignore[arg-type]
-    again, other = third(elsewhere, room_of(elsewhere, mechanism))
+    again, other = third(elsewhere, aggregator_of(elsewhere, mechanism))
     assert bits(other.server) == bits(state.server) and again == told
-    assert bits(third(s, room_of(s, mechanism, seed=6))[1].server) != bits(state.server)
+    assert bits(third(s, aggregator_of(s, mechanism, seed=6))[1].server) != bits(state.server)
 
 
 @every_released
@@ -200,10 +205,10 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
     """Whatever noise does to it, the server takes it: finite, and valid."""
     s = scene(case, 1)
     for kind in ("gaussian", "laplace", "knorm", "paper_algorithm_3"):
-        room = room_of(s, Mechanism(kind, 1.0, 20.0), Cohorts(5, 2.0))
-        _, state = third(s, room)
+        aggregator = aggregator_of(s, Mechanism(kind, 1.0, 20.0), Cohorts(5, 2.0))
+        _, state = third(s, aggregator)
         assert all(leaf.isfinite().all() for leaf in tensors.leaves(state.server).values())
-        assert room.charge.coordinates == COORDINATES[case.name.split("{")[0]]
+        assert aggregator.charge.coordinates == COORDINATES[case.name.split("{")[0]]
         x = s.batch.x
         for index, posterior in engine.personalise(s.method, state, s.batch, s.plan):
             assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
@@ -224,29 +229,29 @@ def test_chance_in_fixed_cohorts_counts_where_clients_remember_nothing(case: Cas
     fixed = Cohorts(s.batch.clients, 2, "fixed", "replace")
     if tensors.leaves(s.clients):
         with pytest.raises(PrivacyError, match=r"keep something between rounds.*privacy.cohort = 'poisson'; 'all'"):
-            room_of(s, cohorts=fixed)
+            aggregator_of(s, cohorts=fixed)
     else:
-        assert room_of(s, cohorts=fixed).charge.cohorts.share == 2 / 5
+        assert aggregator_of(s, cohorts=fixed).charge.cohorts.share == 2 / 5
     for other in (Cohorts(5, 2, "poisson"), Cohorts(5, 2, "all", "replace")):
-        charge = room_of(s, cohorts=other).charge
+        charge = aggregator_of(s, cohorts=other).charge
         assert charge.cohorts.share == (1.0 if other.kind == "all" else 0.4)
 
 
 @pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "fedsi", "fedavg"])
 def test_clients_that_weigh_by_their_rows_are_refused(name: str) -> None:
     with pytest.raises(PrivacyError, match="weighting = 'rows' needs every client's number of rows"):
-        room_of(scene(case_of(name, weighting="rows"), 1))
+        aggregator_of(scene(case_of(name, weighting="rows"), 1))
 
 
 def test_curvatures_which_have_no_largest_value_are_refused() -> None:
     with pytest.raises(PrivacyError, match=r"upload = 'curvature' has no .*\(method.upload = 'variance'\)"):
-        room_of(scene(case_of("fedsi", upload="curvature"), 1))
+        aggregator_of(scene(case_of("fedsi", upload="curvature"), 1))
 
 
 @pytest.mark.parametrize("name", ["fedsi", "fedsi-fac"])
 def test_noise_does_not_make_variances_larger_than_the_priors(name: str) -> None:
     s = scene(case_of(name), 1)
-    _, state = third(s, room_of(s, Mechanism("gaussian", 1.0, 1e4)), diverges_at=None)
+    _, state = third(s, aggregator_of(s, Mechanism("gaussian", 1.0, 1e4)), diverges_at=None)
     shared = s.method.shared
     found, prior = state.server.moments.variance[:shared], s.message.prior.variance[:shared]
     assert (found >= 0).all() and (found <= prior).all() and (found == prior).any() and (found == 0).any()
@@ -254,4 +259,4 @@ def test_noise_does_not_make_variances_larger_than_the_priors(name: str) -> None
 
 def test_clusters_that_the_server_finds_are_refused() -> None:
     with pytest.raises(PrivacyError, match=r"start = 'uploads' groups what single clients send.*start = 'random'"):
-        room_of(scene(case_of("cfedbayes", start="uploads"), 1))
+        aggregator_of(scene(case_of("cfedbayes", start="uploads"), 1))

@@ -22,7 +22,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import sfedbayes

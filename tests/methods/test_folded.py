@@ -16,7 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.federated_svgd import FederatedSVGD, Message

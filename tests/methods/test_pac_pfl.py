@@ -18,7 +18,7 @@ from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl import Message, PacPFL, Server, Update
 from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP

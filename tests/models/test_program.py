@@ -21,7 +21,7 @@ from pacbayes_fl import metrics
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg

@@ -13,7 +13,8 @@ from torch.distributions import kl_divergence
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation.engine import FederationPlan, run_rounds
+from pacbayes_fl.federation.engine import run_rounds
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import pfedbayes
 from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.models.base import WeightModel, WeightPrior

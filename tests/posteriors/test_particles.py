@@ -15,7 +15,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.models.convolutional import BayesianVGG

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.server import robust
 
 Rule = Callable[[Tensor, Tensor], Tensor]

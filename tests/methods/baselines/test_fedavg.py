@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.fedavg import FedAvg, Server

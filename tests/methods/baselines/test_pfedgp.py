@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.baselines.pfedgp import pfedgp
 from pacbayes_fl.noise import Noise

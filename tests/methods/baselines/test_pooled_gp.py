@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.pooled_gp import Parameters, PooledGP, Server, collapsed_bound

@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge, RidgeCV
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationPlan
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.pooling import pool, send
 from pacbayes_fl.methods.baselines.ridge import LocalRidge, PooledRidge, fit

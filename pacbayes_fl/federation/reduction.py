@@ -1,27 +1,70 @@
-"""Rounds whose aggregate is no sum: the steps of all clients meet before they are joined."""
+"""What a round's updates become before the server's step: a mean call by call, or a robust aggregate of all at once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Rule
 
-if TYPE_CHECKING:
-    from pacbayes_fl.federation.engine import FederationPlan
-
+_MERGE_EVERY = 32  # calls
 _COPIES = 4  # of all steps in float64: what came, the steps, their matrix, and one in which it is sorted
 
 
-class Meeting:
+class Reduction(Protocol):
+    """What takes the updates of a round call by call, and gives the server what its step is made of.
+
+    Args:
+        numbers: what the record of the round is to say of it, by name, scalars [].
+    """
+
+    numbers: dict[str, Tensor]
+
+    def add(self, update: Any, good: Tensor) -> None:
+        """Add the clients of a call, leaves [k, *]; one that failed, `good` [k] False, weighs nothing."""
+
+    def release(self) -> Any:
+        """Give the server the update that its step is made of, leaves [n, *]."""
+
+
+class UpdateAccumulator:
+    """Updates of a round whose aggregate is a mean; where they add up, memory does not grow with the number of calls.
+
+    Args:
+        method: the algorithm, whose `reduce` shrinks the updates of a call.
+    """
+
+    def __init__(self, method: Method[Any, Any, Any, Any]) -> None:
+        """Start without updates."""
+        self._reduce, self._updates = method.reduce, list[Any]()
+        self.numbers = dict[str, Tensor]()
+
+    def add(self, update: Any, good: Tensor) -> None:
+        """Add the clients of a call.
+
+        Args:
+            update: of k clients, leaves [k, *].
+            good: bool [k], False for a client that failed: it weighs nothing.
+        """
+        reduced = self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
+        updates = [*self._updates, reduced]
+        self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _MERGE_EVERY else updates
+
+    def release(self) -> Any:
+        """Give the server what it takes the mean of, leaves [n, *]."""
+        return tensors.cat(self._updates)
+
+
+class RobustAccumulator:
     """Updates of a round, kept until all are there; memory grows with the number of clients, whatever the chunk.
 
     Args:
@@ -34,13 +77,13 @@ class Meeting:
     def __init__(
         self, method: Method[Any, Any, Any, Any], message: Any, plan: FederationPlan, known: Sequence[float]
     ) -> None:
-        """Begin with nobody."""
+        """Start without updates."""
         self._method, self._message, self._plan, self._known = method, message, plan, known
         self._updates = list[Any]()
         self.numbers = dict[str, Tensor]()
 
     def add(self, update: Any, good: Tensor) -> None:
-        """Take the clients of a call.
+        """Add the clients of a call.
 
         Args:
             update: of k clients, leaves [k, *].
@@ -48,8 +91,8 @@ class Meeting:
         """
         self._updates.append(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
 
-    def joined(self) -> Any:
-        """Join the steps of all, and note in `numbers` how many were shortened.
+    def release(self) -> Any:
+        """Aggregate the steps of all clients, and count in `numbers` how many were shortened.
 
         Returns:
             The update that the method makes of it.

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import engine, meeting, wire
-from pacbayes_fl.federation.engine import FederationPlan, FederationState
-from pacbayes_fl.federation.meeting import Meeting
+from pacbayes_fl.federation import engine, reduction, wire
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.reduction import RobustAccumulator
 from pacbayes_fl.federation.wire import Kept
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
@@ -27,14 +28,14 @@ def updates(s: Scene) -> Any:
     return update
 
 
-def met(plan: FederationPlan, known: tuple[float, ...] = ()) -> tuple[Meeting, torch.Tensor]:
-    """Return the meeting and the step that the server makes of it."""
+def met(plan: FederationPlan, known: tuple[float, ...] = ()) -> tuple[RobustAccumulator, torch.Tensor]:
+    """Return the accumulator and the step that the server makes of it."""
     s = one()
-    found = Meeting(s.method, s.message, plan, known)
+    found = RobustAccumulator(s.method, s.message, plan, known)
     update, good = updates(s), torch.ones(5, dtype=torch.bool)
     for part in (torch.tensor([0, 1]), torch.tensor([2, 3, 4])):
         found.add(tensors.select(update, part), good[part])
-    return found, s.method.server(s.server, found.joined(), 5).theta - s.server.theta
+    return found, s.method.server(s.server, found.release(), 5).theta - s.server.theta
 
 
 def test_the_rule_of_the_plan_is_applied_to_steps() -> None:
@@ -65,29 +66,29 @@ def test_steps_end_at_a_multiple_of_the_running_median() -> None:
 def test_numbers_of_the_record_are_those_of_clients_within_the_next_ones() -> None:
     s = one()
     loss = updates(s).loss.clone()
-    found = Meeting(s.method, s.message, FederationPlan(aggregate="median", faulty=1), ())
+    found = RobustAccumulator(s.method, s.message, FederationPlan(aggregate="median", faulty=1), ())
     lies = updates(s)._replace(loss=torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])))
     found.add(lies, torch.ones(5, dtype=torch.bool))
     ordered = torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])).sort().values
     expected = ordered.clamp(ordered[1], ordered[3]).mean()
-    assert float(s.method.report(s.server, found.joined())["loss"]) == pytest.approx(float(expected), rel=1e-12)
+    assert float(s.method.report(s.server, found.release())["loss"]) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_the_mean_is_never_refused_and_a_device_has_memory() -> None:
     s = one()
-    meeting.check(s.method, s.message, 1, FederationPlan())
-    meeting.check_private(FederationPlan())
-    assert meeting._memory(torch.device("cpu")) > 1e8
+    reduction.check(s.method, s.message, 1, FederationPlan())
+    reduction.check_private(FederationPlan())
+    assert reduction._memory(torch.device("cpu")) > 1e8
 
 
 def test_a_cohort_is_what_a_rule_has_to_do_with() -> None:
     s = one()
-    meeting.check(s.method, s.message, 9, FederationPlan(aggregate="median", cohort=3))
-    meeting.check(s.method, s.message, 3, FederationPlan(aggregate="median", cohort=9))
-    meeting.check(s.method, s.message, 1, FederationPlan(aggregate="clipped"))
+    reduction.check(s.method, s.message, 9, FederationPlan(aggregate="median", cohort=3))
+    reduction.check(s.method, s.message, 3, FederationPlan(aggregate="median", cohort=9))
+    reduction.check(s.method, s.message, 1, FederationPlan(aggregate="clipped"))
     for clients, cohort in ((9, 2), (2, None), (2, 9)):
         with pytest.raises(ValueError, match="needs 3 clients in a round, got 2"):
-            meeting.check(s.method, s.message, clients, FederationPlan(aggregate="median", cohort=cohort))
+            reduction.check(s.method, s.message, clients, FederationPlan(aggregate="median", cohort=cohort))
 
 
 @pytest.mark.parametrize("kind", ROBUST)
@@ -114,5 +115,5 @@ def test_methods_of_the_table_join_by_the_mean_by_default() -> None:
         engine._Federation(method, one().batch, FederationPlan(), None)._joining(
             one().message, engine.start(method, one().batch, FederationPlan())
         ),
-        Meeting,
+        RobustAccumulator,
     )
