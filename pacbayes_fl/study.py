@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pacbayes_fl import (
-    results,
     study_choice,
     study_classes,
     study_hold_out,
     study_keep,
     study_privacy,
     study_report,
-    study_resume,
     study_scaling,
-    tensors,
 )
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import CheckpointError, ClientError, NumericalError, StudyError
-from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy.accounting import Replacement
-from pacbayes_fl.results import ClientRow, Result, RoundRecord, environment
-from pacbayes_fl.results_folder import RELEASED, leaving, refuse_links
-from pacbayes_fl.results_manifest import put
-from pacbayes_fl.study_data import ScaledGroup, check_environment, provenance
+from pacbayes_fl.results import ClientRow, Result, RoundRecord
+from pacbayes_fl.results_folder import leaving
+from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_folder import Folder, RunFolder, Settled, folder_of
+from pacbayes_fl.study_hold_out import TrainingHistory
 from pacbayes_fl.study_setup import device_of, prepare
 
-__all__ = ["Study", "Trained", "open_run", "prepare", "report", "run", "train"]
+__all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "run", "train"]
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -61,13 +56,13 @@ class Trained:
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
         replacement: gives, for the delta of a certificate, what all releases of a private run together tell of one
             client, by its ledger; None without one.
-        memory: clients that ever took part.
+        history: clients that ever took part.
         folder: of the run, where its state was read from one: there requests of certificates are counted.
         fell_back: newer rounds that were damaged, and which round was used in their place.
     """
 
     study: Study
-    method: Method[Any, Any, Any, Any]
+    method: AnyMethod
     state: FederationState
     groups: Mapping[str, ScaledGroup]
     dataset: tables.Dataset
@@ -75,7 +70,7 @@ class Trained:
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
-    memory: study_hold_out.Memory = field(default_factory=study_hold_out.Memory)
+    history: TrainingHistory = field(default_factory=TrainingHistory)
     folder: Path | None = None
     fell_back: Sequence[str] = ()
 
@@ -117,13 +112,11 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         DataError: when rows of a client that the run knows have changed.
         KeyboardInterrupt: after SIGTERM, SIGHUP or Ctrl-C, when the state has been saved.
     """
-    if out is not None:
-        study_resume.refuse_release(Path(out))
-    with _threads(study.federation.threads), checkpoint.RunLock(out) if out is not None else nullcontext():
-        trained = train(study, Path(out) if out is not None else None, resume, on_round)
+    folder = folder_of(out)
+    with _threads(study.federation.threads), folder.lock():
+        trained = _train(study, folder, resume, on_round or _unheard)
         result = report(trained)
-        if out is not None:
-            result.save(out)
+        folder.finish(result)
     return result
 
 
@@ -142,77 +135,110 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     Raises:
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
-    study_privacy.check(study, folder)
-    study, notes, saved, fell_back = study_resume.left(study, folder, resume)
-    dataset = study_keep.data_again(study, folder)
+    return _train(study, folder_of(folder), resume, on_round or _unheard)
+
+
+def _unheard(record: RoundRecord) -> None:
+    """What becomes of a record that nobody asked to hear of."""
+
+
+class _Federation(NamedTuple):
+    """A study that is ready to go on: its method, its clients and their state."""
+
+    settled: Settled
+    method: AnyMethod
+    groups: Mapping[str, ScaledGroup]
+    state: FederationState
+
+    @property
+    def clients(self) -> ClientBatch:
+        """The rows that the training sees."""
+        return self.groups["existing"].train
+
+    def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
+        """Say what has become of it after its last round, at the learning rates to which it had to come."""
+        settled = self.settled
+        return Trained(
+            settled.study,
+            engine.at_rates(self.method, state),
+            state,
+            self.groups,
+            settled.dataset,
+            settled.division.bound_rows,
+            history=settled.history,
+            folder=folder.path,
+            fell_back=folder.fell_back,
+            **more,
+        )
+
+
+def _assembled(
+    study: Study, notes: Mapping[str, Any], dataset: tables.Dataset, folder: Folder, on_trial: OnRound = _unheard
+) -> _Federation:
+    """Divide the rows, check them, settle what is left open, build the method, and give clients their states.
+
+    So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
+    """
     division = study_hold_out.divide(study, dataset)  # before anything looks at the rows
-    memory = study_hold_out.Memory.read(folder, saved is not None).joined(study, dataset, division.dataset)
-    if folder is not None and (folder / study_keep.ROWS).exists():
-        study_hold_out.check(folder, division)
+    history = folder.history().extended(study, dataset, division.dataset)
+    folder.check_rows(division)
     if study.held_out:
-        study, notes = study_choice.choose(study, study_hold_out.open_rows(study, division), on_round)
-    shared = study_scaling.read(folder, dataset) if folder is not None and saved is not None else None
-    method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train), shared)
-    study_keep.check(study, method)
-    clients = groups["existing"].train
-    with checkpoint.meant(saved):
-        state = _restore(method, clients, study, saved)
-    engine.check(method, clients, study.plan, state)
-    aggregator = study_privacy.open_private(
-        study, method, state, clients, folder, None if saved is None else saved.meta
-    )
-    every = study.federation.checkpoint_every if aggregator is None else 1  # what was paid for is kept
-    paid = study_privacy.to_save(aggregator, {} if saved is None else saved.meta)
-    if folder is not None:  # only now that nothing can be refused any more
-        if study.report.keep == "all":
-            study_hold_out.save(folder, division)  # before the data: where they are, these rows are looked for
-        study_scaling.save(folder, groups["existing"].shared, dataset)
-        _open_folder(folder, study, dataset, notes)
-        memory.save(folder)
-    records = list(results.truncate_rounds(folder, state.round)) if folder is not None else []
-    with checkpoint.StopSignal() if folder is not None else nullcontext() as stop:
+        study, notes = study_choice.choose(study, study_hold_out.rows_for_tuning(study, division), on_trial)
+    folds = history.fold_of(dataset.groups["existing"].train)
+    method, groups = prepare(study, division.dataset, folds, folder.scaling(dataset))
+    state = folder.restore(method, groups["existing"].train, study)
+    settled = Settled(study, notes, dataset, division, history, groups["existing"].shared)
+    return _Federation(settled, method, groups, state)
+
+
+def _train(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> Trained:
+    study_privacy.check(study, folder.path)
+    study, notes = folder.recall(study, resume)
+    begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
+    study = begun.settled.study
+    study_keep.check(study, begun.method)
+    engine.check(begun.method, begun.clients, study.plan, begun.state)
+    aggregator = study_privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.meta)
+    records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
+    state = _rounds(begun, folder, aggregator, records, on_round)
+    if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
+        records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
+    notes = {**begun.settled.notes, **study_privacy.labels(study, aggregator, state.round), **_of_rates(state)}
+    return begun.trained(state, folder, rounds=tuple(records), notes=notes)
+
+
+def _rounds(
+    begun: _Federation,
+    folder: Folder,
+    aggregator: PrivateAggregator | None,
+    records: list[RoundRecord],
+    on_round: OnRound,
+) -> FederationState:
+    """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
+    study, clients, state = begun.settled.study, begun.clients, begun.state
+    every, rounds = study_privacy.checkpoint_every(study), study.plan.rounds
+    paid = study_privacy.to_save(aggregator, folder.meta)
+    left = engine.rounds(begun.method, clients, study.plan, state, aggregator)
+    with folder.listen() as stop:
         try:
-            for record, after in study_privacy.stop_when_spent(
-                engine.rounds(method, clients, study.plan, state, aggregator)
-            ):
+            for record, after in study_privacy.stop_when_spent(left):
                 state, paid = after, study_privacy.to_save(aggregator)
-                last = record.round == study.plan.rounds
-                settled = engine.at_rates(method, state)
-                record = _watched(study, settled, state, groups["existing"], record, aggregator, last)
+                last = record.round == rounds
+                record = _scored(begun, state, record, aggregator, last)
                 records.append(record)
-                if on_round is not None:
-                    on_round(record)
-                if folder is None:
-                    continue
-                results.append_round(folder, record)
-                stopping = stop is not None and stop.requested
+                on_round(record)
+                folder.append(record)
+                stopping = stop.requested
                 if stopping or last or record.round % every == 0:
-                    _save(folder, study, clients, state, paid, fell_back)
+                    folder.save(study, clients, state, paid)
                 if stopping:
                     raise KeyboardInterrupt
         except (ClientError, NumericalError):
-            if folder is not None:
-                _save(folder, study, clients, state, paid, fell_back)  # nothing is lost: the last good round is on disk
+            folder.save(study, clients, state, paid)  # nothing is lost: the last good round is on disk
             raise
-    method = engine.at_rates(method, state)
-    if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
-        records[-1] = _watched(study, method, state, groups["existing"], records[-1], aggregator, last=True)
-    if folder is not None and (state.round == 0 or state.round < study.plan.rounds):
-        _save(folder, study, clients, state, paid, fell_back)
-    notes = {**notes, **study_privacy.labels(study, aggregator, state.round), **_of_rates(state)}
-    return Trained(
-        study,
-        method,
-        state,
-        groups,
-        dataset,
-        division.held,
-        tuple(records),
-        notes,
-        memory=memory,
-        folder=folder,
-        fell_back=fell_back,
-    )
+    if state.round == 0 or state.round < rounds:
+        folder.save(study, clients, state, paid)
+    return state
 
 
 def _of_rates(state: FederationState) -> dict[str, Any]:
@@ -221,16 +247,11 @@ def _of_rates(state: FederationState) -> dict[str, Any]:
     return {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
 
 
-def _watched(
-    study: Study,
-    method: Method[Any, Any, Any, Any],
-    state: FederationState,
-    group: ScaledGroup,
-    record: RoundRecord,
-    aggregator: PrivateAggregator | None,
-    last: bool,
+def _scored(
+    begun: _Federation, state: FederationState, record: RoundRecord, aggregator: PrivateAggregator | None, last: bool
 ) -> RoundRecord:
     """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
+    study, group, method = begun.settled.study, begun.groups["existing"], engine.at_rates(begun.method, state)
     every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     classes = not group.train.y.is_floating_point()
     if study.recipe.rounds and (last or record.round % every == 0):
@@ -239,78 +260,6 @@ def _watched(
     if classes and (last or record.round in study.report.uncertainty_rounds):
         record = replace(record, histograms=study_classes.histograms(method, state, group, study.plan))
     return record
-
-
-def _open_folder(folder: Path, study: Study, dataset: tables.Dataset, notes: Mapping[str, Any]) -> None:
-    put(folder, {"metrics.json": None})  # of fewer rounds: it would say that the run is finished
-    if notes:
-        study_choice.remember(folder, notes)  # first: who resumes this study must find the choice
-    about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
-    files = {
-        "study.toml": study.to_toml().encode(),
-        "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
-    }
-    put(folder, files)
-    study_keep.save(folder, study, dataset)
-
-
-def _save(
-    folder: Path,
-    study: Study,
-    clients: ClientBatch,
-    state: FederationState,
-    paid: Mapping[str, int],
-    fell_back: Sequence[str],
-) -> None:
-    kept = Kept.of(state.kept, clients.clients)
-    known = kept.present or (0,)
-    mine = kept.select(known)
-    flat = tensors.leaves({"server": state.server, "clients": mine})
-    meta = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
-    if len(known) < clients.clients and tensors.leaves(mine):
-        meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
-    meta["watch"] = state.watch.to_save()
-    if fell_back:
-        meta["fell_back"] = list(fell_back)
-    checkpoint.save(folder, state.round, flat, {**meta, **paid})
-
-
-def _restore(
-    method: Method[Any, Any, Any, Any], clients: ClientBatch, study: Study, saved: checkpoint.Checkpoint | None
-) -> FederationState:
-    """Match a saved round to today's clients, by id."""
-    fresh = engine.start(method, clients, study.plan)
-    if saved is None:
-        return fresh
-    _check_finite(saved)
-    flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
-    server = tensors.unleaves(
-        {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False
-    )
-    mine = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
-    theirs = tensors.unleaves({"clients": fresh.kept.select((0,))}, mine, exact=False)["clients"]
-    match = checkpoint.match_clients(saved.meta.get("kept", saved.meta["ids"]), clients.ids)
-    known = [(match.target.tolist(), tensors.select(theirs, match.source.to(clients.x.device)))]
-    seen = set(saved.meta["ids"])
-    if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
-        today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
-        known.append((joined, today.select(joined)))
-    kept = fresh.kept.after(known, apart=study.plan.cohort is not None and study.plan.train == "cohort")
-    watch = Watch.from_saved(saved.meta.get("watch", {}))
-    return FederationState(server["server"], kept, saved.round, watch)
-
-
-def _check_finite(saved: checkpoint.Checkpoint) -> None:
-    """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
-    name_of = dict(zip(saved.meta["ids"], saved.meta.get("names", saved.meta["ids"]), strict=True))
-    ids = saved.meta.get("kept", saved.meta["ids"])
-    for name, tensor in saved.tensors.items():
-        if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
-            continue
-        whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
-        client = None if whose is None else name_of[ids[int((~whose).nonzero()[0])]]
-        hint = f"restore checkpoints/round_{saved.round:06d} from a copy, or remove it: the round before is then used"
-        raise CheckpointError(f"the saved state is not finite: {name}", client=client, round=saved.round, hint=hint)
 
 
 def report(trained: Trained) -> Result:
@@ -402,30 +351,8 @@ def open_run(folder: Path | str) -> Trained:
         DataError: when the images of its study are not where they were, or not what they were, or the rows that it
             keeps are not those that it was run with.
     """
-    folder = Path(folder)
-    refuse_links(folder)
-    if (folder / RELEASED).is_file():
-        what = f"{folder} is a release of a run, which holds nothing of its clients"
-        raise StudyError(what, hint="join takes a release; predict and certify take the run")
-    if not (folder / "study.toml").is_file() or not study_keep.holds_data(folder):
-        raise results.no_run(folder, "study.toml or data.npz is missing")
-    saved, fell_back = study_resume.opened(folder)
-    with checkpoint.meant(saved):
-        study = Study.from_table(saved.meta["study"], str(folder))  # what was trained, whatever became of study.toml
-        released = int(saved.meta.get("released", 0))
-    if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
-        study = replace(study, federation=replace(study.federation, device="cpu"))
-    dataset = study_keep.data_of(study, folder)
-    check_environment(folder, dataset)
-    division = study_hold_out.divide(study, dataset)
-    if (folder / study_keep.ROWS).is_file():  # else they follow from the rows, which are those of before
-        study_hold_out.check(folder, division)
-    memory = study_hold_out.Memory.read(folder, True).joined(study, dataset, division.dataset)
-    folds, shared = memory.fold_of(dataset.groups["existing"].train), study_scaling.read(folder, dataset)
-    method, groups = prepare(study, division.dataset, folds, shared)
-    with checkpoint.meant(saved):
-        state = _restore(method, groups["existing"].train, study, saved)
-        method = engine.at_rates(method, state)
-    spent = partial(study_privacy.replacement, study, folder, released)
-    known = tuple(record for record in results.read_rounds(folder) if record.round <= state.round)
-    return Trained(study, method, state, groups, dataset, division.held, known, {}, spent, memory, folder, fell_back)
+    place = RunFolder(Path(folder))
+    study, dataset, released = place.load()
+    begun = _assembled(study, {}, dataset, place)
+    spent = partial(study_privacy.replacement, study, place.path, released)
+    return begun.trained(begun.state, place, rounds=place.rounds(begun.state.round), replacement=spent)

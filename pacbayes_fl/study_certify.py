@@ -169,7 +169,7 @@ def _count_tried(trained: Trained, request: Request, turn: study_certify_log.Tur
     """Count what chose by the rows of the bound: what the study says, what is said now, and what was asked before."""
     part = trained.study.report.certify
     tried = None if request.tried is None else max(request.tried, part.tried)
-    needed = ("environment.json", study_hold_out.MEMORY, f"checkpoints/round_{trained.state.round:06d}")
+    needed = ("environment.json", study_hold_out.HISTORY, f"checkpoints/round_{trained.state.round:06d}")
     if gone := [name for name in needed if trained.folder is not None and not (trained.folder / name).exists()]:
         return request, f"{' and '.join(gone)} missing: whom and what the run was trained on is not known"
     if turn.reason or turn.folder is None or tried is None:

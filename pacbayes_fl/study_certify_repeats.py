@@ -157,7 +157,7 @@ def marks_of(trained: Trained, known: ClientBatch) -> Array:
 def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int, Array]]:
     """Say of every client that took part and has left its mark, and which rows of the bound [R] it had."""
     here = trained.groups["existing"].raw.train.names
-    memory = trained.memory
+    memory = trained.history
     gone = [name for name in memory.clients if name not in here]
     if not gone or not memory.width:
         return

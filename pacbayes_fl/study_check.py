@@ -14,6 +14,7 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_file import Study
+from pacbayes_fl.study_hold_out import TrainingHistory
 from pacbayes_fl.study_setup import prepare
 
 
@@ -31,13 +32,13 @@ def check(study: Study, dataset: tables.Dataset) -> None:
     with TemporaryDirectory() as folder:  # where a ledger would lie
         study_privacy.check(study, Path(folder))
         division = study_hold_out.divide(study, dataset)
-        memory = study_hold_out.Memory().joined(study, dataset, division.dataset)
+        history = TrainingHistory().extended(study, dataset, division.dataset)
         if study.held_out:
-            study = study_choice.first(study, study_hold_out.open_rows(study, division))
-        method, groups = prepare(study, division.dataset, memory.fold_of(dataset.groups["existing"].train))
+            study = study_choice.first(study, study_hold_out.rows_for_tuning(study, division))
+        method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
         clients = groups["existing"].train
         state = engine.start(method, clients, study.plan)
-        aggregator = study_privacy.open_private(study, method, state, clients, Path(folder), None)
+        aggregator = study_privacy.open_private(study, method, state, clients, Path(folder))
         ended = FederationState(state.server, state.clients, study.plan.rounds)
         for _ in engine.rounds(method, clients, study.plan, ended, aggregator):
             pass  # there is no round left: it only looks at what it was given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import secrets
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pacbayes_fl import study_fingerprints
 from pacbayes_fl.data import split, tables, twins
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
@@ -24,7 +24,6 @@ from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.methods.folded import balanced_folds
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results_manifest import put
-from pacbayes_fl.study_data import positions_by_client
 from pacbayes_fl.study_file import Study
 
 Array = np.ndarray[Any, Any]
@@ -32,27 +31,28 @@ Array = np.ndarray[Any, Any]
 FILE = "held_out.npz"
 """What a run folder calls the positions of the rows that its training never saw."""
 
-MEMORY = "trained.json"
+HISTORY = "trained.json"
 """What a run folder calls the clients that ever took part in its training, and their rows."""
 
 _STREAM = 2**32 - 2  # round of the noise that shares rows out: no run gets there
 
 
-class Division(NamedTuple):
+class CertificateSplit(NamedTuple):
     """A data set as the training sees it, and what it does not see.
 
     Args:
         dataset: with the training rows of existing clients that the training may look at.
-        held: the other training rows of the same clients, in the data's own units; None where there are none.
-        position: of the held rows among each client's training rows, bool [K, N]; None where there are none.
+        bound_rows: the other training rows of the same clients, in the data's own units, on which certificates stand;
+            None where there are none.
+        bound_row_mask: which of each client's training rows these are, bool [K, N]; None where there are none.
     """
 
     dataset: tables.Dataset
-    held: ClientBatch | None = None
-    position: Tensor | None = None
+    bound_rows: ClientBatch | None = None
+    bound_row_mask: Tensor | None = None
 
 
-def divide(study: Study, dataset: tables.Dataset) -> Division:
+def divide(study: Study, dataset: tables.Dataset) -> CertificateSplit:
     """Keep a random part of every existing client's training rows from everything that comes before certificates.
 
     Which rows, depends on the study's seed, the client's id and the number of its rows, and not on what they hold. Of
@@ -71,7 +71,7 @@ def divide(study: Study, dataset: tables.Dataset) -> Division:
     """
     part = study.report.certify
     if part.scheme != "split":
-        return Division(dataset)
+        return CertificateSplit(dataset)
     group = dataset.groups["existing"]
     train = group.train
     keys = Noise(study.seed, _STREAM, train.ids).uniform(train.y.new_empty(train.y.shape, dtype=torch.float64))
@@ -88,7 +88,7 @@ def divide(study: Study, dataset: tables.Dataset) -> Division:
         both = times and group.times and (times.train, _times(group.times.train, held))
         split.assert_disjoint(known, kept, "kept", both)
     groups = {**dataset.groups, "existing": replace(group, train=known, times=times)}
-    return Division(replace(dataset, groups=groups), kept, held)
+    return CertificateSplit(replace(dataset, groups=groups), kept, held)
 
 
 def _held(keys: Tensor, strata: Tensor, mask: Tensor, share: float) -> Tensor:
@@ -109,7 +109,7 @@ def _dealt_by_label(dataset: tables.Dataset) -> bool:
     return bool(dataset.provenance.get("options", {}).get("partition", "natural") != "natural")
 
 
-def open_rows(study: Study, division: Division) -> tables.Dataset:
+def rows_for_tuning(study: Study, division: CertificateSplit) -> tables.Dataset:
     """Leave what may be chosen by: of a study with certificates, not the rows that they stand on.
 
     Args:
@@ -141,7 +141,7 @@ def _times(times: Tensor, wanted: Tensor) -> Tensor:
     return pad_sequence([own[rows] for own, rows in zip(times, wanted, strict=True)], batch_first=True)
 
 
-def save(folder: Path, division: Division) -> None:
+def save(folder: Path, division: CertificateSplit) -> None:
     """Write which rows the training does not see; nothing where it sees all.
 
     Args:
@@ -151,15 +151,15 @@ def save(folder: Path, division: Division) -> None:
     Raises:
         CheckpointError: when it cannot be written.
     """
-    if division.held is None or division.position is None:
+    if division.bound_rows is None or division.bound_row_mask is None:
         return
-    arrays = {"client_name": np.array(division.held.names), "held": division.position.numpy()}
+    arrays = {"client_name": np.array(division.bound_rows.names), "held": division.bound_row_mask.numpy()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     put(folder, {FILE: buffer.getvalue()})
 
 
-def check(folder: Path, division: Division) -> None:
+def check(folder: Path, division: CertificateSplit) -> None:
     """Check that the rows that the training does not see are those that it did not see before.
 
     Clients may have come and gone.
@@ -171,11 +171,11 @@ def check(folder: Path, division: Division) -> None:
     Raises:
         DataError: naming the first client that has others.
     """
-    if division.held is None or division.position is None:
+    if division.bound_rows is None or division.bound_row_mask is None:
         return
     saved = read_npz(folder / FILE)
     before = {str(name): rows for name, rows in zip(saved["client_name"], saved["held"], strict=True)}
-    for name, rows in zip(division.held.names, division.position.numpy(), strict=True):
+    for name, rows in zip(division.bound_rows.names, division.bound_row_mask.numpy(), strict=True):
         if name in before and np.flatnonzero(before[name]).tolist() != np.flatnonzero(rows).tolist():
             raise DataError(
                 "the rows that were kept from the training are not those that the run was started with",
@@ -184,7 +184,7 @@ def check(folder: Path, division: Division) -> None:
             )
 
 
-class Remembered(NamedTuple):
+class TrainedClient(NamedTuple):
     """What a run keeps of a client that took part in its training.
 
     Args:
@@ -198,7 +198,7 @@ class Remembered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingHistory:
     """Clients that ever took part in a training, also those that have left since: a prior does not forget.
 
     Args:
@@ -208,39 +208,39 @@ class Memory:
         width: of the cells, by column; empty of published images.
     """
 
-    clients: Mapping[str, Remembered] = field(default_factory=dict)
+    clients: Mapping[str, TrainedClient] = field(default_factory=dict)
     fold: Mapping[str, int] = field(default_factory=dict)
     salt: int = 0
     width: tuple[float, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path | None, trained: bool = False) -> Memory:
-        """Read what a run folder remembers: nothing, where there was no training yet.
+    def read(cls, folder: Path | None, trained: bool = False) -> TrainingHistory:
+        """Read the history of a run folder: empty, where there was no training yet.
 
         Args:
             folder: of a run; None for a run without one.
             trained: whether the folder holds a round that was trained.
 
         Returns:
-            The memory.
+            The history.
 
         Raises:
             DataError: when it cannot be read, or is missing where there was a training.
         """
-        if folder is None or not (trained or (folder / MEMORY).is_file()):
+        if folder is None or not (trained or (folder / HISTORY).is_file()):
             return cls()
         try:
-            found = json.loads((folder / MEMORY).read_text("utf-8"))
+            found = json.loads((folder / HISTORY).read_text("utf-8"))
             return cls(
-                {name: Remembered(rows, _unpacked(text)) for name, (rows, text) in found["clients"].items()},
+                {name: TrainedClient(rows, _unpacked(text)) for name, (rows, text) in found["clients"].items()},
                 {name: int(fold) for name, fold in found["fold"].items()},
                 int(found["salt"], 16),
                 tuple(float(width) for width in found["width"]),
             )
         except UNREADABLE as error:
-            raise DataError(f"{folder / MEMORY} cannot be read: {error}", hint="choose another --out") from error
+            raise DataError(f"{folder / HISTORY} cannot be read: {error}", hint="choose another --out") from error
 
-    def joined(self, study: Study, dataset: tables.Dataset, known: tables.Dataset) -> Memory:
+    def extended(self, study: Study, dataset: tables.Dataset, known: tables.Dataset) -> TrainingHistory:
         """Add today's clients.
 
         Args:
@@ -249,7 +249,7 @@ class Memory:
             known: the rows that the training sees.
 
         Returns:
-            The memory of a training that goes on with them.
+            The history of a training that goes on with them.
 
         Raises:
             DataError: naming a client that comes back with other rows than it trained on, or as a new one.
@@ -263,9 +263,9 @@ class Memory:
             today = tuple((study.report.certify.twins * twins.spread(every)).tolist())
             width = width or today
             if len(width) != len(today):
-                what = f"{MEMORY} remembers rows of {len(width)} columns, and the data have {len(today)}"
+                what = f"{HISTORY} remembers rows of {len(width)} columns, and the data have {len(today)}"
                 raise DataError(what, hint="choose another --out")
-        now = _fingerprints(dataset, salt)
+        now = study_fingerprints.of_training_rows(dataset, f"{salt:x}")
         for name, rows in now.items():
             if name in self.clients and self.clients[name].rows != rows:
                 what = "its training rows are not those that it trained on before"
@@ -282,8 +282,8 @@ class Memory:
             cuts = np.searchsorted(owner, np.arange(1, len(seen.names)))  # rows lie client after client
             cells = {name: part.reshape(-1) for name, part in zip(seen.names, np.split(named, cuts), strict=True)}
         none = np.zeros(0, dtype=np.uint64)
-        clients = {name: Remembered(rows, cells.get(name, none)) for name, rows in now.items()}
-        return Memory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)
+        clients = {name: TrainedClient(rows, cells.get(name, none)) for name, rows in now.items()}
+        return TrainingHistory({**self.clients, **clients}, self._dealt(study, dataset), salt, width)
 
     def _dealt(self, study: Study, dataset: tables.Dataset) -> dict[str, int]:
         """Give today's clients their folds too."""
@@ -296,7 +296,7 @@ class Memory:
         return fold
 
     def save(self, folder: Path) -> None:
-        """Write the memory into a run folder.
+        """Write the history into a run folder.
 
         Args:
             folder: of the run.
@@ -306,7 +306,7 @@ class Memory:
         """
         clients = {name: [one.rows, _packed(one.cells)] for name, one in self.clients.items()}
         kept = {"salt": f"{self.salt:x}", "width": self.width, "fold": self.fold, "clients": clients}
-        put(folder, {MEMORY: (json.dumps(kept, indent=1) + "\n").encode()})
+        put(folder, {HISTORY: (json.dumps(kept, indent=1) + "\n").encode()})
 
     def fold_of(self, clients: ClientBatch) -> dict[int, int]:
         """Give the fold of each of some clients, by id.
@@ -326,14 +326,3 @@ def _packed(cells: Array) -> str:
 
 def _unpacked(text: str) -> Array:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8").astype(np.uint64)
-
-
-def _fingerprints(dataset: tables.Dataset, salt: int) -> dict[str, str]:
-    """Fingerprint the training rows of every existing client, in their order."""
-    train = dataset.groups["existing"].train
-    if dataset.rows is None:
-        found = {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
-    else:
-        where = positions_by_client(dataset.rows)
-        found = {name: repr(where[name]) for name in train.names}
-    return {name: hashlib.sha256(f"{salt:x} {text}".encode()).hexdigest() for name, text in found.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import secrets
@@ -13,11 +12,12 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
+from pacbayes_fl import study_fingerprints
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.federation.engine import AnyMethod
 from pacbayes_fl.results_manifest import put
-from pacbayes_fl.study_data import check_rows, check_saved, load, positions_by_client, reopen, rows_by_client, to_saved
+from pacbayes_fl.study_data import check_rows, check_saved, load, reopen, to_saved
 from pacbayes_fl.study_file import Study
 
 ROWS: Final = "data.npz"
@@ -25,7 +25,7 @@ PRINTS: Final = "rows.json"
 """What a run folder that keeps no rows calls their fingerprints."""
 
 
-def check(study: Study, method: Method[Any, Any, Any, Any]) -> None:
+def check(study: Study, method: AnyMethod) -> None:
     """Refuse to keep no rows of a method whose server may hold them.
 
     Args:
@@ -60,25 +60,8 @@ def save(folder: Path, study: Study, dataset: tables.Dataset) -> None:
         return
     salt = secrets.token_hex(16)
     columns = [column.name for column in (*dataset.features, dataset.target)]
-    kept = {"salt": salt, "columns": columns, "clients": _prints(dataset, salt)}
+    kept = {"salt": salt, "columns": columns, "clients": study_fingerprints.of_all_rows(dataset, salt)}
     put(folder, {PRINTS: (json.dumps(kept, indent=1) + "\n").encode()})
-
-
-def _prints(dataset: tables.Dataset, salt: str) -> dict[str, list[str]]:
-    """Fingerprint all rows of every client under a salt: its group, and the print."""
-    if dataset.rows is None:
-        found = {name: (group, f"{rows}") for name, (group, rows) in rows_by_client(dataset).items()}
-    else:
-        files = sorted(dataset.provenance["sha256"].items())
-        where = positions_by_client(dataset.rows)
-        found = {
-            name: (label, f"{where[name]} {files}")
-            for label, group in dataset.groups.items()
-            for name in group.train.names
-        }
-    return {
-        name: [label, hashlib.sha256(f"{salt} {text}".encode()).hexdigest()] for name, (label, text) in found.items()
-    }
 
 
 def check_same(folder: Path, now: tables.Dataset) -> None:
@@ -99,7 +82,7 @@ def check_same(folder: Path, now: tables.Dataset) -> None:
         if found["columns"] != columns:
             what = f"columns were {', '.join(found['columns'])} when the run was started, now {', '.join(columns)}"
             raise DataError(what, hint="restore the data, or choose another --out")
-        check_rows(found["clients"], _prints(now, found["salt"]))
+        check_rows(found["clients"], study_fingerprints.of_all_rows(now, found["salt"]))
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

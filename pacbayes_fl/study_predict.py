@@ -139,7 +139,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     """
     known = trained if isinstance(trained, Served) else served(trained)
     table = _table(known, path, need_target=True, default=None)
-    seen = () if isinstance(trained, Served) else trained.memory.clients
+    seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
         if name in seen:
             raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")

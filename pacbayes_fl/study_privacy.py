@@ -79,7 +79,7 @@ def open_private(
     state: FederationState,
     clients: ClientBatch,
     folder: Path | None,
-    saved: Mapping[str, Any] | None,
+    saved: Mapping[str, Any] = MappingProxyType({}),
 ) -> PrivateAggregator | None:
     """Open the private aggregation of a study's rounds.
 
@@ -89,7 +89,7 @@ def open_private(
         state: where the run goes on.
         clients: rows of all clients.
         folder: of the run.
-        saved: what was saved beside that state, if it was.
+        saved: what was saved beside that state; nothing before the first round.
 
     Returns:
         The aggregator; None where the study is not private.
@@ -107,7 +107,7 @@ def open_private(
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
-    released = 0 if saved is None else int(saved.get("released", 0))
+    released = int(saved.get("released", 0))
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
     if paper:
         mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, rounds)
@@ -118,6 +118,18 @@ def open_private(
         warnings.warn(remark, stacklevel=outside())
     seed = plan.seed if simulated else None
     return private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+
+
+def checkpoint_every(study: Study) -> int:
+    """Say after how many rounds a run is saved: a private one after every round, so that what was paid for is kept.
+
+    Args:
+        study: what is run.
+
+    Returns:
+        The number of rounds.
+    """
+    return study.federation.checkpoint_every if study.privacy.epsilon is None else 1
 
 
 def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:

@@ -14,13 +14,13 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_folder import FILES, RELEASED
 from pacbayes_fl.study_file import Study
 
-_SIGNS: Final = ("study.toml", study_hold_out.MEMORY, "checkpoints", "metrics.json")
+_SIGNS: Final = ("study.toml", study_hold_out.HISTORY, "checkpoints", "metrics.json")
 _WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
-_NEEDED: Final = ("rounds.jsonl", study_hold_out.MEMORY)
+_NEEDED: Final = ("rounds.jsonl", study_hold_out.HISTORY)
 _OPENED: Final = (*_NEEDED, study_keep.ROWS, study_keep.PRINTS, "scaling.json", study_hold_out.FILE)
 
 
-class Left(NamedTuple):
+class SavedRun(NamedTuple):
     """What a folder holds of a run that is to go on.
 
     Args:
@@ -54,7 +54,7 @@ def refuse_release(folder: Path) -> None:
         raise StudyError(f"{folder} is a release of a run, and no run is kept in it", hint="choose another --out")
 
 
-def left(study: Study, folder: Path | None, resume: bool) -> Left:
+def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     """Read what a folder holds of a run of a study, and check that it is whole and of that study.
 
     Args:
@@ -74,7 +74,7 @@ def left(study: Study, folder: Path | None, resume: bool) -> Left:
         DamageWarning: of other files that were altered or lost, and of rounds that are damaged.
     """
     if folder is None or not holds_run(folder):
-        return Left(study)
+        return SavedRun(study)
     if not resume:
         raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
     saved = _newest(folder)
@@ -88,13 +88,13 @@ def left(study: Study, folder: Path | None, resume: bool) -> Left:
         before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
     checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is None:
-        return Left(study, notes)
+        return SavedRun(study, notes)
     if saved.round > study.plan.rounds:
         raise StudyError(f"{folder} has finished round {saved.round}, and rounds is {study.plan.rounds}")
-    return Left(study, notes, saved, _fallen(saved))
+    return SavedRun(study, notes, saved, _fallen(saved))
 
 
-def opened(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
+def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
     """Read the newest intact round of a run that is to be predicted with, and check what else that needs.
 
     Args:

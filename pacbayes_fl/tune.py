@@ -255,7 +255,7 @@ def tune(
     study_privacy.refuse_choice(base, next(iter(search)))
     space = search.get(_ROUNDS)
     marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
-    dataset = study_hold_out.open_rows(base, study_hold_out.divide(base, load(base)))
+    dataset = study_hold_out.rows_for_tuning(base, study_hold_out.divide(base, load(base)))
     scores = search_scores("regression" if dataset.classes is None else "classification")
     wanted = score or scores[0]
     if wanted not in scores:

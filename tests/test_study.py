@@ -18,16 +18,14 @@ import torch
 
 from pacbayes_fl import results, study, tensors
 from pacbayes_fl.data import tables
-from pacbayes_fl.data.batch import ClientBatch, client_id
+from pacbayes_fl.data.batch import client_id
 from pacbayes_fl.errors import CheckpointError, ClientError, DamageWarning, DataError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import Result, RoundRecord
 from pacbayes_fl.results_manifest import adopt
 from pacbayes_fl.study_data import load, provenance
 from pacbayes_fl.study_file import Study
-from tests.laws.cases import Toy
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, rows, state, tiny, write_csv
 
 OnRound = Callable[[RoundRecord], None]
@@ -446,26 +444,6 @@ def test_a_damaged_line_of_the_rounds_ends_the_run_unless_it_is_taken_as_it_is(t
     ):
         result = study.run(tiny(), tmp_path / "run", resume=True)
     assert [record.round for record in result.rounds] == [1, *range(3, len(lines) + 1)]
-
-
-def test_a_state_that_clients_keep_is_given_back_to_its_owner() -> None:
-    """Known clients get their own, whatever their place; a new one begins where the server is now."""
-    drawn = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    batch = ClientBatch.pad(
-        [(one[:m, :2], one[:m, 2]) for one, m in zip(drawn, (3, 5, 4), strict=True)], ["a", "b", "c"]
-    )
-    method: Any = Toy(2)
-    last = engine.run_rounds(method, batch, tiny().plan)
-    flat = tensors.leaves({"server": last.server, "clients": last.clients})
-    saved = checkpoint.Checkpoint(12, flat, {"ids": [client_id(name) for name in "abc"], "names": [*"abc"]})
-    rows_of = {"a": batch.x[0, :3], "c": batch.x[2, :4], "d": batch.x[1, :5]}
-    today = ClientBatch.pad([(x, x[:, 0]) for x in (rows_of["c"], rows_of["d"], rows_of["a"])], ["c", "d", "a"])
-    got = study._restore(method, today, tiny(), saved)
-    assert isinstance(got, FederationState) and got.round == 12
-    assert torch.equal(got.server.centre, last.server.centre)
-    assert torch.equal(got.clients.mean[[0, 2]], last.clients.mean[[2, 0]])
-    assert got.clients.seen.tolist() == [12, 0, 12]
-    assert torch.equal(got.clients.mean[1], last.server.centre)
 
 
 # opening a run --------------------------------------------------------------------------------------------------

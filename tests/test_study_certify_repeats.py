@@ -78,7 +78,7 @@ def keys(batch: ClientBatch, k: int) -> set[Key]:
 
 
 def trained_fold(folder: Path, name: str) -> int | None:
-    return open_run(folder).memory.fold.get(name)
+    return open_run(folder).history.fold.get(name)
 
 
 def own_draws(trained: Trained, left: set[Key] = frozenset()) -> dict[str, int]:  # type: ignore[assignment]
@@ -172,7 +172,7 @@ def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_
     known = twins.cells(own[:10], width, 5)  # the first ten are as drawn, the others their twins
     hidden = ~np.isin(twins.cells(own[10:], width, 5), known).any(1)
     assert hidden.sum() >= 5
-    gone = study_hold_out.Memory(
+    gone = study_hold_out.TrainingHistory(
         {"gone": study_hold_out.Remembered("", known.reshape(-1))}, {}, 5, tuple(width.tolist())
     )
     again = replace(trained, memory=gone)

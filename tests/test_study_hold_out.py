@@ -23,7 +23,7 @@ SPLIT = "report.certify.scheme=split"
 CSV = TABLE | {"method": {"name": "pac-pfl", "particles": 2}}
 
 
-def divided(*sets: str) -> tuple[tables.Dataset, study_hold_out.Division]:
+def divided(*sets: str) -> tuple[tables.Dataset, study_hold_out.CertificateSplit]:
     study = tiny(SPLIT, *sets)
     dataset = load(study)
     return dataset, study_hold_out.divide(study, dataset)
@@ -38,10 +38,10 @@ def sorted_rows(batch: object, k: int) -> list[list[float]]:
 def test_both_parts_together_are_the_training_rows_and_no_row_is_in_both(share: float) -> None:
     dataset, division = divided(f"report.certify.share={share}")
     whole, known = dataset.groups["existing"].train, division.dataset.groups["existing"].train
-    assert division.held is not None
-    assert division.held.names == known.names == whole.names
+    assert division.bound_rows is not None
+    assert division.bound_rows.names == known.names == whole.names
     for k in range(whole.clients):
-        assert sorted(sorted_rows(known, k) + sorted_rows(division.held, k)) == sorted_rows(whole, k)
+        assert sorted(sorted_rows(known, k) + sorted_rows(division.bound_rows, k)) == sorted_rows(whole, k)
         assert int(known.size[k]) == round(share * int(whole.size[k]))
     for name in ("test",):
         assert torch.equal(getattr(division.dataset.groups["existing"], name).x, dataset.groups["existing"].test.x)
@@ -52,7 +52,7 @@ def test_every_row_is_as_likely_to_be_held_wherever_it_stands() -> None:
     dataset = load(tiny())
     counts = torch.zeros_like(dataset.groups["existing"].train.mask, dtype=torch.float64)
     for seed in range(400):
-        position = study_hold_out.divide(replace(tiny(SPLIT), seed=seed), dataset).position
+        position = study_hold_out.divide(replace(tiny(SPLIT), seed=seed), dataset).bound_row_mask
         assert position is not None
         counts += position
     share = counts / 400
@@ -67,11 +67,11 @@ def test_what_is_held_does_not_depend_on_values_or_on_other_clients(tmp_path: Pa
     other = [row | {"y": row["y"] + 7.0, "wind": -row["wind"]} for row in table if row["client"] != "existing_1"]
     study = on_csv(write_csv(tmp_path / "rows.csv", other), SPLIT)
     after = study_hold_out.divide(study, load(study))
-    assert before.position is not None and after.position is not None and before.held is not None
-    assert after.held is not None
-    for name in after.held.names:
+    assert before.bound_row_mask is not None and after.bound_row_mask is not None and before.bound_rows is not None
+    assert after.bound_rows is not None
+    for name in after.bound_rows.names:
         mine, theirs = (
-            np.flatnonzero(one.position[one.held.names.index(name)].numpy()).tolist()  # type: ignore[index,union-attr]
+            np.flatnonzero(one.bound_row_mask[one.bound_rows.names.index(name)].numpy()).tolist()  # type: ignore[index,union-attr]
             for one in (before, after)
         )
         assert mine == theirs
@@ -83,7 +83,7 @@ def test_other_schemes_hold_nothing(scheme: str) -> None:
     dataset = load(study)
     division = study_hold_out.divide(study, dataset)
     assert division.dataset is dataset
-    assert division.held is None
+    assert division.bound_rows is None
 
 
 def test_a_client_with_too_few_rows_is_named() -> None:
@@ -134,8 +134,8 @@ def test_a_run_remembers_them(tmp_path: Path) -> None:
     run(tiny(SPLIT), tmp_path)
     _, division = divided()
     trained = open_run(tmp_path)
-    assert trained.held is not None and division.held is not None
-    assert torch.equal(trained.held.x, division.held.x)
+    assert trained.held is not None and division.bound_rows is not None
+    assert torch.equal(trained.held.x, division.bound_rows.x)
     assert trained.groups["existing"].train.size.tolist() == [4.0] * 4
     with np.load(tmp_path / study_hold_out.FILE) as saved:
         positions = saved["held"]
@@ -159,7 +159,7 @@ def test_a_run_does_not_change_its_scheme(tmp_path: Path) -> None:
 def test_nothing_can_be_chosen_by_rows_that_are_all_certified() -> None:
     def left(*sets: str) -> list[float]:
         study = tiny(*sets)
-        rows = study_hold_out.open_rows(study, study_hold_out.divide(study, load(study)))
+        rows = study_hold_out.rows_for_tuning(study, study_hold_out.divide(study, load(study)))
         return list(rows.groups["existing"].train.size.tolist())
 
     with pytest.raises(StudyError, match="nothing can be chosen by them"):
@@ -172,9 +172,9 @@ def test_of_images_the_same_share_of_every_label_is_held(tmp_path: Path) -> None
     study = tiny_images(write_root(tmp_path), SPLIT, "data.options.train=5")
     division = study_hold_out.divide(study, load(study))
     known = division.dataset.groups["existing"].train
-    assert division.held is not None
+    assert division.bound_rows is not None
     for k in range(known.clients):
-        seen, held = (b.y[k][b.mask[k]].bincount(minlength=10) for b in (known, division.held))
+        seen, held = (b.y[k][b.mask[k]].bincount(minlength=10) for b in (known, division.bound_rows))
         assert set((seen + held).tolist()) == {0, 5}
         assert int((seen - held).abs().max()) <= 1
         assert abs(int(seen.sum()) - int(held.sum())) <= 1
@@ -188,8 +188,8 @@ def test_labels_of_a_table_are_draws_and_are_not_counted_out(tmp_path: Path) -> 
     for seed in range(12):
         study = on_csv(path, SPLIT, *sets, f"seed={seed}")
         division = study_hold_out.divide(study, load(study))
-        assert division.held is not None
-        counts.add(int(division.held.y[1][division.held.mask[1]].sum()))
+        assert division.bound_rows is not None
+        counts.add(int(division.bound_rows.y[1][division.bound_rows.mask[1]].sum()))
     assert len(counts) > 1
 
 
@@ -201,11 +201,11 @@ def test_a_row_on_both_sides_is_refused(tmp_path: Path) -> None:
         study = on_csv(path, SPLIT)
         study_hold_out.divide(study, load(study))
     study = on_csv(path, SPLIT, "data.duplicate_rows=allow")
-    assert study_hold_out.divide(study, load(study)).held is not None
+    assert study_hold_out.divide(study, load(study)).bound_rows is not None
 
 
 def test_a_damaged_memory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / study_hold_out.MEMORY).write_text('{"rows": 3}')
+    (tmp_path / study_hold_out.HISTORY).write_text('{"rows": 3}')
     with pytest.raises(DataError, match=r"trained\.json cannot be read"):
-        study_hold_out.Memory.read(tmp_path)
-    assert study_hold_out.Memory.read(None) == study_hold_out.Memory()
+        study_hold_out.TrainingHistory.read(tmp_path)
+    assert study_hold_out.TrainingHistory.read(None) == study_hold_out.TrainingHistory()
