@@ -38,7 +38,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.gaussian_process import condition
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 
 FEATURES, PARTICLES = 15, 4
 

@@ -38,10 +38,11 @@ from pacbayes_fl.cli_parser import parser
 from pacbayes_fl.errors import DamageWarning, PacBayesFLError, StudyError, one_line
 from pacbayes_fl.files import fresh_folder
 from pacbayes_fl.names import to_folder
-from pacbayes_fl.results import Result, RoundRecord, load
+from pacbayes_fl.results import Result, load
 from pacbayes_fl.results_certificates import FOLDER as CERTIFICATES
 from pacbayes_fl.results_certificates import CertifiedRun, tables_of
 from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_rounds import RoundRecord
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_certify_request import Request

@@ -17,9 +17,10 @@ from pacbayes_fl.cli_layout import fitted, number, room
 from pacbayes_fl.metrics.recorded import in_progress
 from pacbayes_fl.metrics.table import headline, headlines, run_columns, spoken_options
 from pacbayes_fl.names import printable, shortened, to_cell, width
-from pacbayes_fl.results import SIMULATED_EPSILON, Result, RoundRecord
+from pacbayes_fl.results import SIMULATED_EPSILON, Result
 from pacbayes_fl.results_certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results_comparison import Cell, Worst, worst
+from pacbayes_fl.results_rounds import RoundRecord
 
 if TYPE_CHECKING:
     from pacbayes_fl.study_predict import AnyPrediction

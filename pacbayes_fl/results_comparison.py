@@ -16,7 +16,8 @@ from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link
 from pacbayes_fl.metrics.table import comparison_columns, metric_of
 from pacbayes_fl.names import to_folder
-from pacbayes_fl.results import GROUPS, Result, nested_bootstrap
+from pacbayes_fl.results import GROUPS, Result
+from pacbayes_fl.results_bootstrap import nested_bootstrap
 from pacbayes_fl.results_folder import refuse_links
 from pacbayes_fl.results_manifest import verify
 

@@ -28,8 +28,9 @@ from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.privacy.accounting import Replacement
-from pacbayes_fl.results import ClientRow, Result, RoundRecord
+from pacbayes_fl.results import ClientRow, Result
 from pacbayes_fl.results_folder import leaving
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_folder import Folder, RunFolder, Settled, folder_of
@@ -114,7 +115,7 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
     """
     folder = folder_of(out)
     with _threads(study.federation.threads), folder.lock():
-        trained = _train(study, folder, resume, on_round or _unheard)
+        trained = train(study, folder.path, resume, on_round)
         result = report(trained)
         folder.finish(result)
     return result
@@ -135,7 +136,8 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
     Raises:
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
-    return _train(study, folder_of(folder), resume, on_round or _unheard)
+    study_privacy.check(study, folder)
+    return _trained(study, folder_of(folder), resume, on_round or _unheard)
 
 
 def _unheard(record: RoundRecord) -> None:
@@ -191,8 +193,7 @@ def _assembled(
     return _Federation(settled, method, groups, state)
 
 
-def _train(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> Trained:
-    study_privacy.check(study, folder.path)
+def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> Trained:
     study, notes = folder.recall(study, resume)
     begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
     study = begun.settled.study

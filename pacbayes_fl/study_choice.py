@@ -22,8 +22,8 @@ from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
-from pacbayes_fl.results import RoundRecord
 from pacbayes_fl.results_manifest import put
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_classes import predictive
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_file import TEMPERATURE, Study

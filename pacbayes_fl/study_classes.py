@@ -18,7 +18,8 @@ from pacbayes_fl.metrics.recorded import ENTROPY
 from pacbayes_fl.metrics.table import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
 from pacbayes_fl.posteriors.base import ClassPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.results import ClientRow, RoundRecord
+from pacbayes_fl.results import ClientRow
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import ScaledGroup
 from pacbayes_fl.study_report import Report, notes, state_of
 

@@ -18,10 +18,11 @@ from pacbayes_fl import files, plots, results, settings, study_check, study_choi
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.names import to_cell
-from pacbayes_fl.results import Result, RoundRecord, readable
+from pacbayes_fl.results import Result
 from pacbayes_fl.results_comparison import FILE, Cell, run_folder, scores_sha256, table
 from pacbayes_fl.results_folder import FILES
 from pacbayes_fl.results_manifest import intact, put, read, regain, verify
+from pacbayes_fl.results_rounds import RoundRecord, readable
 from pacbayes_fl.study import run
 from pacbayes_fl.study_file import Study
 

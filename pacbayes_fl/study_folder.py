@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pacbayes_fl import results, study_choice, study_hold_out, study_keep, study_resume, study_scaling, tensors
+from pacbayes_fl import (
+    results,
+    results_rounds,
+    study_choice,
+    study_hold_out,
+    study_keep,
+    study_resume,
+    study_scaling,
+    tensors,
+)
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
@@ -22,9 +31,10 @@ from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.results import Result, RoundRecord, environment
+from pacbayes_fl.results import Result, environment
 from pacbayes_fl.results_folder import RELEASED, refuse_links
 from pacbayes_fl.results_manifest import put
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import check_environment, load, provenance
 from pacbayes_fl.study_file import Study
 from pacbayes_fl.study_hold_out import CertificateSplit, TrainingHistory
@@ -210,7 +220,7 @@ class RunFolder:
         Raises:
             DataError: naming the line that cannot be read.
         """
-        return tuple(record for record in results.read_rounds(self.path) if record.round <= last)
+        return tuple(record for record in results_rounds.read_rounds(self.path) if record.round <= last)
 
     def open(self, settled: Settled, last: int) -> list[RoundRecord]:
         """Write what a run is made of, before its first round.
@@ -240,7 +250,7 @@ class RunFolder:
         put(self.path, files)
         study_keep.save(self.path, study, dataset)
         settled.history.save(self.path)
-        return list(results.truncate_rounds(self.path, last))
+        return list(results_rounds.truncate_rounds(self.path, last))
 
     def listen(self) -> AbstractContextManager[StopRequest | checkpoint.StopSignal]:
         """Note signals that ask the run to stop after its round."""
@@ -248,7 +258,7 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round; see `results.append_round`."""
-        results.append_round(self.path, record)
+        results_rounds.append_round(self.path, record)
 
     def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
         """Save a round, so that the run can go on after it.

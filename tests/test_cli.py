@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from pacbayes_fl import cli, plots, results, study, tune
+from pacbayes_fl import cli, plots, results, results_rounds, study, tune
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.results import nested_bootstrap
+from pacbayes_fl.results_bootstrap import nested_bootstrap
 from pacbayes_fl.results_manifest import put
 from pacbayes_fl.study_file import Study
 from tests.tiny import ROUNDS, TABLE, assert_same_results, assert_same_state, rows, tiny, write_csv, write_study
@@ -176,14 +176,14 @@ def test_the_default_folder_is_a_fresh_one_and_resume_takes_the_last(call: Call,
 def test_a_stopped_run_is_exit_code_130_and_goes_on(
     call: Call, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = results.append_round
+    real = results_rounds.append_round
 
-    def stop(folder: Path, record: results.RoundRecord) -> None:
+    def stop(folder: Path, record: results_rounds.RoundRecord) -> None:
         real(folder, record)
         if record.round == 5:
             os.kill(os.getpid(), 2)
 
-    monkeypatch.setattr(results, "append_round", stop)
+    monkeypatch.setattr(results_rounds, "append_round", stop)
     code, out, err = call("run", "tiny.toml", "--out", "here", "--quiet")
     assert (code, out, err) == (130, "", "pacbayes-fl: stopped; go on with --resume\n")
     monkeypatch.undo()

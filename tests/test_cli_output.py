@@ -12,9 +12,10 @@ from pacbayes_fl import cli_output
 from pacbayes_fl.cli_layout import number
 from pacbayes_fl.cli_output import print_bins, print_cells, print_certificates, print_predictions, print_table, progress
 from pacbayes_fl.names import shortened
-from pacbayes_fl.results import ClientRow, Result, RoundRecord
+from pacbayes_fl.results import ClientRow, Result
 from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
 from pacbayes_fl.results_comparison import Cell
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_predict import ClassPrediction, Prediction
 from tests.hostile import NAMES
 

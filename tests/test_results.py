@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacbayes_fl import results
-from pacbayes_fl.errors import CheckpointError, DataError, ShapeError, StudyError
-from pacbayes_fl.results import (
-    ClientRow,
-    Result,
-    RoundRecord,
-    Steps,
-    append_round,
-    environment,
-    load,
-    nested_bootstrap,
-    read_rounds,
-    truncate_rounds,
-)
+from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.results import ClientRow, Result, environment, load
 from pacbayes_fl.results_folder import write_atomic
+from pacbayes_fl.results_rounds import RoundRecord, Steps, append_round, read_rounds, truncate_rounds
 
 
 def record(number: int) -> RoundRecord:
@@ -199,32 +187,6 @@ def test_the_model_at_its_mean_weights_has_a_place_of_its_own() -> None:
     assert set(personal) == {"accuracy", "mean_weights"}
 
 
-def test_histograms_of_a_round_are_kept_where_there_are_any(tmp_path: Path) -> None:
-    shares = {"entropy.house, 4": (0.1 / 3, 0.0, 1.0), "entropy.ö": (math.nan, math.nan)}
-    rounds = (record(1), replace(record(2), histograms=shares))
-    saved = replace(result(), rounds=rounds)
-    saved.save(tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines()]
-    assert "histograms" not in lines[0] and set(lines[1]["histograms"]) == set(shares)
-    loaded = load(tmp_path)
-    assert loaded == saved and loaded != result()
-    assert loaded != replace(saved, rounds=(record(1), replace(record(2), histograms={"entropy.ö": (0.5, 0.5)})))
-    assert loaded.rounds[0].histograms == {}  # as in every file of before there were histograms
-    assert loaded.rounds[1].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
-    assert all(map(math.isnan, loaded.rounds[1].histograms["entropy.ö"]))
-    append_round(tmp_path, replace(record(3), histograms=shares))
-    assert truncate_rounds(tmp_path, 3)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
-    assert read_rounds(tmp_path)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
-
-
-@pytest.mark.parametrize("histograms", ['{"a": [[1]]}', '{"a": 1}', "[1]"])
-def test_damaged_histograms_are_named(tmp_path: Path, histograms: str) -> None:
-    line = '{"round": 1, "clients": 1, "dropped": [], "values": {}, "histograms": ' + histograms + "}"
-    (tmp_path / "rounds.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"rounds\.jsonl.*line 1"):
-        read_rounds(tmp_path)
-
-
 def test_a_row_that_the_table_cannot_hold_is_refused() -> None:
     with pytest.raises(StudyError, match=r"'ghost'.*existing, new, got 'old'"):
         ClientRow(0, "ghost", "old", 1)
@@ -281,7 +243,7 @@ def test_a_crash_while_saving_again_never_shows_a_mixture(tmp_path: Path, monkey
         replaced.append(Path(target).name)
         Path(source).rename(target)
 
-    monkeypatch.setattr("pacbayes_fl.results.os.replace", crash)
+    monkeypatch.setattr("os.replace", crash)
     with pytest.raises(KeyboardInterrupt):
         replace(result(), seed=8).save(tmp_path)
     with pytest.raises(StudyError, match="not a finished run folder"):
@@ -294,49 +256,11 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypa
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pacbayes_fl.results.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(CheckpointError, match=r"cannot write .*a\.txt: No space left"):
         write_atomic(tmp_path / "a.txt", b"new")
     assert (tmp_path / "a.txt").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_rounds_are_appended_and_truncated(tmp_path: Path) -> None:
-    assert read_rounds(tmp_path) == ()
-    assert truncate_rounds(tmp_path, 3) == ()
-    for number in range(1, 6):
-        append_round(tmp_path, record(number))
-    assert [each.round for each in read_rounds(tmp_path)] == [1, 2, 3, 4, 5]
-    assert read_rounds(tmp_path)[2].dropped == ("haus, süd",)
-    assert [each.round for each in truncate_rounds(tmp_path, 3)] == [1, 2, 3]
-    append_round(tmp_path, record(4))
-    assert [each.round for each in read_rounds(tmp_path)] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("kept", [1, 20, -1])
-def test_a_torn_last_line_is_dropped(tmp_path: Path, kept: int) -> None:
-    append_round(tmp_path, record(1))
-    whole = (tmp_path / "rounds.jsonl").read_bytes()
-    (tmp_path / "rounds.jsonl").write_bytes(whole + whole[:kept])
-    assert len(read_rounds(tmp_path)) == 1
-    truncate_rounds(tmp_path, 10)
-    append_round(tmp_path, record(2))
-    assert [each.round for each in read_rounds(tmp_path)] == [1, 2]
-
-
-def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append_round(tmp_path, record(1))
-    sync = os.fsync
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pacbayes_fl.results.os.fsync", full)
-    with pytest.raises(CheckpointError, match=r"round 2: cannot write .*rounds\.jsonl: No space left"):
-        append_round(tmp_path, record(2))
-    monkeypatch.setattr("pacbayes_fl.results.os.fsync", sync)
-    append_round(tmp_path, record(2))
-    assert [each.round for each in read_rounds(tmp_path)] == [1, 2]
 
 
 def test_environment_is_json_and_knows_its_versions() -> None:
@@ -348,74 +272,6 @@ def test_environment_is_json_and_knows_its_versions() -> None:
     assert read["device"] == "cpu" and read["threads"] == torch.get_num_threads() and read["platform"]
 
 
-def test_bootstrap_is_deterministic_and_leaves_the_global_generator_alone() -> None:
-    values = np.random.default_rng(5).normal(size=(3, 20)).tolist()
-    before = np.random.get_state()[1].copy()  # noqa: NPY002  the global one is what must not be used
-    assert nested_bootstrap(values) == nested_bootstrap(values)
-    assert nested_bootstrap(values, seed=1) != nested_bootstrap(values, seed=2)
-    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
-    assert nested_bootstrap([[3.0]]) == (3.0, 3.0, 3.0)
-    assert nested_bootstrap([[1.0, 3.0], [5.0]])[0] == 3.5
-    assert all(math.isnan(number) for number in nested_bootstrap([[1.0, math.nan]]))
-
-
-@pytest.mark.parametrize("values", [[], [[]], [[1.0], []]])
-def test_bootstrap_refuses_nothing(values: list[list[float]]) -> None:
-    with pytest.raises(ShapeError, match="at least one client"):
-        nested_bootstrap(values)
-
-
-def test_bootstrap_refuses_a_level_outside_0_1() -> None:
-    with pytest.raises(StudyError, match="level"):
-        nested_bootstrap([[1.0]], level=95)
-
-
-def test_one_seed_matches_a_plain_bootstrap_over_clients() -> None:
-    values = np.random.default_rng(3).gamma(2.0, size=40)
-    random = np.random.default_rng(4)
-    means = values[random.integers(40, size=(20000, 40))].mean(1)
-    mean, low, high = nested_bootstrap([values.tolist()], draws=20000)
-    assert mean == pytest.approx(values.mean())
-    assert [low, high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.02)
-
-
-def test_seeds_with_unequal_numbers_match_a_plain_nested_bootstrap() -> None:
-    random = np.random.default_rng(5)
-    rows = [random.gamma(1.0, size=size) + np.arange(size) for size in (2, 4, 9)]
-    means = []
-    for _ in range(10000):
-        drawn = [rows[index] for index in random.integers(3, size=3)]
-        means.append(np.mean([row[random.integers(row.size, size=row.size)].mean() for row in drawn]))
-    mean, low, high = nested_bootstrap([row.tolist() for row in rows], draws=20000)
-    assert mean == pytest.approx(np.mean([row.mean() for row in rows]))
-    assert [low, high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.1)
-
-
-def test_clients_are_drawn_jointly_over_seeds() -> None:
-    """Five seeds that all see the same hard clients know no more about clients than one seed does."""
-    clients = np.random.default_rng(0).normal(size=30).tolist()
-    _, low, high = nested_bootstrap([clients])
-    _, low5, high5 = nested_bootstrap([clients] * 5)
-    assert high5 - low5 == pytest.approx(high - low, rel=0.1)
-    # one client fewer under one seed: drawn on their own, and the interval shrinks
-    _, low_nested, high_nested = nested_bootstrap([clients] * 4 + [clients[:-1]])
-    assert high_nested - low_nested < 0.6 * (high - low)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-def test_bootstrap_covers(ragged: bool) -> None:
-    """Values = client + seed + noise for the crossed case, seed + noise for clients that differ by seed."""
-    random = np.random.default_rng(1)
-    hits = 0
-    for trial in range(200):
-        seeds, noise = random.normal(size=(12, 1)), random.normal(size=(12, 20))
-        values = seeds + noise + (0.0 if ragged else random.normal(size=(1, 20)))
-        rows = [row[: 20 - (index % 3) * ragged].tolist() for index, row in enumerate(values)]
-        _, low, high = nested_bootstrap(rows, seed=trial, draws=300)
-        hits += low <= 0.0 <= high
-    assert 0.87 <= hits / 200 <= 0.99
-
-
 def test_a_result_shows_what_was_run_in_one_line() -> None:
     rows = tuple(
         ClientRow(k, f"c{k}", group, 3, {"rsmse": 0.5}) for k, group in enumerate(("existing", "existing", "new"))
@@ -425,29 +281,19 @@ def test_a_result_shows_what_was_run_in_one_line() -> None:
     assert shown == "Result(pac-pfl on tiny, seed 3, 1 rounds, 2 existing and 1 new clients, regression: rsmse)"
 
 
-def one_by_one(values: list[list[float]], seed: int) -> tuple[float, float, float]:
-    """Bootstrap one metric with all of its replicates at once."""
-    rows = [np.array(row) for row in values]
-    random, n_seeds, n = np.random.default_rng(seed), len(rows), rows[0].size
-    seeds = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=2000)
-    clients = random.multinomial(n, np.full(n, 1 / n), size=2000)
-    means = ((seeds @ np.stack(rows)) * clients).sum(1) / (n_seeds * n)
-    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])
-    return float(np.mean([row.mean() for row in rows])), float(low), float(high)
-
-
-@pytest.mark.parametrize("block", [1, 37, 1000, 2**20])
-@pytest.mark.parametrize("n_seeds", [1, 3])
-def test_bootstraps_of_many_metrics_are_those_of_each_alone_bit_by_bit(
-    n_seeds: int, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    random = np.random.default_rng(block)
-    many = [random.normal(size=(n_seeds, n)).tolist() for n in (24, 1, 24, 7, 24)]
-    ragged = [[1.0, 2.0, 4.0], [0.5]]
-    alone = [one_by_one(values, 5) for values in many]
-    monkeypatch.setattr(results, "_BLOCK", block)
-    assert results.nested_bootstraps([*many, ragged], 5) == [*alone, results.nested_bootstrap(ragged, 5)]
-    assert [results.nested_bootstrap(values, 5) for values in many] == alone
-    spoilt = results.nested_bootstraps([many[0], [[float("nan"), 1.0]] * n_seeds, many[2]], 5)
-    assert [spoilt[0], spoilt[2]] == [alone[0], alone[2]] and all(map(math.isnan, spoilt[1]))
-    assert results.nested_bootstraps([]) == []
+def test_histograms_of_a_round_are_kept_where_there_are_any(tmp_path: Path) -> None:
+    shares = {"entropy.house, 4": (0.1 / 3, 0.0, 1.0), "entropy.ö": (math.nan, math.nan)}
+    rounds = (record(1), replace(record(2), histograms=shares))
+    saved = replace(result(), rounds=rounds)
+    saved.save(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text("utf-8").splitlines()]
+    assert "histograms" not in lines[0] and set(lines[1]["histograms"]) == set(shares)
+    loaded = load(tmp_path)
+    assert loaded == saved and loaded != result()
+    assert loaded != replace(saved, rounds=(record(1), replace(record(2), histograms={"entropy.ö": (0.5, 0.5)})))
+    assert loaded.rounds[0].histograms == {}  # as in every file of before there were histograms
+    assert loaded.rounds[1].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
+    assert all(map(math.isnan, loaded.rounds[1].histograms["entropy.ö"]))
+    append_round(tmp_path, replace(record(3), histograms=shares))
+    assert truncate_rounds(tmp_path, 3)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]
+    assert read_rounds(tmp_path)[2].histograms["entropy.house, 4"] == shares["entropy.house, 4"]

@@ -10,8 +10,8 @@ import pytest
 
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.results import RoundRecord, append_round
 from pacbayes_fl.results_folder import FILES, refuse_links, write_atomic, write_synced
+from pacbayes_fl.results_rounds import RoundRecord, append_round
 
 LINK = "is a symbolic link .*never reached through a link"
 

@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import results, study, tensors
+from pacbayes_fl import results, results_rounds, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import client_id
 from pacbayes_fl.errors import CheckpointError, ClientError, DamageWarning, DataError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results import Result
 from pacbayes_fl.results_manifest import adopt
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import load, provenance
 from pacbayes_fl.study_file import Study
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, on_csv, rows, state, tiny, write_csv
@@ -254,7 +255,7 @@ def test_resuming_a_finished_run_changes_nothing_and_an_empty_folder_starts(fini
 
 def test_lines_of_rounds_that_no_checkpoint_covers_are_dropped(finished: Path, tmp_path: Path) -> None:
     interrupted(tiny(), tmp_path, 6)
-    results.append_round(tmp_path, RoundRecord(7, 99))
+    results_rounds.append_round(tmp_path, RoundRecord(7, 99))
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 8, "cli')
     study.run(tiny(), tmp_path, resume=True)

@@ -16,8 +16,8 @@ from pacbayes_fl.errors import DataError, NumericalError, PrivacyError, StudyErr
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods import HeldOut
 from pacbayes_fl.methods.laplace_recipes import ALPHAS, PERSONAL_ALPHAS, RULES
-from pacbayes_fl.results import RoundRecord
 from pacbayes_fl.results_manifest import adopt
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_choice import choose, recall
 from pacbayes_fl.study_compare import compare
 from pacbayes_fl.study_data import load

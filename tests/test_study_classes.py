@@ -18,7 +18,8 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.results import ClientRow, RoundRecord
+from pacbayes_fl.results import ClientRow
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study import report, train
 from pacbayes_fl.study_classes import curve, evaluate, histograms, labels, predictive, selections
 from pacbayes_fl.study_data import ScaledGroup, load

@@ -20,7 +20,8 @@ from pacbayes_fl import results, study_compare
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.metrics.table import comparison_columns
 from pacbayes_fl.names import from_cell
-from pacbayes_fl.results import ClientRow, Result, nested_bootstrap
+from pacbayes_fl.results import ClientRow, Result
+from pacbayes_fl.results_bootstrap import nested_bootstrap
 from pacbayes_fl.results_comparison import Cell, table
 from pacbayes_fl.study import run
 from pacbayes_fl.study_compare import compare, varied, write

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import results, study, study_folder, tensors
+from pacbayes_fl import results_rounds, study, study_folder, tensors
 from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import CheckpointError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.federation.engine import FederationState
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_folder import NoFolder, RunFolder, folder_of
 from pacbayes_fl.study_hold_out import TrainingHistory, divide
@@ -87,7 +87,7 @@ def test_a_folder_gives_back_what_was_saved_there(finished: Path, tmp_path: Path
     saved = checkpoint.load(tmp_path)
     assert saved is not None and saved.meta["released"] == 7
     folder.append(RoundRecord(ROUNDS, 4))
-    assert [record.round for record in results.read_rounds(tmp_path)] == [ROUNDS]
+    assert [record.round for record in results_rounds.read_rounds(tmp_path)] == [ROUNDS]
 
 
 def test_a_folder_is_locked_and_no_release_is_written_into(tmp_path: Path) -> None:

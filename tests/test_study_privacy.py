@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, results_manifest, study, study_choice, study_privacy, tensors, tune
+from pacbayes_fl import (
+    cli,
+    results,
+    results_manifest,
+    results_rounds,
+    study,
+    study_choice,
+    study_privacy,
+    tensors,
+    tune,
+)
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.privacy import ledger, mechanisms
@@ -406,7 +416,7 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"would exceed \(epsilon, delta\) = \(10, 0.0125\); 12 releases"):
         _, second = sit(state, clients.select(few), 40)
     assert second.cohorts.clients == 3 and second.mechanism == first.mechanism
-    assert len(second.ledger) == ROUNDS == first.ledger.aggregator(first.charge) + 5
+    assert len(second.ledger) == ROUNDS == first.ledger.room(first.charge) + 5
     about = study_privacy.labels(one, second, ROUNDS)["privacy"]
     assert about["delta"] == 0.0125 and about["epsilon"] == epsilon(second.ledger.charges, 0.0125) <= 10
     assert "on the sum of 8 clients and 3 clients" in about["statement"]
@@ -438,7 +448,7 @@ def stages() -> dict[str, tuple[Any, str]]:
         "before the payment": (ledger, "put"),
         "between release and count": (results_manifest, "write_atomic"),
         "before the server's step": (_parts()[0].__class__, "server"),
-        "before the record": (results, "append_round"),
+        "before the record": (results_rounds, "append_round"),
         "before the checkpoint": (checkpoint, "save"),
     }
 

@@ -43,7 +43,7 @@ from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import Posterior
 from pacbayes_fl.posteriors.family import check_families
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 
 AnyMethod = Method[Any, Any, Any, Any]
 Then = Callable[[Tensor, Any], Any]

@@ -28,7 +28,7 @@ from pacbayes_fl.federation.reduction import RobustAccumulator
 from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.methods.base import slowed
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 
 Flat = dict[str, Tensor]
 

@@ -22,7 +22,8 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
-from pacbayes_fl.results import GROUPS, SIMULATED_EPSILON, Result, nested_bootstrap
+from pacbayes_fl.results import GROUPS, SIMULATED_EPSILON, Result
+from pacbayes_fl.results_bootstrap import nested_bootstrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

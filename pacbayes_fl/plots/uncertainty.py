@@ -10,7 +10,8 @@ import numpy as np
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.metrics.recorded import ENTROPY
 from pacbayes_fl.plots.style import BLUE, NothingToDrawError, panels
-from pacbayes_fl.results import Result, RoundRecord
+from pacbayes_fl.results import Result
+from pacbayes_fl.results_rounds import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

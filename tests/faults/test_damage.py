@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pacbayes_fl import cli, plots, results, study, tune
+from pacbayes_fl import cli, plots, results, results_rounds, study, tune
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_manifest import problems
@@ -303,7 +303,7 @@ def listening() -> Iterator[None]:
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice, by the terminal and the shell"])
 def test_a_closed_terminal_ends_a_run_with_its_state_saved(times: int, at: Path, place: Path) -> None:
-    def hang_up(record: results.RoundRecord) -> None:
+    def hang_up(record: results_rounds.RoundRecord) -> None:
         for _ in range(times if record.round == 2 else 0):
             os.kill(os.getpid(), signal.SIGHUP)
 
@@ -341,13 +341,13 @@ def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> N
         finally:
             os._exit(code)
     until = time.monotonic() + 60
-    while not (at / "new" / "rounds.jsonl").exists() or len(results.read_rounds(at / "new")) < 3:
+    while not (at / "new" / "rounds.jsonl").exists() or len(results_rounds.read_rounds(at / "new")) < 3:
         assert time.monotonic() < until and os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
     saved = checkpoint.load(at / "new")
-    assert saved is not None and saved.round == len(results.read_rounds(at / "new")) >= 3
+    assert saved is not None and saved.round == len(results_rounds.read_rounds(at / "new")) >= 3
     assert problems(at / "new") == {}
 
 

@@ -26,7 +26,7 @@ from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.particles import GaussianHyperPrior
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from tests.laws.cases import ALL, FEDERATED, Case, Toy, assert_close, bits, deep, federation, from_recipe, plain
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]

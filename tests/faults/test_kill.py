@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pacbayes_fl.federation.checkpoint import RunLock, load, save
-from pacbayes_fl.results import RoundRecord, append_round, read_rounds, truncate_rounds
+from pacbayes_fl.results_rounds import RoundRecord, append_round, read_rounds, truncate_rounds
 
 KILLS = 50
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, study, tensors
+from pacbayes_fl import cli, results_rounds, study, tensors
 from pacbayes_fl.cli_output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
@@ -25,7 +25,7 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.posteriors.gaussian_process import GPPosterior
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study_data import load
 from pacbayes_fl.study_setup import prepare
 from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
@@ -113,7 +113,7 @@ def test_a_rate_that_ruins_everything_ends_with_one_line_that_names_it(
     (line,) = capsys.readouterr().err.splitlines()
     assert "at an eighth of the learning rates too (lower the learning rates, and start anew)" in line
     assert "poly_0" not in line, "no client is to blame"
-    saved, records = checkpoint.load(folder), results.read_rounds(folder)
+    saved, records = checkpoint.load(folder), results_rounds.read_rounds(folder)
     assert saved is not None and saved.round == len(records), "the last good round is on disk"
     assert all(bool(tensor.isfinite().all()) for tensor in saved.tensors.values())
     assert Watch.from_saved(saved.meta["watch"]).halved == (0 if not records else [0, 1, 2, 3][len(undone(records))])
@@ -138,7 +138,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_that_was_slowed_says_so_in_records_labels_and_progress(
     slow: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = results.read_rounds(slow)
+    records = results_rounds.read_rounds(slow)
     times = len(records[0].undone)
     assert 1 <= times <= 3 and undone(records) == list(records[0].undone)
     assert all("the clients' mean loss has come to" in why for why in records[0].undone)
@@ -154,7 +154,7 @@ def test_a_run_that_was_slowed_says_so_in_records_labels_and_progress(
 
 def test_a_slowed_run_is_that_of_the_slower_study(slow: Path, tmp_path: Path) -> None:
     """Undone bit by bit: nothing of what did not hold is left, and what comes after the rounds is slower too."""
-    rate = 4 * 0.5 ** len(results.read_rounds(slow)[0].undone)
+    rate = 4 * 0.5 ** len(results_rounds.read_rounds(slow)[0].undone)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         study.run(tiny(*SLOWED, f"method.rate={rate}"), tmp_path / "slower")
@@ -186,8 +186,8 @@ def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_pa
                 study.run(one, folder, resume=round > 1, on_round=stop_at(round))
         study.run(one, folder, resume=True)
     same(folder, slow)
-    assert [record.rates for record in results.read_rounds(folder)] == [
-        record.rates for record in results.read_rounds(slow)
+    assert [record.rates for record in results_rounds.read_rounds(folder)] == [
+        record.rates for record in results_rounds.read_rounds(slow)
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import results, study, tensors
+from pacbayes_fl import results_rounds, study, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine, private, reduction
@@ -63,7 +63,7 @@ def test_clipping_goes_on_bit_by_bit_after_a_stop(tmp_path: Path) -> None:
     assert bits(state(whole)) == bits(state(parts))
     for name in ("clients.csv", "predictions.safetensors"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
-    records = results.read_rounds(whole)
+    records = results_rounds.read_rounds(whole)
     assert sum(record.values["clipped"] for record in records[5:]) > 0, "the bound never mattered"
     saved = checkpoint.load(parts)
     assert saved is not None

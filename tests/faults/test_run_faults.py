@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl import cli, results
+from pacbayes_fl import cli, results_rounds
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_manifest import problems
 from tests.tiny import TABLE, assert_same_results, write_study
@@ -43,7 +43,7 @@ def start(study: Path, folder: Path) -> subprocess.Popen[str]:
 
 
 def rounds_of(folder: Path) -> int:
-    return len(results.read_rounds(folder))
+    return len(results_rounds.read_rounds(folder))
 
 
 def opened(folder: Path) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, study, study_data
+from pacbayes_fl import cli, results, results_rounds, study, study_data
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
@@ -444,7 +444,7 @@ def test_a_client_whose_score_is_no_number_is_counted_and_named_in_every_table(
     summary = json.loads((tmp_path / "run" / "metrics.json").read_text())["groups"]["existing"]
     assert summary["rsmse"]["n_clients"] == 2 and summary["rsmse"]["not_finite"] == {"existing_1": "nan"}
     assert summary["nlpd"]["mean"] is None and summary["nlpd"]["not_finite"] == {"existing_1": "inf"}
-    rounds = results.read_rounds(tmp_path / "run")
+    rounds = results_rounds.read_rounds(tmp_path / "run")
     assert rounds == () or rounds[-1].values.get("unscored", 1.0) == 1.0
 
 

@@ -22,7 +22,7 @@ from pacbayes_fl.methods.pac_pfl import PacPFL
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.point import LinearPoint
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from tests.laws import cases
 from tests.laws.cases import Toy, assert_close, deep, federation, from_recipe, strangers
 

@@ -29,7 +29,7 @@ from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free, open_private
 

@@ -15,7 +15,8 @@ from pacbayes_fl.metrics.table import MEAN_WEIGHTS, MODELS, VALIDATION, metric_o
 from pacbayes_fl.plots import NothingToDrawError, diagnostics, learning_curve, uncertainty_histograms
 from pacbayes_fl.plots.learning import drawn_by_default
 from pacbayes_fl.plots.style import metric_label
-from pacbayes_fl.results import ClientRow, Result, RoundRecord
+from pacbayes_fl.results import ClientRow, Result
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.study import run
 from tests.plots.conftest import make_classes, make_result
 from tests.tiny import on_csv, quick, rows, write_csv

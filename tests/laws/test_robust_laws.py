@@ -25,7 +25,7 @@ from pacbayes_fl.methods.folded import Folded
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
-from pacbayes_fl.results import RoundRecord
+from pacbayes_fl.results_rounds import RoundRecord
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Aggregate, Rule
 from tests.laws.cases import VARIATIONAL, Case, assert_close, bits, federation, from_recipe, identified, scene
