@@ -26,7 +26,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import CheckpointError, StudyError
-from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation import checkpoint, engine, lock, stop
 from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -91,7 +91,7 @@ class RunFolder:
             CheckpointError: when another run uses it.
         """
         study_resume.refuse_release(self.path)
-        return checkpoint.RunLock(self.path)
+        return lock.RunLock(self.path)
 
     def recall(self, study: Study, resume: bool) -> tuple[Study, Mapping[str, Any]]:
         """Find out where a run of a study goes on.
@@ -252,9 +252,9 @@ class RunFolder:
         settled.history.save(self.path)
         return list(results_rounds.truncate_rounds(self.path, last))
 
-    def listen(self) -> AbstractContextManager[StopRequest | checkpoint.StopSignal]:
+    def listen(self) -> AbstractContextManager[StopRequest | stop.StopSignal]:
         """Note signals that ask the run to stop after its round."""
-        return checkpoint.StopSignal()
+        return stop.StopSignal()
 
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round; see `results.append_round`."""
@@ -344,7 +344,7 @@ class NoFolder:
         """Begin without records."""
         return []
 
-    def listen(self) -> AbstractContextManager[StopRequest | checkpoint.StopSignal]:
+    def listen(self) -> AbstractContextManager[StopRequest | stop.StopSignal]:
         """Leave signals alone."""
         return nullcontext(StopRequest())
 

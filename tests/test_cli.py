@@ -19,7 +19,7 @@ import torch
 
 from pacbayes_fl import cli, plots, results, results_rounds, study, tune
 from pacbayes_fl.errors import NumericalError
-from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.federation import lock
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results_bootstrap import nested_bootstrap
 from pacbayes_fl.results_manifest import put
@@ -213,7 +213,7 @@ def test_what_a_run_refuses(call: Call, finished: Path, tmp_path: Path, monkeypa
     resumed = ("run", "tiny.toml", "--quiet", "--out", finished, "--resume", "--set")
     assert_one_line(call(*resumed, "method.rate=0.5"), "method.rate: saved 0.01, now 0.5", "(set the values back")
     assert_one_line(call(*resumed, "federation.rounds=5"), "has finished round 12, and rounds is 5")
-    with checkpoint.RunLock(tmp_path / "taken"):
+    with lock.RunLock(tmp_path / "taken"):
         assert_one_line(call("run", "tiny.toml", "--quiet", "--out", "taken"), f"in use by pid {os.getpid()}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import CheckpointError
-from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.federation import checkpoint, lock
 from pacbayes_fl.results_folder import FILES, refuse_links, write_atomic, write_synced
 from pacbayes_fl.results_rounds import RoundRecord, append_round
 
@@ -38,7 +38,7 @@ def test_a_link_in_place_of_a_file_or_folder_is_refused_by_name(folder: Path, vi
         (folder / name).symlink_to(target)
         with pytest.raises(CheckpointError, match=f"{name} {LINK}"):
             refuse_links(folder)
-        with pytest.raises(CheckpointError, match=LINK), checkpoint.RunLock(folder):
+        with pytest.raises(CheckpointError, match=LINK), lock.RunLock(folder):
             pass
         (folder / name).unlink()
     assert victim.read_text() == "precious" and not list(folder.iterdir())
@@ -64,7 +64,7 @@ def test_a_folder_may_be_reached_through_a_link_and_hold_what_is_not_ours(folder
     (folder.parent / "shortcut").symlink_to(folder)
     refuse_links(folder.parent / "shortcut")
     refuse_links(folder.parent / "absent")
-    with checkpoint.RunLock(folder.parent / "shortcut"):
+    with lock.RunLock(folder.parent / "shortcut"):
         checkpoint.save(folder.parent / "shortcut", 1, {}, {})
     assert checkpoint.load(folder) is not None
 
@@ -95,7 +95,7 @@ def test_nothing_is_added_or_locked_at_the_end_of_a_link(
         (folder / name).symlink_to(victim)
         with pytest.raises(CheckpointError, match=f"{name} {LINK}"):
             append_round(folder, RoundRecord(1, 3))
-            with checkpoint.RunLock(folder):
+            with lock.RunLock(folder):
                 pass
         (folder / name).unlink()
     (folder / "checkpoints").symlink_to(victim.parent)

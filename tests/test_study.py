@@ -20,7 +20,7 @@ from pacbayes_fl import results, results_rounds, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import client_id
 from pacbayes_fl.errors import CheckpointError, ClientError, DamageWarning, DataError, StudyError
-from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation import checkpoint, engine, lock
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import Result
 from pacbayes_fl.results_manifest import adopt
@@ -325,7 +325,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with checkpoint.RunLock(tmp_path), pytest.raises(CheckpointError, match=f"in use by pid {os.getpid()}"):
+    with lock.RunLock(tmp_path), pytest.raises(CheckpointError, match=f"in use by pid {os.getpid()}"):
         study.run(tiny(), tmp_path)
     study.run(tiny(), tmp_path)
 

@@ -15,7 +15,7 @@ import torch
 from pacbayes_fl import cli, study, study_release, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
-from pacbayes_fl.federation import wire
+from pacbayes_fl.federation import messages
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.study_predict import join
@@ -159,8 +159,8 @@ def test_a_node_needs_no_more_than_a_release(table_of: Path, tmp_path: Path) -> 
     study.run(on_csv(table_of, *own("pfedbayes"), *QUICK), tmp_path / "run")
     study_release.release(tmp_path / "run", tmp_path / "out")
     trained, known = study.open_run(tmp_path / "run"), study_release.open_release(tmp_path / "out")
-    message = wire.flatten(trained.method.broadcast(trained.state.server))
-    mine = wire.flatten(known.method.broadcast(known.server))
+    message = messages.flatten(trained.method.broadcast(trained.state.server))
+    mine = messages.flatten(known.method.broadcast(known.server))
     assert message.keys() == mine.keys() and all(torch.equal(leaf, mine[name]) for name, leaf in message.items())
     like = trained.groups["existing"].train
     batch = ClientBatch.pad([(like.x[0][:5], like.y[0][:5])], ["node"], dtype=known.dtype)

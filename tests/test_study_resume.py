@@ -9,7 +9,7 @@ import pytest
 
 from pacbayes_fl import results_manifest
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError
-from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.federation import checkpoint, lock
 from pacbayes_fl.study_resume import holds_run, newest_round, recall
 from tests.tiny import ROUNDS, spoiled, tiny
 
@@ -22,7 +22,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
     assert not holds_run(tmp_path) and not holds_run(tmp_path / "absent")
-    with checkpoint.RunLock(tmp_path / "new"):
+    with lock.RunLock(tmp_path / "new"):
         assert not holds_run(tmp_path / "new")
     found = recall(tiny(), tmp_path, resume=True)
     assert found.study == tiny() and found.saved is None and found.fell_back == () and found.notes == {}

@@ -2,30 +2,23 @@
 
 `RUN/checkpoints/round_000040/` holds `state.safetensors`, `state.json` and `manifest.json` with their SHA-256. A round
 is written as `round_000040.tmp`, synced, and then renamed: what bears the final name is complete, and what was altered
-since shows in its checksum. `RunLock` keeps a second run out, `StopSignal` ends a run in order.
+since shows in its checksum.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import socket
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
-from types import FrameType, MappingProxyType, TracebackType
-from typing import IO, Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import safetensors.torch
 import torch
@@ -33,9 +26,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl import names
-from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError, outside
-from pacbayes_fl.files import checksum, close_folder, make_folder, opened, refuse_link
-from pacbayes_fl.results_folder import refuse_links, sync_folder, write_atomic, write_synced
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
+from pacbayes_fl.files import checksum, make_folder, refuse_link
+from pacbayes_fl.results_folder import sync_folder, write_atomic, write_synced
 from pacbayes_fl.results_manifest import announced, intact
 
 FORMAT_VERSION: Final = 1
@@ -44,7 +37,6 @@ MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
 Migration = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
 # from a version to the next: tensors and meta in, tensors and meta out
 _MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({})
-_LOCK: Final = "run.lock"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -307,110 +299,6 @@ def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
         tuple(number for number in ids if number not in position),
         tuple(number for number in saved_ids if number not in present),
     )
-
-
-class RunLock:
-    """Hold a run folder for one run: `with RunLock(folder): ...`.
-
-    The lock is the kernel's, on `run.lock`: it is gone the moment its process is, so a killed run leaves none behind.
-    On entering, leftovers of a killed run are removed. A run that fails before it has written anything leaves what it
-    found: the lock that it made goes, and every folder that it made for it.
-
-    Args:
-        folder: the run folder, made if it does not exist.
-    """
-
-    def __init__(self, folder: Path | str) -> None:
-        """Store the folder; nothing is locked yet."""
-        self.folder = Path(folder)
-        self._file: IO[str] | None = None
-        self._made: tuple[Path, ...] = ()  # the lock and folders that were not there before, innermost first
-
-    def __enter__(self) -> RunLock:
-        """Take the lock, or raise CheckpointError saying who holds it."""
-        path = self.folder / _LOCK
-        self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
-        refuse_links(self.folder)
-        make_folder(self.folder)
-        file = opened(path, "a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            file.close()
-            if not isinstance(error, BlockingIOError):
-                raise CheckpointError(f"cannot lock {self.folder}: {error.strerror}", cause=error.strerror) from error
-            hint = "wait for it to end, or choose another output folder"
-            raise CheckpointError(f"folder {self.folder} in use by {owner}", cause="in use", hint=hint) from error
-        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
-            file.close()  # its maker has failed and taken it away in this moment: two runs would lock two files
-            return self.__enter__()
-        file.truncate(0)  # the text is for the message above only
-        file.write(f"pid {os.getpid()}, host {socket.gethostname()}\n")
-        file.flush()
-        self._file = file
-        if told := close_folder(self.folder, frozenset({_LOCK}), "study.toml"):
-            warnings.warn(told, stacklevel=outside())
-        clean(self.folder)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release the lock; after a failure that left nothing but it, take it away."""
-        if self._file is not None:
-            if kind is not None and self._made and [each.name for each in self.folder.iterdir()] == [_LOCK]:
-                self._made[0].unlink()
-                with contextlib.suppress(OSError):  # somebody has put something there
-                    for each in self._made[1:]:
-                        each.rmdir()
-            self._file.truncate(0)
-            self._file.close()
-            self._file = None
-
-
-class StopSignal:
-    """Let SIGTERM, Ctrl-C and a closed terminal (SIGHUP) end a run after the current round.
-
-    `with StopSignal() as stop:` run rounds, and after each `if stop.requested:` save and leave. The first signal
-    is only noted. It also puts the default action back, so that a second one ends the process at once, even inside a
-    long tensor operation; but a SIGHUP, which comes twice when both the terminal and the shell send it, never does that
-    and never makes another signal do it. Where SIGHUP is ignored, as under nohup, it stays so. Leaving the block
-    restores the handlers of before. Outside the main thread, where Python allows no handlers, it does nothing.
-    """
-
-    def __init__(self) -> None:
-        """Prepare; nothing is caught yet."""
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal came: finish the round, save, leave."""
-        return self.received is not None
-
-    def __enter__(self) -> StopSignal:
-        """Start to listen."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Restore the handlers of before."""
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        if number != signal.SIGHUP:
-            for each in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(each, signal.SIG_DFL)
 
 
 def _rounds(root: Path) -> list[tuple[int, Path]]:

@@ -21,7 +21,7 @@ import pytest
 from pacbayes_fl import cli, results
 from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.federation.checkpoint import RunLock
+from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.study_file import Study
 from tests.faults.fuzz import Box, sets, write_small

@@ -29,7 +29,7 @@ from pacbayes_fl import results_manifest
 from pacbayes_fl.bounds import BOUNDS
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
-from pacbayes_fl.federation import checkpoint, wire
+from pacbayes_fl.federation import checkpoint, messages, remote_client, wire
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import run
 from pacbayes_fl.study_data import load
@@ -679,7 +679,7 @@ def test_replies_over_a_network() -> None:
     def attack(data: st.DataObject) -> None:
         config, sent = odd_message(data, honest.config, honest.arrays)
         seen.add(repr((config, sent)))
-        found = wire.collect(network.NINE, {**network.HONEST, network.LIAR: wire.Reply(config, sent)}.items())
+        found = wire.collect(network.NINE, {**network.HONEST, network.LIAR: messages.Reply(config, sent)}.items())
         assert all(leaf.isfinite().all() for leaf in network.tensors.leaves(found.update).values())
 
     attack()
@@ -695,7 +695,7 @@ def test_requests_over_a_network() -> None:
         config, sent = odd_message(data, request.config, request.arrays)
         seen.add(repr((config, sent)))
         try:
-            wire.handle_train(network.METHOD, wire.Request(config, sent), None, batch, "run")
+            remote_client.handle_train(network.METHOD, messages.Request(config, sent), None, batch, "run")
         except PacBayesFLError as error:
             assert str(error).isprintable() and len(str(error)) < 3000
 

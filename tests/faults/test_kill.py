@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl.federation.checkpoint import RunLock, load, save
+from pacbayes_fl.federation.checkpoint import load, save
+from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results_rounds import RoundRecord, append_round, read_rounds, truncate_rounds
 
 KILLS = 50

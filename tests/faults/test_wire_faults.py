@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import NumericalError
-from pacbayes_fl.federation import arrays, engine, private, wire
+from pacbayes_fl.federation import arrays, engine, messages, private, remote_client, wire
+from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.federation.wire import Reply
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results_rounds import append_round, read_rounds
@@ -35,11 +35,11 @@ EXPECTED = wire.expected_update(METHOD, STATE.server, BATCH)
 
 
 def opened(number: int = 9, run: str = "run", server: Any = STATE.server, **more: Any) -> wire.Round:
-    return wire.open_round(METHOD, server, PLAN, run, number, wire.members(BATCH), EXPECTED, **more)
+    return wire.open_round(METHOD, server, PLAN, run, number, messages.members(BATCH), EXPECTED, **more)
 
 
 def answer(now: wire.Round, k: int) -> Reply:
-    return wire.handle_train(METHOD, now.request(NAMES[k]), None, BATCH.select(torch.tensor([k])).trim())[0]
+    return remote_client.handle_train(METHOD, now.request(NAMES[k]), None, BATCH.select(torch.tensor([k])).trim())[0]
 
 
 NINE = opened()

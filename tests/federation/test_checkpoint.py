@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from torch import Tensor
 
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.federation.checkpoint import RunLock, StopSignal, check_study, clean, load, match_clients, save
+from pacbayes_fl.federation.checkpoint import check_study, clean, load, match_clients, save
+from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results_manifest import problems
 from pacbayes_fl.tensors import scatter, select
+from tests.forked import child, fork
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -52,20 +53,6 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
-
-
-def child(work: Callable[[], int | None]) -> int:
-    """Do work in a forked process; return its wait status."""
-    if (number := os.fork()) == 0:
-        code = 99
-        try:
-            code = work() or 0
-        finally:
-            os._exit(code)
-    return os.waitpid(number, 0)[1]
-
-
-fork = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def test_a_round_comes_back_bit_by_bit(tmp_path: Path) -> None:
@@ -359,72 +346,3 @@ def test_two_clients_of_one_id_are_refused() -> None:
         match_clients([3, 1, 3], [1])
     with pytest.raises(CheckpointError, match=r"present clients .* got 1 twice"):
         match_clients([3], [1, 1])
-
-
-@fork
-def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
-    def work() -> int:
-        try:
-            with RunLock(tmp_path):
-                return 0
-        except CheckpointError as error:
-            (tmp_path / "message").write_text(str(error))
-            return 7
-
-    with RunLock(tmp_path):
-        assert os.waitstatus_to_exitcode(child(work)) == 7
-        message = (tmp_path / "message").read_text()
-        assert f"in use by pid {os.getpid()}, host {os.uname().nodename}" in message
-        with pytest.raises(CheckpointError, match="in use by pid"), RunLock(tmp_path):
-            pass
-    assert os.waitstatus_to_exitcode(child(work)) == 0
-
-
-@fork
-def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
-    def work() -> None:
-        RunLock(tmp_path).__enter__()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert os.WTERMSIG(child(work)) == signal.SIGKILL
-    assert "pid" in (tmp_path / "run.lock").read_text()
-    with RunLock(tmp_path):  # and names its new holder, not the dead one
-        assert (tmp_path / "run.lock").read_text().startswith(f"pid {os.getpid()},")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_noted_and_the_old_handlers_return(number: signal.Signals) -> None:
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    with StopSignal() as stop:
-        assert not stop.requested
-        os.kill(os.getpid(), number)
-        assert stop.requested and stop.received == number
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@fork
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_the_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
-    def work() -> int:
-        with StopSignal() as stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-            if not stop.requested:
-                return 1
-            os.kill(os.getpid(), second)
-            return 2
-
-    assert os.waitstatus_to_exitcode(child(work)) == -second
-
-
-def test_in_another_thread_nothing_is_caught() -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def work() -> None:
-        with StopSignal() as stop:
-            seen.append((stop.requested, signal.getsignal(signal.SIGTERM)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(False, before)]
-    assert signal.getsignal(signal.SIGTERM) == before

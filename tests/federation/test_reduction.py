@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import engine, reduction, wire
+from pacbayes_fl.federation import engine, messages, reduction, remote_client, wire
 from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.messages import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.reduction import RobustAccumulator
-from pacbayes_fl.federation.wire import Kept
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
 from tests.laws.cases import Scene, assert_close, from_recipe, scene
@@ -98,12 +98,14 @@ def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregat
     watch = engine.start(s.method, s.batch, plan).watch._replace(medians=(0.01, 0.02))
     ((record, state),) = engine.rounds(s.method, s.batch, plan, FederationState(s.server, s.clients, 2, watch))
     expected = wire.expected_update(s.method, s.server, s.batch)
-    now = wire.open_round(s.method, s.server, plan, "run", 3, wire.members(s.batch), expected)
+    now = wire.open_round(s.method, s.server, plan, "run", 3, messages.members(s.batch), expected)
     replies = []
     for k, name in enumerate(s.batch.names):
         index = torch.tensor([k])
-        kept = Kept("run", 2, wire.flatten(tensors.select(s.clients, index)))
-        replies.append((name, wire.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())[0]))
+        kept = Kept("run", 2, messages.flatten(tensors.select(s.clients, index)))
+        replies.append(
+            (name, remote_client.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())[0])
+        )
     server, told = wire.close_round(now, wire.collect(now, replies), watch.medians)
     assert_close(server, state.server)
     assert told.values.get("clipped") == record.values.get("clipped")

@@ -18,7 +18,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import cohort, engine, wire
+from pacbayes_fl.federation import cohort, engine, messages
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
@@ -204,12 +204,12 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
     s = scene(case, d)
     start = engine.start(s.method, s.batch, s.plan)
     for tree in (s.server, s.clients, s.message, start.server, start.clients):
-        back = tensors.unleaves(tree, wire.flatten(tree))
+        back = tensors.unleaves(tree, messages.flatten(tree))
         assert type(back) is type(tree)
         assert bits(back) == bits(tree)
     if s.method.federated:  # a checkpoint is read back into the form of the start
-        assert bits(tensors.unleaves(start.server, wire.flatten(s.server))) == bits(s.server)
-        assert bits(tensors.unleaves(start.clients, wire.flatten(s.clients))) == bits(s.clients)
+        assert bits(tensors.unleaves(start.server, messages.flatten(s.server))) == bits(s.server)
+        assert bits(tensors.unleaves(start.clients, messages.flatten(s.clients))) == bits(s.clients)
 
 
 @every_method

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import arrays, engine, wire
-from pacbayes_fl.federation.wire import Kept, Reply
+from pacbayes_fl.federation import arrays, engine, messages, remote_client, wire
+from pacbayes_fl.federation.messages import Kept, Reply
 from tests.laws.cases import FEDERATED, LABELLED, Case, Scene, assert_close, bits, identified, scene
 
 CASES = tuple(
@@ -43,13 +43,13 @@ def exchange(case: Case, d: int) -> Exchange:
     ((record, state),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3), begun)
     strangers = replace(s.batch, x=torch.ones_like(s.batch.x), y=torch.zeros_like(s.batch.y))
     expected = wire.expected_update(s.method, s.server, strangers)
-    members = wire.members(s.batch)
+    members = messages.members(s.batch)
     now = wire.open_round(s.method, s.server, s.plan, "run", 3, members, expected, rates=record.rates)
     found = {}
     for k, name in enumerate(s.batch.names):
         index = torch.tensor([k])
-        kept = Kept("run", 2, wire.flatten(tensors.select(s.clients, index)))
-        found[name], _ = wire.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
+        kept = Kept("run", 2, messages.flatten(tensors.select(s.clients, index)))
+        found[name], _ = remote_client.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
     return Exchange(s, state, now, found, s.batch.names[1])
 
 
@@ -61,14 +61,14 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
     plan = replace(s.plan, chunk=1)
     start = engine.start(method, batch, plan)
     server, likes = start.server, [tensors.select(start.clients, torch.tensor([k])) for k in range(3)]
-    members, expected = wire.members(batch), wire.expected_update(method, server, batch)
+    members, expected = messages.members(batch), wire.expected_update(method, server, batch)
     kept: list[Kept | None] = [None] * 3
     for record, state in engine.rounds(method, batch, plan):
         now = wire.open_round(method, server, plan, "run", record.round, members, expected, rates=record.rates)
         replies = []
         for k, name in enumerate(batch.names):
             rows = batch.select(torch.tensor([k])).trim()
-            reply, kept[k] = wire.handle_train(method, now.request(name), kept[k], rows)
+            reply, kept[k] = remote_client.handle_train(method, now.request(name), kept[k], rows)
             replies.append((name, reply))
         server, told = wire.close_round(now, wire.collect(now, replies))
         assert bits(server) == bits(state.server)

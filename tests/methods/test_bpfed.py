@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import wire
+from pacbayes_fl.federation import messages
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.bpfed import BPFed, Server
 from pacbayes_fl.methods.pfedbayes import PriorTracking
@@ -81,10 +81,10 @@ def test_the_personal_part_never_leaves() -> None:
     assert algorithm.shared == SHARED and kept.personal.loc.shape == (K, D - SHARED)
     update, kept = algorithm.client(server(), kept, batch, Noise(3, 1, batch.ids))
     assert update.w.loc.shape == update.w.rho.shape == (K, SHARED)
-    sent = torch.cat([leaf.double().flatten() for leaf in wire.flatten(update).values()])
+    sent = torch.cat([leaf.double().flatten() for leaf in messages.flatten(update).values()])
     own = torch.cat([leaf.flatten() for leaf in kept.personal])
     assert not torch.isin(own, sent).any()
-    assert {len(leaf) for leaf in wire.flatten(update).values()} == {K}
+    assert {len(leaf) for leaf in messages.flatten(update).values()} == {K}
 
 
 def test_predictions_join_the_server_s_shared_part_and_the_client_s_own() -> None:

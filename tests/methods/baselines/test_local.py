@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import wire
+from pacbayes_fl.federation import messages
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.baselines.fedavg import Server
 from pacbayes_fl.methods.baselines.local import LocalOnly
@@ -53,7 +53,7 @@ def test_rounds_are_one_long_descent_of_every_client_alone(optimiser: Any, noise
             torch.testing.assert_close(kept.theta[k], own[k].data, rtol=1e-9, atol=1e-9)
             assert update.loss[k].item() == pytest.approx(loss, rel=1e-9)
         assert algorithm.server(state, algorithm.reduce(update), K) is state
-        assert set(wire.flatten(update)) == {"weight", "loss"}  # no weight travels
+        assert set(messages.flatten(update)) == {"weight", "loss"}  # no weight travels
         for form in (update, algorithm.reduce(update)):
             assert algorithm.report(state, form)["loss"].item() == pytest.approx(update.loss.mean().item(), rel=1e-12)
     probs = algorithm.personalise(state, kept, batch, Noise(3, 0, batch.ids)).predict(x).probs

@@ -1,0 +1,211 @@
+"""What travels between server and clients: plain values beside arrays in bytes, checked on arrival."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DeployError, ShapeError
+from pacbayes_fl.federation import arrays
+from pacbayes_fl.federation.arrays import Serialised, shown
+from pacbayes_fl.federation.engine import AnyMethod
+
+Flat = dict[str, Tensor]
+
+SLACK = 1.1
+"""A request or reply may take so many times the bytes of one that is as expected."""
+
+REPLY = (("run", str), ("round", int), ("client", str), ("parameters", str))
+REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str))
+
+
+class Request(NamedTuple):
+    """What a client is asked.
+
+    Args:
+        config: run, round, client, parameters (hash of `arrays`), method (see `signature`), rates (what is left of its
+            learning rates after rounds that were undone), seed and noise; other keys are not looked at.
+        arrays: what the server broadcasts, by flat name.
+    """
+
+    config: Mapping[str, Any]
+    arrays: Mapping[str, Serialised | Tensor]
+
+
+class Reply(NamedTuple):
+    """What a client answers.
+
+    Args:
+        config: run, round, client, and parameters: hash of those that it started from, as it received them.
+        arrays: its update, leaves [1, *], by flat name.
+    """
+
+    config: Mapping[str, Any]
+    arrays: Mapping[str, Serialised | Tensor]
+
+
+class Kept(NamedTuple):
+    """What a client keeps between rounds.
+
+    Args:
+        run: that it takes part in.
+        round: that it answered last.
+        state: of the method, leaves [1, *], by flat name.
+    """
+
+    run: str
+    round: int
+    state: Flat
+
+
+class Member(NamedTuple):
+    """A client as it was registered.
+
+    Args:
+        id: its number, which seeds its noise.
+        rows: that it trains on.
+    """
+
+    id: int
+    rows: int
+
+
+def members(batch: ClientBatch) -> dict[str, Member]:
+    """Register the clients of a batch.
+
+    Args:
+        batch: their rows.
+
+    Returns:
+        Members by name.
+    """
+    rows = map(int, batch.size.tolist())
+    return {name: Member(i, m) for name, i, m in zip(batch.names, batch.ids, rows, strict=True)}
+
+
+def flatten(tree: Any) -> Flat:
+    """Lay a tree out by name.
+
+    Args:
+        tree: message, state or update.
+
+    Returns:
+        Contiguous tensors [*] on the CPU, by name.
+    """
+    return {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.leaves(tree).items()}
+
+
+def signature(method: AnyMethod) -> str:
+    """Write down what server and clients must agree on: a method's class and hyper-parameters, and those of its parts.
+
+    Args:
+        method: the algorithm.
+
+    Returns:
+        JSON.
+    """
+    return json.dumps(_described(method), sort_keys=True)
+
+
+def _described(value: Any) -> Any:
+    if is_dataclass(value):
+        own = {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+        return {"": type(value).__name__} | own
+    if isinstance(value, Mapping):
+        return {str(key): _described(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(one) for one in value]
+    if isinstance(value, Tensor):
+        return arrays.digest({"": value})
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def first_difference(mine: Any, theirs: Any, name: str = "") -> str:
+    """Name the first thing in which the methods of two `signature`s differ.
+
+    Args:
+        mine: as read from JSON, of the client's method.
+        theirs: of the server's, or whatever came instead.
+        name: of the part that is compared.
+
+    Returns:
+        What it is on both sides.
+    """
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.get("") == theirs.get(""):
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                return first_difference(mine.get(key), theirs.get(key), f"{name}.{key}" if name else key)
+    here, there = (one.get("") if isinstance(one, dict) else one for one in (mine, theirs))
+    return f"{name or 'method'} is {shown(here)} here and {shown(there)} on the server"
+
+
+def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], whose: str) -> Mapping[str, Any]:
+    """Check that the plain values are there and of their types.
+
+    Args:
+        message: what came.
+        wanted: `REPLY` or `REQUEST`.
+        whose: what the error is to name.
+
+    Returns:
+        The values.
+
+    Raises:
+        DeployError: naming the key.
+    """
+    config, sent = (getattr(message, name, None) for name in ("config", "arrays"))
+    if not isinstance(config, Mapping) or not isinstance(sent, Mapping):
+        raise DeployError(f"{whose}: what came has no config or no arrays, but is {type(message).__name__}")
+    for key, kind in wanted:
+        if type(config.get(key)) is not kind:
+            got = shown(config[key]) if key in config else "nothing"
+            raise DeployError(f"{whose}: {key!r} must be {kind.__name__}, got {got}", cause="config")
+    return config
+
+
+def byte_budget(like: Any) -> int:
+    """Say how many bytes the arrays of a request or reply may take.
+
+    Args:
+        like: a tree of the structure that is expected, leaves [*].
+
+    Returns:
+        `SLACK` times what they take.
+    """
+    return int(SLACK * arrays.size(arrays.pack(like)))
+
+
+def read_arrays(like: Any, got: Mapping[str, Any]) -> Any:
+    """Read arrays whose size is judged first; floating leaves are finite, and so is the square of their norm.
+
+    Args:
+        like: a tree of the structure that is expected, leaves [*].
+        got: what came, by flat name.
+
+    Returns:
+        A tree of that structure.
+
+    Raises:
+        ShapeError: naming the leaf, or when it is too large.
+    """
+    if (came := arrays.size(got)) > (most := byte_budget(like)):
+        raise ShapeError(f"{came} bytes, and at most {most} are expected")
+    tree = arrays.unpack(like, got)
+    if astray := [name for name, leaf in tensors.leaves(tree).items() if is_astray(leaf)]:
+        raise ShapeError(f"leaf {astray[0]!r} is not finite, or too large to be squared")
+    return tree
+
+
+def is_astray(leaf: Tensor) -> bool:
+    """Whether a tensor [*] is not finite, or too large to be squared.
+
+    Args:
+        leaf: [*], of any dtype; integers and flags never are.
+    """
+    return leaf.is_floating_point() and not bool(leaf.double().square().sum().isfinite())

@@ -1,0 +1,103 @@
+"""A client's half of a round over a network: it answers a request for training, or says why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DeployError, ShapeError
+from pacbayes_fl.federation import arrays
+from pacbayes_fl.federation.arrays import shown
+from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation.messages import (
+    REQUEST,
+    Kept,
+    Reply,
+    Request,
+    first_difference,
+    flatten,
+    is_astray,
+    read_arrays,
+    read_config,
+    signature,
+)
+from pacbayes_fl.methods.base import slowed
+from pacbayes_fl.noise import Engine, Noise
+
+
+def handle_train(
+    method: AnyMethod, request: Request, kept: Kept | None, batch: ClientBatch, run: str | None = None
+) -> tuple[Reply, Kept]:
+    """Answer a training request: the remote half of `engine.rounds`, for one client.
+
+    Args:
+        method: the same value as on the server.
+        request: what came.
+        kept: what the last call returned; None for a client that never took part.
+        batch: the client's rows, K = 1.
+        run: the run that it has joined; that of `kept`, or of its first request, when None.
+
+    Returns:
+        The reply, and what to keep.
+
+    Raises:
+        DeployError: naming what of the request does not fit: a key, another client, run or method, a round that was
+            answered before, parameters that are not those that their hash says, that are not finite, or that do not
+            fit the method. Nothing is changed then.
+        ShapeError: when what was kept does not fit the method.
+    """
+    config = read_config(request, REQUEST, f"client {batch.names[0]!r}")
+    name, number = batch.names[0], config["round"]
+    if wrong := _unwanted(config, method, kept, batch, run):
+        raise DeployError(wrong, client=name, round=number, cause="request")
+    device = batch.x.device
+    like = method.broadcast(method.init_server(torch.Generator()))
+    try:
+        message = read_arrays(like, request.arrays)
+    except ShapeError as error:
+        raise DeployError(f"the parameters do not fit: {error}", client=name, round=number, cause="message") from error
+    if arrays.digest(message) != config["parameters"]:
+        what = "the parameters that came are not those that the request names by their hash"
+        raise DeployError(what, client=name, round=number, cause="message", hint="send the request again")
+    down = tensors.tree_map(lambda leaf: leaf.to(device), message)
+    state = fresh = method.init_clients(down, batch)
+    if kept is not None:
+        state = tensors.tree_map(lambda leaf: leaf.to(device), tensors.unleaves(fresh, kept.state))
+        if any(is_astray(leaf) for leaf in kept.state.values()):
+            raise DeployError("what it kept is not finite", client=name, round=number, cause="state")
+    noise = Noise(config["seed"], number, batch.ids, device, config["noise"])
+    slower = method if config["rates"] == 1 else slowed(method, config["rates"])
+    update, new = slower.client(down, state, batch, noise)
+    told = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
+    return Reply(told, arrays.pack(update)), Kept(config["run"], number, flatten(new))
+
+
+def _unwanted(
+    config: Mapping[str, Any], method: AnyMethod, kept: Kept | None, batch: ClientBatch, run: str | None
+) -> str:
+    """Say why a request is not to be answered; "" when it is."""
+    run = kept.run if run is None and kept is not None else run
+    if batch.clients != 1 or config["client"] != batch.names[0]:
+        return (
+            f"the request is for client {shown(config['client'])}, and here is {', '.join(map(shown, batch.names[:3]))}"
+        )
+    if run is not None and config["run"] != run:
+        return f"the request is of run {shown(config['run'])}, and the client takes part in {shown(run)}"
+    if kept is not None and config["round"] <= kept.round:
+        return f"the request is of round {config['round']}, and the client has answered round {kept.round}"
+    if not (1 <= config["round"] < 2**32 and 0 <= config["seed"] < 2**32 and config["noise"] in get_args(Engine)):
+        return f"no round has number {config['round']}, seed {config['seed']} and noise {shown(config['noise'])}"
+    if not 0 < config["rates"] <= 1:
+        return f"learning rates can come to a part of them, not to {config['rates']:g} of them"
+    if (mine := signature(method)) != config["method"]:
+        try:
+            theirs = json.loads(config["method"])
+        except (ValueError, RecursionError):
+            theirs = None
+        return f"the server runs another method: {first_difference(json.loads(mine), theirs)}"
+    return ""
