@@ -132,6 +132,12 @@ def outlier(norms: Mapping[str, float]) -> Steps | None:
     return found if found is not None and found.largest > STANDS_OUT * found.median else None
 
 
+def _longer(norms: Mapping[str, float], bound: Callable[[Steps], float]) -> Steps | None:
+    """Find the one client whose step exceeds a bound; None where nobody can say what is usual."""
+    found = outlier(norms)
+    return found if found is not None and len(norms) > 2 and 0 < bound(found) < found.largest else None
+
+
 def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
     """Find the one client whose step is so long that the mean is hardly more than it.
 
@@ -144,11 +150,13 @@ def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
     Returns:
         Its name; None without one, and where fewer than three clients or steps of no length say what is usual.
     """
-    found = outlier(norms)
-    if found is None or len(norms) < 3:
-        return None
-    more = rows[found.whose] / max(1.0, statistics.median(rows[name] for name in norms))
-    return found.whose if 0 < REMARKED * max(1.0, more) * found.median < found.largest else None
+
+    def bound(steps: Steps) -> float:
+        more = rows[steps.whose] / max(1.0, statistics.median(rows[name] for name in norms))
+        return REMARKED * max(1.0, more) * steps.median
+
+    found = _longer(norms, bound)
+    return None if found is None else found.whose
 
 
 def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | None:
@@ -163,10 +171,8 @@ def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | Non
         What is wrong; None where nothing is, and where nobody can say what is usual: of two clients, or of steps
         of no length.
     """
-    found = outlier(norms)
-    if found is None or len(norms) < 3 or not 0 < most * max(found.median, usual) < found.largest:
-        return None
-    return f"client {found.whose!r} sent a step {lengths(found)}"
+    found = _longer(norms, lambda steps: most * max(steps.median, usual))
+    return None if found is None else f"client {found.whose!r} sent a step {lengths(found)}"
 
 
 def far_out(steps: Steps, before: Steps | None = None) -> bool:
