@@ -257,7 +257,7 @@ class RunFolder:
         return stop.StopSignal()
 
     def append(self, record: RoundRecord) -> None:
-        """Add the record of a round; see `results.append_round`."""
+        """Add the record of a round; see `results_rounds.append_round`."""
         results_rounds.append_round(self.path, record)
 
     def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:

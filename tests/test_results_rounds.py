@@ -54,9 +54,9 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half(tmp_path: Path, mon
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pacbayes_fl.results.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(CheckpointError, match=r"round 2: cannot write .*rounds\.jsonl: No space left"):
         append_round(tmp_path, record(2))
-    monkeypatch.setattr("pacbayes_fl.results.os.fsync", sync)
+    monkeypatch.setattr("os.fsync", sync)
     append_round(tmp_path, record(2))
     assert [each.round for each in read_rounds(tmp_path)] == [1, 2]
