@@ -389,7 +389,7 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
         today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
         known.append((joined, today.select(joined)))
-    kept = fresh.kept.after(known, apart=study.plan.cohort is not None and study.plan.train == "cohort")
+    kept = fresh.kept.after(known)
     watch = Watch.from_saved(saved.meta.get("watch", {}))
     return FederationState(server["server"], kept, saved.round, watch)
 

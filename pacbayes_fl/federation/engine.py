@@ -31,7 +31,7 @@ from pacbayes_fl.federation.guard import (
     outlier,
     overlong,
 )
-from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.kept import Kept, Writing
 from pacbayes_fl.federation.memory import Memory
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.private import PrivateAggregator
@@ -188,10 +188,13 @@ def rounds(
         begun, t = time.perf_counter(), state.round + 1
         played, undone = federation.play(state), list[str]()
         while (trouble := federation.trouble(state, played)) is not None:
-            state = federation.undo(state, played.told, trouble)
+            told = played.told
+            del played  # the next one needs the memory of its states
+            state = federation.undo(state, told, trouble)
             undone.append(trouble)
             played = federation.again(state, trouble)
         state, told = played
+        del played
         if room is not None:
             record = room.record(t, told.values)
         else:
@@ -232,7 +235,7 @@ class _Federation:
         self._sizes = [int(m) for m in batch.size.tolist()]
         self._rows = dict(zip(batch.names, self._sizes, strict=True))
         some = (plan.cohort is not None if room is None else room.draws) and plan.train == "cohort"
-        self._everyone = None if some else self._calls(list(range(batch.clients)))
+        self._everyone = None if some else self._parts(list(range(batch.clients)))
         self._steps = slowed(method, 0.5) is not method  # without a learning rate, what is finite has not diverged
         self._start: Start | None = None
         self._memory = Memory()
@@ -247,11 +250,12 @@ class _Federation:
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
         message = method.broadcast(state.server)
-        kept, written = Kept.of(state.kept, self.batch.clients), list[tuple[Sequence[int], Any]]()
+        kept = Kept.of(state.kept, self.batch.clients)
+        writing = Writing(kept, everybody=self._everyone is not None)
         joining = self._joining(message, state)
         notes = _Notes()
 
-        def work(positions: Sequence[int], rows: ClientBatch) -> tuple[Any, _Note | None]:
+        def work(positions: Sequence[int], rows: ClientBatch) -> _Note | None:
             before = kept.select(positions)
             noise = Noise(plan.seed, t, rows.ids, rows.x.device, plan.noise)
             sent, after = method.client(message, before, rows, noise)
@@ -261,14 +265,13 @@ class _Federation:
                 good = good & tensors.same(sent, update)
             if without in rows.names:
                 good[rows.names.index(without)] = False
-            after = tensors.where(good, after, before)
             note = _note(method, message, update, good) if self.room is None else None
+            writing.put(positions, after, good, before)
             _hear(joining, update, good, [name in asked for name in rows.names])  # at last: it is done or not at all
-            return after, note
+            return note
 
-        for call in self._calls(drawn) if self._everyone is None else self._everyone:
-            for positions, rows, (after, note) in self._memory.calls(*call, work):
-                written.append((positions, after))
+        for call in self._calls(self._parts(drawn) if self._everyone is None else self._everyone):
+            for _, rows, note in self._memory.calls(*call, work):
                 if note is not None:
                     notes.add(rows.names, note)
         joined = joining.release()
@@ -276,8 +279,7 @@ class _Federation:
         report = {**method.report(server, joined), **joining.numbers}
         told = notes.read(heard, server, _size(method, server), report)
         watch = state.watch if self.room is not None else self._watched(state.watch, told)
-        kept = kept.after(written, apart=self._everyone is None)
-        return _Played(FederationState(server, kept, t, watch), told)
+        return _Played(FederationState(server, writing.done(), t, watch), told)
 
     def _watched(self, watch: Watch, told: Told) -> Watch:
         return watch.after(told.members, told.dropped, told.norms, dominant(told.norms, self._rows))
@@ -368,7 +370,9 @@ class _Federation:
                     noise = Noise(self.plan.seed, 1, rows.ids, rows.x.device, self.plan.noise)
                     return method.client(message, kept.select(positions), rows, noise)[0]
 
-                calls = chain.from_iterable(self._memory.calls(*call, work) for call in self._calls(everybody))
+                calls = chain.from_iterable(
+                    self._memory.calls(*call, work) for call in self._calls(self._parts(everybody))
+                )
                 for positions, rows, update in calls:
                     each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(positions))]
                     told = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
@@ -389,8 +393,11 @@ class _Federation:
             return drawn
         return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
 
-    def _calls(self, positions: list[int]) -> list[tuple[list[int], ClientBatch]]:
-        return _calls(self.method, self.batch, self._sizes, positions, self.plan)
+    def _parts(self, positions: list[int]) -> list[list[int]]:
+        return parts(self.method, self._sizes, positions, self.plan)
+
+    def _calls(self, cut: Sequence[list[int]]) -> Iterator[tuple[list[int], ClientBatch]]:
+        return _calls(self.batch, self._sizes, cut)
 
 
 class _Note(NamedTuple):
@@ -443,13 +450,11 @@ def _size(method: AnyMethod, server: Any) -> Tensor:
 
 
 def _calls(
-    method: AnyMethod, batch: ClientBatch, sizes: list[int], positions: list[int], plan: FederationPlan
-) -> list[tuple[list[int], ClientBatch]]:
-    calls = []
-    for part in parts(method, sizes, positions, plan):
-        rows = batch.select(torch.tensor(part)).trim(max(1, max(sizes[k] for k in part)))
-        calls.append((part, rows))
-    return calls
+    batch: ClientBatch, sizes: Sequence[int], cut: Sequence[list[int]]
+) -> Iterator[tuple[list[int], ClientBatch]]:
+    """Give positions and rows of every call when it is due: a copy of all rows would take as much again."""
+    for part in cut:
+        yield part, batch.select(torch.tensor(part)).trim(max(1, max(sizes[k] for k in part)))
 
 
 def _hear(joining: Reduction, update: Any, good: Tensor, heard: list[bool]) -> None:
@@ -624,7 +629,7 @@ def personal_calls(
         own = rows if more is None else rows.trim()
         return index, work(index, message, kept.select(positions), own, noise)
 
-    for call in _calls(method, batch, room, list(range(batch.clients)), plan):
+    for call in _calls(batch, room, parts(method, room, list(range(batch.clients)), plan)):
         for *_, found in memory.calls(*call, called):
             yield found
 

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pacbayes_fl import cli, results_rounds, study, tensors
 from pacbayes_fl.cli_output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
-from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation import checkpoint, engine, kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
@@ -161,6 +161,37 @@ def test_a_slowed_run_is_that_of_the_slower_study(slow: Path, tmp_path: Path) ->
     same(tmp_path / "slower", slow)
     opened = study.open_run(slow).method
     assert opened.local.rate == rate
+
+
+@dataclass(frozen=True)
+class Stumbling(Poisoned):
+    """Poisoned in the first call of a round alone, so that it holds when it is played again."""
+
+    calls: list[int] = field(default_factory=list)
+
+    def client(self, message: Any, state: Any, batch: ClientBatch, noise: Any) -> tuple[Any, Any]:
+        first = self.rounds is not None and noise.round in self.rounds and noise.round not in self.calls
+        if self.client_id not in batch.ids or not first:
+            return self.inner.client(message, state, batch, noise)
+        self.calls.append(noise.round)
+        return super().client(message, state, batch, noise)
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "fedsi", "bpfed"])
+def test_a_round_is_undone_bit_by_bit_from_the_file_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the states of before are not in memory any more, they come back as they were."""
+    method, batch = from_recipe(METHODS[name], 1), federation(1)
+
+    def played() -> tuple[list[int], list[dict[str, Any]]]:
+        stumbling: Any = Stumbling(method, batch.ids[1], 1e12, rounds=(2,))
+        plan = FederationPlan(rounds=3, chunk=1)
+        found = list(engine.rounds(stumbling, batch, plan))
+        return [len(record.undone) for record, _ in found], [bits(state.clients) for _, state in found]
+
+    with silently():
+        usual = played()
+        monkeypatch.setattr(kept, "AT_HAND", 0)
+        assert usual == played() and usual[0] == [0, 1, 0]
 
 
 def same(one: Path, other: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from pacbayes_fl import results, results_bootstrap, study, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import checkpoint, cohort, engine
+from pacbayes_fl.federation import checkpoint, cohort, engine, kept, shelves
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
@@ -183,6 +183,23 @@ def test_rounds_of_all_clients_share_nothing_and_leave_nothing_behind(name: str)
     one = per_client(method, batch)
     for _, state in engine.rounds(method, batch, FederationPlan(rounds=3, waste=10.0)):
         assert state.kept.bytes == 5 * one
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_round_can_be_undone_without_the_memory_of_all_states_twice(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rooms for one state of every client, whoever holds states of rounds before; and the same numbers."""
+    method, batch = from_recipe(METHODS[name], 1), federation(1)
+    plan, one = FederationPlan(rounds=3, chunk=1), per_client(method, batch)
+    usual = [(state, bits(state.clients)) for _, state in engine.rounds(method, batch, plan)]
+    assert all(state.kept.bytes == 5 * one for state, _ in usual)
+    monkeypatch.setattr(kept, "AT_HAND", 0)
+    monkeypatch.setattr(shelves, "_SHELF", 0)
+    states = [state for _, state in engine.rounds(method, batch, plan)]
+    assert [state.kept.bytes for state in states] == [0, 0, 5 * one]
+    assert states[-1].kept.shelves.bytes == 5 * one and states[-1].kept.shelves.in_file == 2 * 5 * one
+    assert [bits(state.clients) for state in states] == [known for _, known in usual]
 
 
 @pytest.mark.parametrize("clients", [40, 400])
