@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl import cli_schema, results_comparison
+from pacbayes_fl import cli_describe, cli_schema, results_comparison
 from pacbayes_fl.cli_output import (
     print_bins,
     print_cells,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pacbayes_fl.study_search import Trial
 
 
-_schema = cli_schema.act
+_describe, _schema = cli_describe.act, cli_schema.act
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

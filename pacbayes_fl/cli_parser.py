@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pacbayes_fl import __version__, cli_schema
+from pacbayes_fl import __version__, cli_describe, cli_schema
 from pacbayes_fl.errors import one_line
 from pacbayes_fl.metrics.table import headlines, search_scores
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _of_finished_runs(commands)
     _of_certificates(commands)
     _of_predictions(commands)
-    for module in (cli_schema,):
+    for module in (cli_describe, cli_schema):
         module.arguments(partial(_command, commands))
     return main
 

@@ -41,6 +41,7 @@ ARGUMENTS = {
     "join": ["run", "--data", "rows.csv"],
     "predict": ["run", "--client", "c0", "--data", "rows.csv"],
     "release": ["run", "--out", "released"],
+    "describe": ["pac-pfl"],
     "schema": [],
 }
 
