@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pacbayes_fl import names
+from pacbayes_fl import names, results_ended
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.results_bootstrap import nested_bootstraps
 from pacbayes_fl.results_folder import FILES, refuse_links
@@ -270,11 +270,13 @@ def no_run(folder: Path, missing: str) -> StudyError:
     if runs and (folder / "compare.json").is_file():
         return StudyError(f"{folder} holds a comparison", hint=f"give one of its runs: {', '.join(runs[:6])}")
     if runs:
-        hint = "run compare again with the same --out: finished runs are read"
-        return StudyError(f"{folder} holds a comparison that has not finished", hint=hint)
+        usual = "run compare again with the same --out: finished runs are read"
+        what, hint = results_ended.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
+        return StudyError(what, hint=hint)
     if any((folder / name).is_file() for name in FILES):
-        hint = "has the run finished? resume with --resume"
-        return StudyError(f"{folder} is not a finished run folder: {missing}", hint=hint)
+        what, usual = f"{folder} is not a finished run folder: {missing}", "has the run finished? resume with --resume"
+        what, hint = results_ended.unfinished(folder, what, usual)
+        return StudyError(what, hint=hint)
     return StudyError(f"{folder} is not a run folder: {missing}", hint="`pacbayes-fl run` makes one")
 
 

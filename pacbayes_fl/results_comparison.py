@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pacbayes_fl import results
+from pacbayes_fl import results, results_ended
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link
 from pacbayes_fl.metrics.table import comparison_columns, metric_of
@@ -214,7 +214,9 @@ def load(folder: Path | str) -> list[Result]:
     refuse_links(folder)
     path = folder / FILE
     if not path.is_file():
-        raise StudyError(f"{folder} is not a finished comparison: {FILE} is missing", hint=_AGAIN)
+        what = f"{folder} is not a finished comparison: {FILE} is missing"
+        what, hint = results_ended.unfinished(folder, what, _AGAIN)
+        raise StudyError(what, hint=hint)
     verify(folder, (FILE,))
     try:
         summary = json.loads(path.read_text("utf-8"))

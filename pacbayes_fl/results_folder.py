@@ -40,6 +40,7 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "privacy.json": Content("what releases have spent", released=True),
         "release.safetensors": Content("the newest release, for a round that a crash cuts short, and who took part"),
         "rounds.jsonl": Content("the record of every round"),
+        "ended.json": Content("the error that ended the run before its last round", again=True),
         "certified.jsonl": Content("which certificates of these rows were asked for"),
         "clients.csv": Content("every client's metrics", again=True),
         "predictions.safetensors": Content("the predictions of test rows", again=True),

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from pacbayes_fl import results_ended
 from pacbayes_fl.errors import DamageWarning, DataError, outside
 from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.results_folder import FILES, refuse_links, sync_folder, write_atomic
@@ -273,10 +274,12 @@ def verify(folder: Path | str, needed: Collection[str], without: Collection[str]
         CheckpointError: when a link stands in place of a file.
     """
     refuse_links(folder)
+    ended = results_ended.ended_run(Path(folder)) is not None
     for name, what in sorted(problems(folder, without).items(), key=lambda one: one[0] not in needed):
         content = FILES.get(name)
         holds = f": it holds {content.holds}" if content else ""
-        hint = _AGAIN if content and content.again else _COPY if what == "is missing" else _MEANT
+        again = content is not None and content.again and not ended
+        hint = _AGAIN if again else _COPY if ended or what == "is missing" else _MEANT
         hint = next((own for place, own in _PLACES.items() if name.startswith(place)), hint)
         if name in needed:
             raise DataError(f"{Path(folder) / name} {what}{holds}", hint=hint)

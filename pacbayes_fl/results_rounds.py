@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
-from pacbayes_fl import files, names
+from pacbayes_fl import files, names, results_ended
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, shown
 from pacbayes_fl.results_folder import sync_folder
 from pacbayes_fl.results_manifest import put
@@ -103,7 +103,8 @@ def readable(path: Path) -> Iterator[Path]:
     try:
         yield path
     except (*UNREADABLE, SafetensorError, csv.Error) as error:
-        hint = "the file was damaged or edited; resume the run with --resume to write it again"
+        usual = "the file was damaged or edited; resume the run with --resume to write it again"
+        hint = results_ended.next_step(path.parent, usual)
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
 
 

@@ -234,8 +234,9 @@ def _rounds(
                     folder.save(study, clients, state, paid)
                 if stopping:
                     raise KeyboardInterrupt
-        except (ClientError, NumericalError):
+        except (ClientError, NumericalError) as error:
             folder.save(study, clients, state, paid)  # nothing is lost: the last good round is on disk
+            folder.end(state.round, error)
             raise
     if state.round == 0 or state.round < rounds:
         folder.save(study, clients, state, paid)

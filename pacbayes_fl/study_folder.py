@@ -14,6 +14,7 @@ import torch
 
 from pacbayes_fl import (
     results,
+    results_ended,
     results_rounds,
     study_choice,
     study_hold_out,
@@ -25,7 +26,7 @@ from pacbayes_fl import (
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
-from pacbayes_fl.errors import CheckpointError, StudyError
+from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint, engine, lock, stop
 from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
@@ -239,7 +240,7 @@ class RunFolder:
         if study.report.keep == "all":
             study_hold_out.save(self.path, settled.division)  # before the data: where they are, this is looked for
         study_scaling.save(self.path, settled.shared, dataset)
-        put(self.path, {"metrics.json": None})  # of fewer rounds: it would say that the run is finished
+        put(self.path, {"metrics.json": None, results_ended.FILE: None})  # of fewer rounds: they say that it is over
         if settled.notes:
             study_choice.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
         about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
@@ -283,6 +284,15 @@ class RunFolder:
         if self.fell_back:
             meta["fell_back"] = list(self.fell_back)
         checkpoint.save(self.path, state.round, flat, {**meta, **paid})
+
+    def end(self, saved: int, error: PacBayesFLError) -> None:
+        """Write down that a run has ended in an error, which would come again.
+
+        Args:
+            saved: the last round that held.
+            error: that ended it.
+        """
+        put(self.path, {results_ended.FILE: results_ended.to_json(saved, error)})
 
     def finish(self, result: Result) -> None:
         """Write the results of a run.
@@ -353,6 +363,9 @@ class NoFolder:
 
     def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
         """The state is in memory alone."""
+
+    def end(self, saved: int, error: PacBayesFLError) -> None:
+        """The error tells whoever asked for the run."""
 
     def finish(self, result: Result) -> None:
         """The result is in memory alone."""

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from pacbayes_fl import study_scaling, tensors
+from pacbayes_fl import results_ended, study_scaling, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
@@ -167,9 +167,9 @@ def _labels(trained: Trained, folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "labels.json").read_text("utf-8"))
         kept = {name: found[name] for name in _LABELS if name in found}
     except UNREADABLE as error:
-        raise DataError(
-            f"{folder / 'labels.json'} cannot be read: {error}", hint="finish the run with --resume"
-        ) from error
+        what, usual = f"{folder / 'labels.json'} cannot be read: {error}", "finish the run with --resume"
+        what, hint = results_ended.unfinished(folder, what, usual)
+        raise DataError(what, hint=hint) from error
     spent = trained.study.privacy.epsilon is not None
     return kept | ({"privacy": found["privacy"]} if spent and "privacy" in found else {})
 

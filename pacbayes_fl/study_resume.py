@@ -8,12 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import results_manifest, study_choice, study_hold_out, study_keep
+from pacbayes_fl import results_ended, results_manifest, study_choice, study_hold_out, study_keep
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results_folder import FILES, RELEASED
 from pacbayes_fl.study_file import Study
 
+_FINISH: Final = "finish the run with --resume"
 _SIGNS: Final = ("study.toml", study_hold_out.HISTORY, "checkpoints", "metrics.json")
 _WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
 _NEEDED: Final = ("rounds.jsonl", study_hold_out.HISTORY)
@@ -76,7 +77,9 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     if folder is None or not holds_run(folder):
         return SavedRun(study)
     if not resume:
-        raise StudyError(f"{folder} holds a run already", hint="go on with --resume, or choose another --out")
+        usual = f"{folder} holds a run already"
+        what, hint = results_ended.unfinished(folder, usual, "go on with --resume, or choose another --out")
+        raise StudyError(what, hint=hint)
     saved = _newest(folder)
     results_manifest.regain(folder)
     kept = [name for name, content in FILES.items() if not content.again or (saved is None and name == "study.toml")]
@@ -112,7 +115,7 @@ def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
     """
     saved = _newest(folder)
     if saved is None:
-        raise CheckpointError(f"{folder} holds no saved round", hint="finish the run with --resume")
+        raise CheckpointError(f"{folder} holds no saved round", hint=results_ended.next_step(folder, _FINISH))
     results_manifest.verify(folder, _OPENED, _WATCHED)
     _complete(folder, saved)
     return saved, _fallen(saved)
