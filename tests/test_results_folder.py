@@ -90,7 +90,7 @@ def test_nothing_is_added_or_locked_at_the_end_of_a_link(
     folder: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the links had been put there after the folder was looked through."""
-    monkeypatch.setattr(checkpoint, "refuse_links", lambda _: None)
+    monkeypatch.setattr(lock, "refuse_links", lambda _: None)
     for name in ("rounds.jsonl", "run.lock"):
         (folder / name).symlink_to(victim)
         with pytest.raises(CheckpointError, match=f"{name} {LINK}"):
