@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation.engine import FederationState
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.rounds import RoundRecord
 
 SEED = 0
 SETTINGS = MappingProxyType(

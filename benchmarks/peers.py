@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 
 
 class DeepGP(ExactGP):  # type: ignore[misc]  # GPyTorch is untyped

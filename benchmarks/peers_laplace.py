@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from pacbayes_fl.data.torchvision_ops import ensure_importable
-from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
 ensure_importable()  # laplace-torch imports torchmetrics, which imports torchvision
 from laplace import Laplace  # noqa: E402

@@ -32,13 +32,13 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.pac_pfl import Message, PacPFL
-from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.gaussian_process import condition
-from pacbayes_fl.posteriors.particles import GaussianHyperPrior
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.posteriors.functions.gaussian_process import condition
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.results.rounds import RoundRecord
 
 FEATURES, PARTICLES = 15, 4
 

@@ -23,8 +23,8 @@ from pacbayes_fl.inference import curvature, turns
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, choose
 from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Update, diagonal
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 
 if TYPE_CHECKING:

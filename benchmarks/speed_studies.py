@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 
 from benchmarks.measure import Bench, Row, elsewhere
-from pacbayes_fl import study
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study import run
+from pacbayes_fl.study.file import Study
 
 ROUNDS, ROWS = 5, 10
 
@@ -75,7 +75,7 @@ def cost(clients: int) -> tuple[float, float]:
         User seconds and the peak of resident MiB of the process, imports included.
     """
     with TemporaryDirectory() as folder:
-        study.run(Study.from_table(table(clients)), Path(folder) / "run").summary()
+        run.run(Study.from_table(table(clients)), Path(folder) / "run").summary()
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import SEED, Bench, Rounds, Row, elsewhere, labelled, rise
-from pacbayes_fl import study_classes, tensors
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import elbo, svi
-from pacbayes_fl.methods.pfedbayes import PFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES, PFedBayesOptions
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.study.evaluate import classification
 
 AGREEMENT, PYRO_AGREEMENT = 1e-9, 1e-12
 
@@ -239,7 +240,7 @@ def evaluation(bench: Bench, setting: Setting = PAPER, rows: int = 4_750) -> Ite
 
     def probabilities(one: FederationPlan) -> Tensor:
         found = engine.personalise(federation.method, federation.state, federation.batch, one)
-        return torch.cat([study_classes.predictive(posterior, test[index]).log_probs for index, posterior in found])
+        return torch.cat([classification.predictive(posterior, test[index]).log_probs for index, posterior in found])
 
     def together() -> Tensor:
         return probabilities(plan(bench))

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from pacbayes_fl.methods.baselines.local import LocalOnly as LocalOnly
     from pacbayes_fl.methods.baselines.pfedgp import pfedgp as pfedgp
     from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP as VanillaGP
-    from pacbayes_fl.methods.bpfed import BPFed as BPFed
-    from pacbayes_fl.methods.cfedbayes import CFedBayes as CFedBayes
     from pacbayes_fl.methods.fedsi import FedSI as FedSI
-    from pacbayes_fl.methods.pac_pfl import PacPFL as PacPFL
-    from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN as PacPFLBNN
-    from pacbayes_fl.methods.pfedbayes import PFedBayes as PFedBayes
-    from pacbayes_fl.methods.sfedbayes import SFedBayes as SFedBayes
+    from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN as PacPFLBNN
+    from pacbayes_fl.methods.pac_pfl.gp import PacPFL as PacPFL
+    from pacbayes_fl.methods.variational.bpfed import BPFed as BPFed
+    from pacbayes_fl.methods.variational.cfedbayes import CFedBayes as CFedBayes
+    from pacbayes_fl.methods.variational.pfedbayes import PFedBayes as PFedBayes
+    from pacbayes_fl.methods.variational.sfedbayes import SFedBayes as SFedBayes
     from pacbayes_fl.models.base import WeightModel as WeightModel
-    from pacbayes_fl.models.bayesian_network import BayesianMLP as BayesianMLP
-    from pacbayes_fl.models.bayesian_network import BayesianNetwork as BayesianNetwork
-    from pacbayes_fl.models.convolutional import BayesianCNN as BayesianCNN
-    from pacbayes_fl.models.convolutional import BayesianVGG as BayesianVGG
-    from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP as DeepKernelGP
-    from pacbayes_fl.models.deep_kernel_gp import GPyTorchPrior as GPyTorchPrior
+    from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP as DeepKernelGP
+    from pacbayes_fl.models.functions.deep_kernel_gp import GPyTorchPrior as GPyTorchPrior
     from pacbayes_fl.models.likelihoods import Categorical as Categorical
     from pacbayes_fl.models.likelihoods import Gaussian as Gaussian
-    from pacbayes_fl.posteriors.particles import GaussianHyperPrior as GaussianHyperPrior
-    from pacbayes_fl.results import Result as Result
-    from pacbayes_fl.study import run as run
-    from pacbayes_fl.study_file import Study as Study
+    from pacbayes_fl.models.weights.bayesian_network import BayesianMLP as BayesianMLP
+    from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork as BayesianNetwork
+    from pacbayes_fl.models.weights.convolutional import BayesianCNN as BayesianCNN
+    from pacbayes_fl.models.weights.convolutional import BayesianVGG as BayesianVGG
+    from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior as GaussianHyperPrior
+    from pacbayes_fl.results.records import Result as Result
+    from pacbayes_fl.study.file import Study as Study
+    from pacbayes_fl.study.run import run as run
 
 _HOMES = (
     ("data.batch", ("ClientBatch",)),
@@ -55,22 +55,22 @@ _HOMES = (
     ("methods.baselines.local", ("LocalOnly",)),
     ("methods.baselines.pfedgp", ("pfedgp",)),
     ("methods.baselines.vanilla_gp", ("VanillaGP",)),
-    ("methods.bpfed", ("BPFed",)),
-    ("methods.cfedbayes", ("CFedBayes",)),
+    ("methods.variational.bpfed", ("BPFed",)),
+    ("methods.variational.cfedbayes", ("CFedBayes",)),
     ("methods.fedsi", ("FedSI",)),
-    ("methods.pac_pfl", ("PacPFL",)),
-    ("methods.pac_pfl_bnn", ("PacPFLBNN",)),
-    ("methods.pfedbayes", ("PFedBayes",)),
-    ("methods.sfedbayes", ("SFedBayes",)),
+    ("methods.pac_pfl.gp", ("PacPFL",)),
+    ("methods.pac_pfl.bnn", ("PacPFLBNN",)),
+    ("methods.variational.pfedbayes", ("PFedBayes",)),
+    ("methods.variational.sfedbayes", ("SFedBayes",)),
     ("models.base", ("WeightModel",)),
-    ("models.bayesian_network", ("BayesianMLP", "BayesianNetwork")),
-    ("models.convolutional", ("BayesianCNN", "BayesianVGG")),
-    ("models.deep_kernel_gp", ("DeepKernelGP", "GPyTorchPrior")),
+    ("models.weights.bayesian_network", ("BayesianMLP", "BayesianNetwork")),
+    ("models.weights.convolutional", ("BayesianCNN", "BayesianVGG")),
+    ("models.functions.deep_kernel_gp", ("DeepKernelGP", "GPyTorchPrior")),
     ("models.likelihoods", ("Categorical", "Gaussian")),
-    ("posteriors.particles", ("GaussianHyperPrior",)),
-    ("results", ("Result",)),
-    ("study", ("run",)),
-    ("study_file", ("Study",)),
+    ("posteriors.hyper_posterior", ("GaussianHyperPrior",)),
+    ("results.records", ("Result",)),
+    ("study.run", ("run",)),
+    ("study.file", ("Study",)),
 )
 
 __version__ = "0.1.0"

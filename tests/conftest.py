@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run of the tiny study; only to be read."""
-    from pacbayes_fl.study import run
+    from pacbayes_fl.study.run import run
     from tests.tiny import tiny
 
     folder = tmp_path_factory.mktemp("finished") / "run"

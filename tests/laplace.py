@@ -16,10 +16,10 @@ from torch.nn.functional import batch_norm, conv2d, cross_entropy, max_pool2d, s
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.bayesian_network import BayesianMLP, BayesianNetwork
-from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG, ImageNetwork
-from pacbayes_fl.models.layers import LayerTrace, Traces
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG, ImageNetwork
+from pacbayes_fl.models.weights.layers import LayerTrace, Traces
 
 Network = Callable[[Tensor, Tensor], Tensor]  # flat weights [D], rows [N, *feature] -> outputs [N, C]
 

@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, settings, study
+from pacbayes_fl import cli, settings
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.metrics.table import comparison_columns
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_rounds import RoundRecord
-from pacbayes_fl.study_data import reopen
-from pacbayes_fl.study_predict import ClassPrediction, join, predict
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results.metrics import comparison_columns
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import run as study
+from pacbayes_fl.study.data import reopen
+from pacbayes_fl.study.predict import ClassPrediction, join, predict
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
 
 Out = Callable[..., tuple[int, str, str]]

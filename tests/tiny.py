@@ -14,7 +14,7 @@ import torch
 from pacbayes_fl import settings
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study.file import Study
 
 ROUNDS = 12
 TABLE: dict[str, Any] = {

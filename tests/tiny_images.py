@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study.file import Study
 
 Array = np.ndarray[Any, Any]
 TRAIN, TEST, SIDE = 300, 120, 6

@@ -42,7 +42,7 @@ from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.bounds.table import BOUNDS, bound_named
-from pacbayes_fl.posteriors.particles import gibbs_tau
+from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 
 __all__ = [
     "ARGUMENTS",

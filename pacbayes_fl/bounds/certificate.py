@@ -17,7 +17,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.checks import Number, checked, whole
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.results_certificates import rounded_up
+from pacbayes_fl.results.certificates import rounded_up
 
 Terms = Mapping[str, Tensor]
 Formula = Callable[[Terms], Mapping[str, Tensor]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess, relative_entropy
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior, gaussian_kl
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, gaussian_kl
 
 _ROUNDING = 1e-6  # of divergences in float32
 _LARGEST = 700.0  # whose exponential is a double

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from pacbayes_fl.bounds.checks import whole
 from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.results import SIMULATED_EPSILON
-from pacbayes_fl.results_certificates import rounded_up
+from pacbayes_fl.results.certificates import rounded_up
+from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 Source = Literal[
     "data-free",

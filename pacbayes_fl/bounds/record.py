@@ -19,7 +19,7 @@ from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.table import formulas
 from pacbayes_fl.errors import AssumptionError, DataError
-from pacbayes_fl.results import SIMULATED_EPSILON
+from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 _LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
     {kind.__name__: kind for kind in (*LOSSES.values(), LossRange)}

@@ -17,7 +17,7 @@ from pacbayes_fl.bounds.losses import BoundedLoss
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import FinitePosterior, FunctionPosterior, SampledPosterior
+from pacbayes_fl.posteriors.predictive import FinitePosterior, FunctionPosterior, SampledPosterior
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib import format as npy
 
-from pacbayes_fl import memory
+from pacbayes_fl.data import memory
 from pacbayes_fl.errors import DataError
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacbayes_fl import memory
-from pacbayes_fl.data import images
+from pacbayes_fl.data import images, memory
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.errors import DataError, shown

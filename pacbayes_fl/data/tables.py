@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pacbayes_fl import memory
-from pacbayes_fl.data import times
+from pacbayes_fl.data import memory, times
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, outside, shown

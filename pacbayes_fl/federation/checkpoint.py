@@ -28,8 +28,8 @@ from torch import Tensor
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
 from pacbayes_fl.files import checksum, make_folder, refuse_link
-from pacbayes_fl.results_folder import sync_folder, write_atomic, write_synced
-from pacbayes_fl.results_manifest import announced, intact
+from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
+from pacbayes_fl.results.manifest import announced, intact
 
 FORMAT_VERSION: Final = 1
 MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")

@@ -38,12 +38,12 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import Method, slowed
-from pacbayes_fl.models import program
 from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.weights import program
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.base import Posterior
-from pacbayes_fl.posteriors.family import check_families
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.posteriors.predictive import Posterior
+from pacbayes_fl.posteriors.weights.family import check_families
+from pacbayes_fl.results.rounds import RoundRecord
 
 AnyMethod = Method[Any, Any, Any, Any]
 Then = Callable[[Tensor, Any], Any]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pacbayes_fl.federation.watch import summary
-from pacbayes_fl.results_rounds import Steps
+from pacbayes_fl.results.rounds import Steps
 
 STANDS_OUT = 10.0
 """Times the median that a step may be long before its client can have spoilt the round alone."""

@@ -15,7 +15,7 @@ from typing import IO, Final
 from pacbayes_fl.errors import CheckpointError, outside
 from pacbayes_fl.federation.checkpoint import clean
 from pacbayes_fl.files import close_folder, make_folder, opened
-from pacbayes_fl.results_folder import refuse_links
+from pacbayes_fl.results.folder import refuse_links
 
 _LOCK: Final = "run.lock"
 

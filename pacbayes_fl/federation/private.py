@@ -25,7 +25,7 @@ from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Charge
 from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.rounds import RoundRecord
 
 
 @dataclass(frozen=True)

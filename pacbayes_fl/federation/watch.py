@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pacbayes_fl.results_rounds import Steps
+from pacbayes_fl.results.rounds import Steps
 from pacbayes_fl.server.robust import WINDOW
 
 

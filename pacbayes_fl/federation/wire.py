@@ -37,7 +37,7 @@ from pacbayes_fl.federation.reduction import RobustAccumulator
 from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.methods.base import slowed
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.rounds import RoundRecord
 
 _STRANGERS = 16
 

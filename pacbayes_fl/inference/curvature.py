@@ -1,7 +1,7 @@
 """Generalised Gauss-Newton curvature of many clients' likelihoods, from layer factors.
 
-The definition is `models.jacobian.dense`: a Jacobian entry by entry. Here nothing of its size [N, C, D] is formed. For
-B chosen weights of linear layers a product over rows has no factor of the C classes either,
+The definition is `models.weights.jacobian.dense`: a Jacobian entry by entry. Here nothing of its size [N, C, D] is
+formed. For B chosen weights of linear layers a product over rows has no factor of the C classes either,
 
     (J' Lambda J)_{io, i'o'} = sum_n a_ni a_ni' M_n[o, o'],  M_n = V_n' V_n,  V_n = R_n' dF_n [C, U],
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.jacobian import Jacobian, LayerJacobian, linearise
+from pacbayes_fl.models.weights.jacobian import Jacobian, LayerJacobian, linearise
 
 NUMBERS = 2**25
 """Numbers that the factors of one chunk of rows may hold."""

@@ -20,8 +20,8 @@ from torch.distributions import kl_divergence
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.bayesian_network import BayesianNetwork
-from pacbayes_fl.posteriors.family import AnyFamily, Draw, Family, Opened, Sites
+from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
+from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Family, Opened, Sites
 
 Program = Callable[[], object]
 

@@ -1,8 +1,8 @@
 """The client's half of PAC-PFL with GPs: exact log evidence of every particle and its gradient, one score per client.
 
-The definition is `posteriors.gaussian_process.gaussian_log_evidence` under autograd. Here the gradient is written out,
-d ln Z / dK = (alpha alpha' - (K + s^2 I)^-1) / 2, which costs half of a pass through the Cholesky factor; a
-test holds the two together.
+The definition is `posteriors.functions.gaussian_process.gaussian_log_evidence` under autograd. Here the gradient is
+written out, d ln Z / dK = (alpha alpha' - (K + s^2 I)^-1) / 2, which costs half of a pass through the Cholesky factor;
+a test holds the two together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel, PriorValues
-from pacbayes_fl.posteriors.gaussian_process import Factor, add_noise, factorise, inverse
+from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
 
 class ParticleScores(NamedTuple):

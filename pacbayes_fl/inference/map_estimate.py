@@ -11,9 +11,9 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import turns
+from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, check_optimiser, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, Optimiser, adam_init, check_optimiser, step_
 
 
 @dataclass(frozen=True)

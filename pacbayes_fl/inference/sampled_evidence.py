@@ -1,7 +1,7 @@
 """The client's half of PAC-PFL with networks: log evidence of every prior by draws of its weights, and its gradient.
 
-A prior over weights is a diagonal Gaussian; a particle phi [2 D] is its (mu, rho), as in `posteriors.mean_field`. All
-particles see the same draws eps, so that they differ by what they are and not by luck. Autograd goes through the
+A prior over weights is a diagonal Gaussian; a particle phi [2 D] is its (mu, rho), as in
+`posteriors.weights.mean_field`. All particles see the same draws eps, so that they differ by what they are and not by luck. Autograd goes through the
 network alone; draws are added up one by one in log space, so that memory does not grow with their number.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 
 NONE = -1e30
 """Stands for the logarithm of a likelihood of zero, in nats."""

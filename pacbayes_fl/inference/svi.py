@@ -13,10 +13,10 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import elbo, turns
+from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, check_optimiser, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, Optimiser, adam_init, check_optimiser, step_
-from pacbayes_fl.posteriors.family import Draw, Family, Opened
+from pacbayes_fl.posteriors.weights.family import Draw, Family, Opened
 
 
 @dataclass(frozen=True)

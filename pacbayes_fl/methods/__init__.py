@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pacbayes_fl.methods.recipe import AnyMethod, Choice, HeldOut, LogUniform, Product, Recipe, Search
-    from pacbayes_fl.methods.table import METHODS
+    from pacbayes_fl.methods.registry import METHODS
 
 __all__ = ["METHODS", "AnyMethod", "Choice", "HeldOut", "LogUniform", "Product", "Recipe", "Search"]
 
@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
     """Load a name from the table or from what its entries are made of."""
     if name not in __all__:
         raise AttributeError(f"module 'pacbayes_fl.methods' has no attribute {name!r}")
-    return getattr(import_module(f"pacbayes_fl.methods.{'table' if name == 'METHODS' else 'recipe'}"), name)
+    return getattr(import_module(f"pacbayes_fl.methods.{'registry' if name == 'METHODS' else 'recipe'}"), name)

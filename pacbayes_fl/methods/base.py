@@ -16,7 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import LearnedPriors, Posterior
+from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.server.robust import Aggregate, Rule
 
 Server = TypeVar("Server")

@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.federated_svgd import MinibatchScale
-from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
+from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
+from pacbayes_fl.methods.pac_pfl.svgd import MinibatchScale
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, presets
 from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.posteriors.particles import weight_hyper_prior
+from pacbayes_fl.posteriors.hyper_posterior import weight_hyper_prior
 from pacbayes_fl.server.svgd import Bandwidth
 
 
 @dataclass(frozen=True)
 class PacPFLBNNOptions:
-    """Table [method] of PAC-PFL on networks; fields as in `methods.pac_pfl_bnn.PacPFLBNN`, and of its parts.
+    """Table [method] of PAC-PFL on networks; fields as in `methods.pac_pfl.bnn.PacPFLBNN`, and of its parts.
 
     The hyper-prior has means within `mean_std` of the model's centre, and rhos within `rho_std` of `init_rho`; the
     first means are within `init_std`.

@@ -19,14 +19,14 @@ from pacbayes_fl.inference import curvature, map_estimate, subnetwork
 from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, SubnetworkChoice
-from pacbayes_fl.methods import release
+from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.methods.baselines.fedavg import initial_weights
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Posterior
-from pacbayes_fl.posteriors.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
-from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
+from pacbayes_fl.posteriors.predictive import Posterior
+from pacbayes_fl.posteriors.weights.laplace import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
+from pacbayes_fl.posteriors.weights.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
 from pacbayes_fl.server.robust import Aggregate
@@ -234,7 +234,7 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def client_steps(self, message: Message, update: Update) -> Moments:
         """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
-        return release.steps(update.moments, self._known(message))
+        return private_steps.steps(update.moments, self._known(message))
 
     def position(self, message: Message) -> Tensor:
         """The means [D]: variances are bounded by the prior's, and curvatures have units of their own."""
@@ -245,16 +245,16 @@ class FedSI(Method[Server, Message, Client, Update]):
         if self.upload == "curvature":
             what = "upload = 'curvature' has no largest value, so that noise could make it anything"
             raise PrivacyError(what, hint="method.upload = 'variance'")
-        release.alike(self.weighting)
+        private_steps.alike(self.weighting)
 
     def received(self, message: Message, mean: Moments, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
-        found = release.arrived(mean, self._known(message))
-        unknown = release.withheld(found.mean)
+        found = private_steps.arrived(mean, self._known(message))
+        unknown = private_steps.withheld(found.mean)
         variance = found.variance.clamp_min(0.0)
         if self.upload == "variance":
             variance = variance.minimum(message.prior.variance[: self.shared])
-        return Update(found._replace(variance=variance), release.ones(found.mean), unknown, unknown, unknown)
+        return Update(found._replace(variance=variance), private_steps.ones(found.mean), unknown, unknown, unknown)
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""

@@ -13,18 +13,18 @@ from pacbayes_fl.methods.baselines.pfedgp import pfedgp
 from pacbayes_fl.methods.baselines.pooled_gp import PooledGP
 from pacbayes_fl.methods.baselines.ridge import LocalRidge, PooledRidge
 from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
-from pacbayes_fl.methods.federated_svgd import MinibatchScale
-from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from pacbayes_fl.methods.pac_pfl.svgd import MinibatchScale
 from pacbayes_fl.methods.recipe import Choice, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.posteriors.particles import GaussianHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
 from pacbayes_fl.server.svgd import Bandwidth
 
 
 @dataclass(frozen=True)
 class PacPFLOptions:
-    """Table [method] of PAC-PFL; fields as in `methods.pac_pfl.PacPFL`, and the std of the Gaussian hyper-prior."""
+    """Table [method] of PAC-PFL; fields as in `methods.pac_pfl.gp.PacPFL`, and the std of the Gaussian hyper-prior."""
 
     hyper_prior_std: float = 0.3
     particles: int = 4

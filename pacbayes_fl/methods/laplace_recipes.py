@@ -21,7 +21,7 @@ from pacbayes_fl.methods.fedsi import FedSI
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
 from pacbayes_fl.methods.titles import TITLES
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.posteriors.linearised import LinearisedPredictive
+from pacbayes_fl.posteriors.weights.linearised import LinearisedPredictive
 from pacbayes_fl.server.average import Weighting
 
 ALPHAS = (1e-2, 1e-1, 1e-3, 1.0, 1e-4)

@@ -14,7 +14,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import Posterior
+from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
 from pacbayes_fl.server.robust import Aggregate, Rule
 

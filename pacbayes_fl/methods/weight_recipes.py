@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.inference.optim import Optimiser
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.local import LocalOnly
-from pacbayes_fl.methods.bpfed import BPFed, PersonalPrior
-from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.methods.pfedbayes import PFedBayes
 from pacbayes_fl.methods.recipe import Choice, HeldOut, LogUniform, Product, Recipe, Search, presets
-from pacbayes_fl.methods.sfedbayes import SFedBayes, SlabAverage
 from pacbayes_fl.methods.titles import TITLES
-from pacbayes_fl.methods.variational import Aggregation, PriorTracking
+from pacbayes_fl.methods.variational.base import Aggregation, PriorTracking
+from pacbayes_fl.methods.variational.bpfed import BPFed, PersonalPrior
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
+from pacbayes_fl.methods.variational.sfedbayes import SFedBayes, SlabAverage
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.optim import Optimiser
-from pacbayes_fl.posteriors.spike_slab import TEMPERATURE
+from pacbayes_fl.posteriors.weights.spike_slab import TEMPERATURE
 from pacbayes_fl.server.average import Weighting
 
 
@@ -82,7 +82,7 @@ class PFedBayesOptions(VariationalOptions):
 
 @dataclass(frozen=True)
 class SFedBayesOptions(VariationalOptions):
-    """Table [method] of sFedBayes; fields as in `methods.sfedbayes.SFedBayes`."""
+    """Table [method] of sFedBayes; fields as in `methods.variational.sfedbayes.SFedBayes`."""
 
     beta: float = 1.0
     inclusion: float = 0.99
@@ -93,7 +93,7 @@ class SFedBayesOptions(VariationalOptions):
 
 @dataclass(frozen=True)
 class CFedBayesOptions(VariationalOptions):
-    """Table [method] of cFedBayes; fields as in `methods.cfedbayes.CFedBayes`.
+    """Table [method] of cFedBayes; fields as in `methods.variational.cfedbayes.CFedBayes`.
 
     `clusters = "held-out"` lets a study choose J in 1..`max_clusters` by the log likelihood of training rows that
     federations of `trial_rounds` rounds were not given.
@@ -114,7 +114,7 @@ class CFedBayesOptions(VariationalOptions):
 
 @dataclass(frozen=True)
 class BPFedOptions(VariationalOptions):
-    """Table [method] of BPFed; fields as in `methods.bpfed.BPFed`. Its KL divergence has weight 1 (eq. 10)."""
+    """Table [method] of BPFed; fields as in `BPFed`. Its KL divergence has weight 1 (eq. 10)."""
 
     zeta: float = 1.0
     personal_sites: int = 2

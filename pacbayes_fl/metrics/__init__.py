@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pacbayes_fl.metrics.table import METRICS, Metric, Option
+from pacbayes_fl.results.metrics import METRICS, Metric, Option
 
 if TYPE_CHECKING:
     from pacbayes_fl.metrics.calibration import calibration_error, empirical_frequencies, interval_coverage, levels

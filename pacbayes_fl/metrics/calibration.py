@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.metrics.rows import masked_mean, real_rows
-from pacbayes_fl.posteriors.base import RegressionPredictive
+from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
 
 _RANGES = MappingProxyType({"paper": (0.0, 1.0), "pacoh": (0.05, 0.95)})

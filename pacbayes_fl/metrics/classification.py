@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.metrics.rows import masked_mean, real_labels
-from pacbayes_fl.posteriors.base import ClassPredictive
+from pacbayes_fl.posteriors.predictive import ClassPredictive
 
 
 def accuracy(predictive: ClassPredictive, y: Tensor, mask: Tensor) -> Tensor:

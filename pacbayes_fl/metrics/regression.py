@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.metrics.rows import masked_mean, real_rows
-from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
 
 _LEVELS = 1024  # of the quadrature of `crps` for a predictive without a closed form

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import DataError, ShapeError
-from pacbayes_fl.posteriors.base import ClassPredictive, RegressionPredictive
-from pacbayes_fl.shapes import require
+from pacbayes_fl.metrics.shapes import require
+from pacbayes_fl.posteriors.predictive import ClassPredictive, RegressionPredictive
 
 
 def real_rows(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ from pacbayes_fl.plots.sparsity import kept_share, sparsity_curve
 from pacbayes_fl.plots.style import NothingToDrawError, drawing
 from pacbayes_fl.plots.sweep import sweep_curve
 from pacbayes_fl.plots.uncertainty import uncertainty_histograms
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_certificates import CertifiedRun
+from pacbayes_fl.results.certificates import CertifiedRun
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def save_certificates(
     """Write a figure for every table of certificates; the same table gives the same bytes.
 
     Args:
-        tables: of one run, as `results_certificates.tables_of` reads them.
+        tables: of one run, as `results.certificates.tables_of` reads them.
         folder: where the files go, made if it does not exist.
         formats: file endings that matplotlib knows.
 

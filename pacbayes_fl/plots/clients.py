@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.metrics.table import box_columns, headline_column
 from pacbayes_fl.plots.style import (
     CYCLE,
     GROUP_COLOURS,
@@ -21,7 +20,8 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
-from pacbayes_fl.results import GROUPS, Result
+from pacbayes_fl.results.metrics import box_columns, headline_column
+from pacbayes_fl.results.records import GROUPS, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

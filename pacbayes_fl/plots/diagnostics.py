@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.metrics.recorded import RECORDED
 from pacbayes_fl.plots.learning import draw_rounds, drawn_by_default, recorded_names
 from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, metric_label, panels
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.metrics.recorded import RECORDED
-from pacbayes_fl.metrics.table import MODELS, headline
 from pacbayes_fl.plots.style import (
     BLUE,
     CYCLE,
@@ -17,7 +15,9 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.metrics import MODELS, headline
+from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from pacbayes_fl.plots.style import (
     predicted,
     target_label,
 )
-from pacbayes_fl.results import GROUPS, Result
+from pacbayes_fl.results.records import GROUPS, Result
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

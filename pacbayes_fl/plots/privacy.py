@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.metrics.table import headline_column
 from pacbayes_fl.plots.style import (
     CYCLE,
     FAINT,
@@ -22,8 +21,9 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
-from pacbayes_fl.results import GROUPS, SIMULATED_EPSILON, Result
-from pacbayes_fl.results_bootstrap import nested_bootstrap
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.metrics import headline_column
+from pacbayes_fl.results.records import GROUPS, SIMULATED_EPSILON, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

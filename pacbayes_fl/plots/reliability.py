@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.metrics.table import BINS, MODELS, PERSONAL
 from pacbayes_fl.plots.style import (
     FAINT,
     GROUP_COLOURS,
@@ -19,7 +18,8 @@ from pacbayes_fl.plots.style import (
     panels,
     predicted,
 )
-from pacbayes_fl.results import GROUPS, Result
+from pacbayes_fl.results.metrics import BINS, MODELS, PERSONAL
+from pacbayes_fl.results.records import GROUPS, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

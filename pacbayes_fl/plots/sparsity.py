@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacbayes_fl.metrics.table import MODELS, headline
 from pacbayes_fl.plots.style import CYCLE, MODEL_LINES, NothingToDrawError, joint_title, panels, run_names
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.metrics import MODELS, headline
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy.typing as npt
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.metrics.recorded import RECORDED, with_unit
-from pacbayes_fl.metrics.table import MODELS, PARTS, Metric, is_raw, metric_of
 from pacbayes_fl.names import to_drawing
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.metrics import MODELS, PARTS, Metric, is_raw, metric_of
+from pacbayes_fl.results.recorded import RECORDED, with_unit
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.metrics.table import headline_column
 from pacbayes_fl.plots.style import CYCLE, NothingToDrawError, joint_title, metric_label, panels
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_bootstrap import nested_bootstrap
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.metrics import headline_column
+from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

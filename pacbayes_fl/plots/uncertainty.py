@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.metrics.recorded import ENTROPY
 from pacbayes_fl.plots.style import BLUE, NothingToDrawError, panels
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.recorded import ENTROPY
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture
 
 
 @dataclass(frozen=True, eq=False)

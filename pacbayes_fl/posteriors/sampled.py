@@ -13,7 +13,7 @@ from torch import Tensor
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.noise import Noise, generator_of
 from pacbayes_fl.posteriors import univariate
-from pacbayes_fl.posteriors.base import streams
+from pacbayes_fl.posteriors.predictive import streams
 
 _DRAWS = 4096  # behind whatever no formula is known of
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
 from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.predictive import FinitePosterior, SampledPosterior
 
 RANGE = (0.1, 10.0)
 """Temperatures among which `best` chooses."""

@@ -23,8 +23,8 @@ from scipy.special import log_ndtr, ndtr
 
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
-from pacbayes_fl.results import SIMULATED_EPSILON
-from pacbayes_fl.results_certificates import rounded_up
+from pacbayes_fl.results.certificates import rounded_up
+from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 Method = Literal["auto", "pure", "zcdp", "rdp", "pld"]
 

@@ -29,8 +29,8 @@ from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, outsid
 from pacbayes_fl.files import checksum
 from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
-from pacbayes_fl.results import SIMULATED_EPSILON
-from pacbayes_fl.results_manifest import put
+from pacbayes_fl.results.manifest import put
+from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"

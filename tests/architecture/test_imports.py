@@ -6,44 +6,60 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.architecture.source import complain, dotted, imported, local_names, violations
+from tests.architecture.source import ROOT, complain, dotted, imported, local_names, modules, violations
 
-# A room is what follows `pacbayes_fl.`; rooms of one rank do not import each other.
+# A room is the longest prefix of a module's name, behind `pacbayes_fl.`, that stands here; rooms of one rank do not
+# import each other, and the modules of one room may.
+STUDY = (  # the stages of a study, from its file to what is read from its runs
+    ("study.listing", "study.models", "study.parts", "study.file", "study.sources", "study.schema"),
+    (
+        *("study.data", "study.scaling", "study.size", "study.fingerprints", "study.held_rows", "study.saved_rows"),
+        "study.privacy",
+    ),
+    ("study.prepare",),
+    ("study.evaluate",),
+    ("study.search",),
+    ("study.resuming", "study.folder", "study.run", "study.check"),
+    ("study.compare", "study.predict", "study.release", "study.describe", "study.init"),
+)
+STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}
 RANKS = {
-    **dict.fromkeys(("names",), -0.5),
-    **dict.fromkeys(("errors", "records"), 0),
-    **dict.fromkeys(("options",), 0.25),
-    **dict.fromkeys(("files", "memory", "shapes", "tensors", "settings"), 0.5),
-    **dict.fromkeys(("noise", "optim", "results"), 1),
-    **dict.fromkeys(("data",), 2),
-    **dict.fromkeys(("models",), 3),
-    **dict.fromkeys(("posteriors",), 4),
-    **dict.fromkeys(("inference", "server", "privacy"), 5),
-    **dict.fromkeys(("methods",), 6),
-    **dict.fromkeys(("federation",), 7),
-    **dict.fromkeys(("study",), 8),
+    **dict.fromkeys(("names",), 0),
+    **dict.fromkeys(("errors",), 1),
+    **dict.fromkeys(("files", "options", "tensors", "settings"), 2),
+    **dict.fromkeys(("noise", "results"), 3),
+    **dict.fromkeys(("data",), 4),
+    **dict.fromkeys(("models",), 5),
+    **dict.fromkeys(("posteriors",), 6),
+    **dict.fromkeys(("inference", "server", "privacy"), 7),
+    **dict.fromkeys(("methods",), 8),
+    **dict.fromkeys(("federation",), 9),
+    **{f"study:{at}": 10 + at / len(STUDY) for at in range(len(STUDY))},
+    **dict.fromkeys(("certify",), 11),
 }
-SIDE = {"bounds", "metrics", "plots", "report"}
-# Modules that belong to a room of another name; `study_x.py` belongs to `study`. The literal tables of what a run
-# records stand in the room of metrics, import nothing of the package, and are read from everywhere.
-ALIASES = {"tune": "study", "metrics.table": "records", "metrics.recorded": "records"}
+SIDE = {"bounds", "metrics", "plots"}
 
 
 def _below(rank: float) -> set[str]:
     return {room for room, its_rank in RANKS.items() if its_rank < rank}
 
 
-MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()} | {
-    "metrics": _below(5),
-    "bounds": _below(5),
-    "plots": {"names", "errors", "records", "files", "results"},
-    "report": {"names", "errors", "records", "results", "plots"},
-    "study": _below(8) | SIDE | {"data_gen"},
-    "cli": {"names", "errors", "records", "files", "results", "study", "plots", "__version__"},
+MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()}
+for _room in {*STAGES.values(), "certify"}:
+    MAY_IMPORT[_room] |= {"metrics", "plots", "data_gen"}
+for _room in (STAGES["study.describe"], "certify"):
+    MAY_IMPORT[_room] |= {"bounds"}
+MAY_IMPORT |= {
+    "metrics": _below(7),
+    "bounds": _below(7),
+    "plots": {"names", "errors", "files", "results"},
+    "study": set(),  # its `__init__.py`
+    "cli": {"names", "errors", "files", "settings", "results", *STAGES.values(), "certify", "plots", "__version__"},
     "__main__": {"cli"},
     "__init__": {*RANKS, *SIDE},  # the package's public names; no module of the package imports them from there
     "data_gen": set(),
@@ -51,6 +67,7 @@ MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()} | {
 ONLY_IN_A_FUNCTION = {("cli", "plots")}
 ONLY_IN = {"flwr": r"pacbayes_fl/federation/flower_\w+\.py", "pvlib": r"data_gen/"}
 NEVER = {"data_gen": {"torch"}, "pacbayes_fl": set()}
+FLOORS = 12  # of the drawing in which a folder is one room
 
 
 def room(module: str) -> str:
@@ -58,9 +75,11 @@ def room(module: str) -> str:
     package, *rest = module.split(".")
     if package != "pacbayes_fl":
         return package
-    name = rest[0] if rest else ""
-    name = next((inner for inner in ALIASES if ".".join(rest[:2]) == inner), name)
-    return ALIASES.get(name, name if name.startswith("_") else name.split("_")[0])
+    name = ".".join(rest)
+    for module, stage in STAGES.items():
+        if f"{name}.".startswith(f"{module}."):
+            return stage
+    return rest[0] if rest else ""
 
 
 def import_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
@@ -68,7 +87,7 @@ def import_violations(text: str, path: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(text)
     top_level = {id(node) for node in _outside_functions(tree)}
     here = room(path.removesuffix(".py").replace("/", "."))
-    if here not in MAY_IMPORT:
+    if here not in MAY_IMPORT or (here == "study" and not path.endswith("/__init__.py")):
         yield 1, f"room {here!r} has no rank"
         return
     statements = [(node, full) for node, _, full in imported(tree, path)]
@@ -111,45 +130,89 @@ def test_imports_go_one_way() -> None:
     complain(violations(import_violations))
 
 
+def _graph(name_of: Callable[[str], str]) -> dict[str, set[str]]:
+    """Return which names import which, of modules by `name_of`; imports for type checking count too."""
+    known = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in modules()}
+    graph: dict[str, set[str]] = {name_of(module): set() for module in known}
+    for module, path in known.items():
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        full = [name for _, _, name in imported(tree, path)]
+        used = {name if name in known else name.rpartition(".")[0] for name in full}
+        graph[name_of(module)] |= {name_of(name) for name in used & set(known)} - {name_of(module)}
+    return graph
+
+
+def _floors(graph: dict[str, set[str]]) -> int:
+    """Count the floors on which everything stands above all that it imports; a circle raises CycleError."""
+    floor: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():
+        floor[name] = 1 + max((floor[below] for below in graph[name]), default=0)
+    return max(floor.values())
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert _floors(_graph(lambda module: module)) > FLOORS  # a circle would raise
+
+
+def test_folders_stand_on_few_floors() -> None:
+    assert _floors(_graph(lambda module: ".".join(module.split(".")[:2]))) <= FLOORS
+
+
+def test_few_modules_stand_beside_the_folders() -> None:
+    assert len([path for path in modules() if path.startswith("pacbayes_fl/") and path.count("/") == 1]) <= 8
+
+
+def test_a_circle_and_a_floor_too_many_are_found() -> None:
+    assert _floors({"a": {"b"}, "b": {"c"}, "c": set()}) == 3
+    with pytest.raises(CycleError):
+        _floors({"a": {"b"}, "b": {"a"}})
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
         ("pacbayes_fl/errors.py", "import pacbayes_fl.tensors"),
-        ("pacbayes_fl/noise.py", "from pacbayes_fl.optim import adam"),  # one rank
-        ("pacbayes_fl/tensors.py", "from pacbayes_fl.shapes import require"),
-        ("pacbayes_fl/shapes.py", "from pacbayes_fl.noise import Noise"),
-        ("pacbayes_fl/settings.py", "from pacbayes_fl.results import Result"),
+        ("pacbayes_fl/noise.py", "from pacbayes_fl.inference.optim import adam"),  # one rank
+        ("pacbayes_fl/tensors.py", "from pacbayes_fl.metrics.shapes import require"),
+        ("pacbayes_fl/metrics/shapes.py", "from pacbayes_fl.inference import evidence"),
+        ("pacbayes_fl/settings.py", "from pacbayes_fl.results.records import Result"),
         ("pacbayes_fl/models/base.py", "from pacbayes_fl import methods"),
         ("pacbayes_fl/models/base.py", "from ..methods import base"),
         ("pacbayes_fl/models/base.py", "from pacbayes_fl import METHODS"),  # a public name, through the front door
         ("pacbayes_fl/models/base.py", "import pacbayes_fl"),
         ("pacbayes_fl/models/base.py", "def f():\n    import pacbayes_fl.methods as m"),
-        ("pacbayes_fl/models/base.py", "if TYPE_CHECKING:\n    from pacbayes_fl.posteriors.base import Posterior"),
+        (
+            "pacbayes_fl/models/base.py",
+            "if TYPE_CHECKING:\n    from pacbayes_fl.posteriors.predictive import Posterior",
+        ),
         ("pacbayes_fl/server/svgd.py", "from pacbayes_fl.inference.evidence import particle_scores"),
         ("pacbayes_fl/privacy/ledger.py", "from pacbayes_fl.server import average"),
         ("pacbayes_fl/metrics/regression.py", "from pacbayes_fl.inference import evidence"),
         ("pacbayes_fl/metrics/regression.py", "from pacbayes_fl.bounds import classic"),
-        ("pacbayes_fl/metrics/table.py", "from pacbayes_fl.metrics.regression import rmse"),
-        ("pacbayes_fl/metrics/recorded.py", "from pacbayes_fl.results import Result"),
+        ("pacbayes_fl/results/metrics.py", "from pacbayes_fl.metrics.regression import rmse"),
         ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics import regression"),
         ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics import METRICS"),
-        ("pacbayes_fl/methods/pac_pfl.py", "from pacbayes_fl.metrics import regression"),
+        ("pacbayes_fl/methods/pac_pfl/gp.py", "from pacbayes_fl.metrics import regression"),
         ("pacbayes_fl/methods/baselines/pooled.py", "from pacbayes_fl.bounds import classic"),
         ("pacbayes_fl/plots/learning.py", "from pacbayes_fl.data.batch import ClientBatch"),
         ("pacbayes_fl/federation/engine.py", "from pacbayes_fl import study"),
         ("pacbayes_fl/federation/engine.py", "import flwr.app"),
         ("pacbayes_fl/federation/engine.py", "import data_gen"),
-        ("pacbayes_fl/cli.py", "from pacbayes_fl.federation import engine"),
-        ("pacbayes_fl/cli.py", "from pacbayes_fl import plots"),
-        ("pacbayes_fl/study.py", "from pacbayes_fl import cli"),
-        ("pacbayes_fl/study.py", "import pvlib"),
-        ("pacbayes_fl/study.py", "from tests.conftest import data_root"),
-        ("pacbayes_fl/models/base.py", "import importlib\nimportlib.import_module('pacbayes_fl.methods.pac_pfl')"),
+        ("pacbayes_fl/cli/run.py", "from pacbayes_fl.federation import engine"),
+        ("pacbayes_fl/cli/run.py", "from pacbayes_fl import plots"),
+        ("pacbayes_fl/study/run.py", "from pacbayes_fl import cli"),
+        ("pacbayes_fl/study/run.py", "from pacbayes_fl.certify import clients"),
+        ("pacbayes_fl/study/data.py", "from pacbayes_fl.study.run import run"),
+        ("pacbayes_fl/study/search/tune.py", "from pacbayes_fl.study import run"),
+        ("pacbayes_fl/study/new.py", "import math"),
+        ("pacbayes_fl/study/run.py", "import pvlib"),
+        ("pacbayes_fl/study/run.py", "from tests.conftest import data_root"),
+        ("pacbayes_fl/models/base.py", "import importlib\nimportlib.import_module('pacbayes_fl.methods.pac_pfl.gp')"),
         ("pacbayes_fl/models/base.py", "from importlib import import_module as get\ndef f():\n    get('..methods')"),
         ("pacbayes_fl/models/base.py", "from importlib import import_module\nimport_module(name='pacbayes_fl')"),
         ("pacbayes_fl/federation/engine.py", "import importlib as i\ni.import_module('flwr.app')"),
-        ("pacbayes_fl/models/base.py", "__import__('pacbayes_fl.study')"),
-        ("pacbayes_fl/cli.py", "from importlib import import_module\nPLOTS = import_module('pacbayes_fl.plots')"),
+        ("pacbayes_fl/models/base.py", "__import__('pacbayes_fl.study.run')"),
+        ("pacbayes_fl/cli/run.py", "from importlib import import_module\nPLOTS = import_module('pacbayes_fl.plots')"),
         ("pacbayes_fl/utils.py", "import math"),
         ("data_gen/pv.py", "from pacbayes_fl.errors import DataError"),
         ("data_gen/pv.py", "import torch"),
@@ -162,24 +225,24 @@ def test_a_planted_import_is_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("pacbayes_fl/__init__.py", "from pacbayes_fl.study import Study\nfrom pacbayes_fl import bounds, plots"),
+        ("pacbayes_fl/__init__.py", "from pacbayes_fl.study.run import Study\nfrom pacbayes_fl import bounds, plots"),
         ("pacbayes_fl/__init__.py", "from importlib import import_module\nimport_module(f'pacbayes_fl.{name}')"),
         ("pacbayes_fl/models/base.py", "from importlib import import_module\nimport_module('pacbayes_fl.data.batch')"),
         ("pacbayes_fl/models/base.py", "import importlib\nimportlib.import_module('math'), importlib.reload(x)"),
         ("pacbayes_fl/__main__.py", "from pacbayes_fl.cli import main"),
         ("pacbayes_fl/settings.py", "from pacbayes_fl.errors import StudyError"),
-        ("pacbayes_fl/optim.py", "from pacbayes_fl import tensors, shapes, errors"),
-        ("pacbayes_fl/methods/pac_pfl.py", "from ..server import svgd\nfrom . import base\nimport torch"),
+        ("pacbayes_fl/inference/optim.py", "from pacbayes_fl import tensors, errors"),
+        ("pacbayes_fl/methods/pac_pfl/gp.py", "from ..server import svgd\nfrom . import base\nimport torch"),
         ("pacbayes_fl/methods/baselines/pooled.py", "from pacbayes_fl.methods.base import Method"),
-        ("pacbayes_fl/bounds/pac_pfl.py", "from pacbayes_fl.posteriors.particles import HyperPosterior"),
+        ("pacbayes_fl/bounds/pac_pfl.py", "from pacbayes_fl.posteriors.hyper_posterior import HyperPosterior"),
         ("pacbayes_fl/federation/flower_client.py", "from flwr.clientapp import ClientApp"),
-        ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics.table import METRICS"),
-        ("pacbayes_fl/plots/style.py", "from pacbayes_fl.metrics import recorded"),
-        ("pacbayes_fl/metrics/__init__.py", "from pacbayes_fl.metrics.table import METRICS"),
-        ("pacbayes_fl/study.py", "import data_gen.pv\nfrom pacbayes_fl import study_parts, tune, metrics, report"),
-        ("pacbayes_fl/study_parts.py", "from pacbayes_fl.methods import METHODS"),
-        ("pacbayes_fl/tune.py", "from pacbayes_fl.study import Study"),
-        ("pacbayes_fl/cli.py", "from pacbayes_fl import study\ndef plot():\n    from pacbayes_fl import plots"),
+        ("pacbayes_fl/plots/style.py", "from pacbayes_fl.results.metrics import METRICS"),
+        ("pacbayes_fl/plots/style.py", "from pacbayes_fl.results import recorded"),
+        ("pacbayes_fl/metrics/__init__.py", "from pacbayes_fl.results.metrics import METRICS"),
+        ("pacbayes_fl/study/run.py", "import data_gen.pv\nfrom pacbayes_fl import metrics"),
+        ("pacbayes_fl/study/parts.py", "from pacbayes_fl.methods import METHODS"),
+        ("pacbayes_fl/study/search/tune.py", "from pacbayes_fl.study.file import Study"),
+        ("pacbayes_fl/cli/run.py", "from pacbayes_fl.study import run\ndef plot():\n    from pacbayes_fl import plots"),
         ("data_gen/pv.py", "import pvlib\nfrom data_gen.weather import read\nfrom .manifest import versions"),
     ],
 )

@@ -12,8 +12,8 @@ from benchmarks import peers_laplace, speed
 from benchmarks import speed_laplace as cases
 from benchmarks.measure import Bench
 from pacbayes_fl.inference.subnetwork import LargestVariance
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
 TINY = cases.Setting((6, 8, 3), rows=12, fraction=0.4, steps=3, minibatch=4)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

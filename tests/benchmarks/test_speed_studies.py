@@ -8,7 +8,7 @@ import torch
 from benchmarks import speed
 from benchmarks import speed_studies as cases
 from benchmarks.measure import Bench
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.study.file import Study
 
 
 def bench(dtype: torch.dtype = torch.float64) -> Bench:

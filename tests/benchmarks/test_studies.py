@@ -16,11 +16,11 @@ from pacbayes_fl.data import image_federation
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import turns
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
-from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import BUNDLED, Study
-from pacbayes_fl.study_model import NetworkModel
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import BUNDLED, Study
+from pacbayes_fl.study.models import NetworkModel
 
 FOLDER = Path(tables.__file__).parent / "studies"
 README = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")

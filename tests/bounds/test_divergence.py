@@ -23,11 +23,11 @@ from pacbayes_fl.bounds.divergence import (
 )
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import inverse_softplus
-from pacbayes_fl.posteriors.gaussian_process import condition
-from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.spike_slab import SpikeSlab
+from pacbayes_fl.posteriors.functions.gaussian_process import condition
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
 
 def numbers(*values: float) -> Tensor:

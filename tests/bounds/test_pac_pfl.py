@@ -18,7 +18,7 @@ from pacbayes_fl.bounds.pac_pfl import (
     not_vacuous,
     theorem_delta,
 )
-from pacbayes_fl.posteriors.particles import gibbs_tau
+from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 from tests.bounds.worlds import DELTA, numbers
 
 

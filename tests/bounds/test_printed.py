@@ -15,7 +15,7 @@ from pacbayes_fl.bounds.pac_pfl import confidence_factor, theorem_delta
 from pacbayes_fl.bounds.premises import Provenance
 from pacbayes_fl.bounds.printed import lemma_4_3, lemma_4_6, theorem_4_2
 from pacbayes_fl.bounds.server import new_clients, server_bound
-from pacbayes_fl.posteriors.particles import gibbs_tau
+from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 from tests.bounds.worlds import DELTA, FINE, TwoOutcomes, failing, numbers, outcomes, ranged
 
 

@@ -16,7 +16,7 @@ from pacbayes_fl.bounds.risk import finite_risks, function_risks, gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture
 
 NAMES = ("a", "b", "c")
 

@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacbayes_fl import cli, results
+from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError, PacBayesFLError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.names import from_cell
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.results import records as results
+from pacbayes_fl.study.file import Study
 from tests.faults.fuzz import Box, sets, write_small
 from tests.hostile import NAMES, STEERING
 from tests.tiny import TABLE, quick, write_csv, write_study
@@ -465,7 +466,7 @@ def test_a_real_terminal_of_60_columns_shows_rounds_time_and_the_table(tmp_path:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=own | {"TERM": "xterm", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env=own | {"TERM": "xterm", "PYTHONPATH": str(Path(cli.__file__).parents[2])},
     )
     os.close(theirs)
     written = bytearray()

@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pacbayes_fl import cli, plots, results, results_rounds, study, tune
+from pacbayes_fl import cli, plots
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.results_manifest import problems
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results.manifest import problems
+from pacbayes_fl.study import run as study
+from pacbayes_fl.study.search import tune
 from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, write_study
 
 FILES = (

@@ -21,12 +21,12 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.pac_pfl import Message, PacPFL
-from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
+from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.particles import GaussianHyperPrior
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
+from pacbayes_fl.results.rounds import RoundRecord
 from tests.laws.cases import ALL, FEDERATED, Case, Toy, assert_close, bits, deep, federation, from_recipe, plain
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]

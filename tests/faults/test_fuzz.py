@@ -25,15 +25,15 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pacbayes_fl import results_manifest
 from pacbayes_fl.bounds import BOUNDS
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.federation import checkpoint, messages, remote_client, wire
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.study import run
-from pacbayes_fl.study_data import load
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.results import manifest
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import run
 from tests.faults import fuzz
 from tests.faults import test_wire_faults as network
 from tests.faults.fuzz import Box, sets
@@ -527,7 +527,7 @@ def test_files_of_a_run_folder_that_are_not_what_was_written(part: int, folder: 
 def forged(run_folder: Path) -> None:
     """Make a folder say that its files are what was written: new checksums of all."""
     with mock.patch("os.fsync"), contextlib.suppress(PacBayesFLError):
-        results_manifest.adopt(run_folder)
+        manifest.adopt(run_folder)
 
 
 def test_checkpoints_that_are_intact_and_mean_nothing(folder: Box, trained: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from pacbayes_fl.federation.checkpoint import load, save
 from pacbayes_fl.federation.lock import RunLock
-from pacbayes_fl.results_rounds import RoundRecord, append_round, read_rounds, truncate_rounds
+from pacbayes_fl.results.rounds import RoundRecord, append_round, read_rounds, truncate_rounds
 
 KILLS = 50
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import cli, results_rounds, study, tensors
-from pacbayes_fl.cli_output import progress
+from pacbayes_fl import cli, tensors
+from pacbayes_fl.cli.output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import checkpoint, engine, kept
@@ -23,11 +23,13 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.alone import Alone
-from pacbayes_fl.methods.pac_pfl import PacPFL
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior
-from pacbayes_fl.results_rounds import RoundRecord
-from pacbayes_fl.study_data import load
-from pacbayes_fl.study_setup import prepare
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
+from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import run
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.prepare import prepare
 from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
 from tests.tiny import quick, state, tiny, write_study
 
@@ -131,7 +133,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run whose first round was undone until it held; only to be read."""
     folder = tmp_path_factory.mktemp("slow") / "run"
     with pytest.warns(UserWarning, match=r"round 1 undone: .* nats, from .*; learning rates halved, 1 of at most 3"):
-        study.run(tiny(*SLOWED, "method.rate=4"), folder)
+        run.run(tiny(*SLOWED, "method.rate=4"), folder)
     return folder
 
 
@@ -157,9 +159,9 @@ def test_a_slowed_run_is_that_of_the_slower_study(slow: Path, tmp_path: Path) ->
     rate = 4 * 0.5 ** len(results_rounds.read_rounds(slow)[0].undone)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        study.run(tiny(*SLOWED, f"method.rate={rate}"), tmp_path / "slower")
+        run.run(tiny(*SLOWED, f"method.rate={rate}"), tmp_path / "slower")
     same(tmp_path / "slower", slow)
-    opened = study.open_run(slow).method
+    opened = run.open_run(slow).method
     assert opened.local.rate == rate
 
 
@@ -214,8 +216,8 @@ def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_pa
     with silently():
         for round in (1, 2, 5):  # the first before anything is saved
             with pytest.raises(KeyboardInterrupt):
-                study.run(one, folder, resume=round > 1, on_round=stop_at(round))
-        study.run(one, folder, resume=True)
+                run.run(one, folder, resume=round > 1, on_round=stop_at(round))
+        run.run(one, folder, resume=True)
     same(folder, slow)
     assert [record.rates for record in results_rounds.read_rounds(folder)] == [
         record.rates for record in results_rounds.read_rounds(slow)
@@ -243,7 +245,7 @@ def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float
 
 def test_steps_after_the_rounds_that_diverge_are_said() -> None:
     with pytest.warns(UserWarning, match=r"predictions of .*'poly_0\d'.* are up to .* standard deviations .* away"):
-        study.run(tiny("method.name=vanilla-gp", "method.rate=1e5"))
+        run.run(tiny("method.name=vanilla-gp", "method.rate=1e5"))
 
 
 # one client -------------------------------------------------------------------------------------------------------
@@ -316,9 +318,9 @@ def test_three_failures_in_a_row_are_counted_over_a_stop(tmp_path: Path, monkeyp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(KeyboardInterrupt):
-            study.run(one, tmp_path / "run", on_round=stop_at(2))
+            run.run(one, tmp_path / "run", on_round=stop_at(2))
     with pytest.warns(UserWarning, match=r"client 'poly_02' was dropped 3 times in a row \(round 3\)"):
-        study.run(one, tmp_path / "run", resume=True)
+        run.run(one, tmp_path / "run", resume=True)
 
 
 # a GPU whose memory is exhausted ------------------------------------------------------------------------------------
@@ -370,17 +372,17 @@ def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
 @pytest.mark.parametrize("name", ["pac-pfl", "fedavg"])
 def test_a_whole_run_is_the_same_where_memory_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = tiny(f"method.name={name}", "federation.rounds=3")
-    whole = study.run(one)
+    whole = run.run(one)
     exhausted(prepare(one, load(one))[0], 1, monkeypatch)
     with pytest.warns(UserWarning, match="GPU memory exhausted by 4 clients in one call: from here on 2 at a time"):
-        short = study.run(one)
+        short = run.run(one)
     for mine, theirs in zip(short.clients, whole.clients, strict=True):
         assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-5 if name == "fedavg" else 1e-9, nan_ok=True)
 
 
 def test_a_prediction_that_needs_the_memory_is_made_of_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     one = tiny("federation.rounds=1")
-    whole, real = study.run(one), GPPosterior.predict
+    whole, real = run.run(one), GPPosterior.predict
 
     def failing(self: Any, x: torch.Tensor) -> Any:
         if len(x) > 1:
@@ -389,7 +391,7 @@ def test_a_prediction_that_needs_the_memory_is_made_of_fewer_clients(monkeypatch
 
     monkeypatch.setattr(GPPosterior, "predict", failing)
     with pytest.warns(UserWarning, match="GPU memory exhausted by"):
-        short = study.run(one)
+        short = run.run(one)
     for mine, theirs in zip(short.clients, whole.clients, strict=True):
         assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-9, nan_ok=True)
 
@@ -398,6 +400,6 @@ def test_a_client_that_is_too_large_alone_ends_the_run_by_name(monkeypatch: pyte
     one = tiny("federation.rounds=2")
     exhausted(prepare(one, load(one))[0], 0, monkeypatch)
     with silently(), pytest.raises(ClientError, match="the GPU has too little memory for this client alone"):
-        study.run(one, tmp_path / "run")
+        run.run(one, tmp_path / "run")
     saved = checkpoint.load(tmp_path / "run")
     assert saved is not None and saved.round == 0

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl import results_rounds, study, tensors
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine, private, reduction
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.results import rounds
 from pacbayes_fl.server import robust
+from pacbayes_fl.study import run
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free
 from tests.tiny import quick, state, tiny
@@ -57,13 +59,13 @@ def test_clipping_goes_on_bit_by_bit_after_a_stop(tmp_path: Path) -> None:
     """Its bound is of the rounds before too: without them a resumed run would be another one."""
     sets = (*quick("fedavg"), "federation.aggregate=clipped", "federation.clip_multiple=0.7", "federation.cohort=2")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    study.run(tiny(*sets, "federation.rounds=9"), whole)
-    study.run(tiny(*sets, "federation.rounds=5"), parts)
-    study.run(tiny(*sets, "federation.rounds=9"), parts, resume=True)
+    run.run(tiny(*sets, "federation.rounds=9"), whole)
+    run.run(tiny(*sets, "federation.rounds=5"), parts)
+    run.run(tiny(*sets, "federation.rounds=9"), parts, resume=True)
     assert bits(state(whole)) == bits(state(parts))
     for name in ("clients.csv", "predictions.safetensors"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
-    records = results_rounds.read_rounds(whole)
+    records = rounds.read_rounds(whole)
     assert sum(record.values["clipped"] for record in records[5:]) > 0, "the bound never mattered"
     saved = checkpoint.load(parts)
     assert saved is not None
@@ -103,7 +105,7 @@ def test_an_aggregate_that_a_federation_cannot_have_is_refused_and_leaves_nothin
 ) -> None:
     given = [*quick("fedavg"), "method.weighting=uniform", *(f"federation.{one}" for one in sets)]
     with pytest.raises(StudyError, match=message):
-        study.run(tiny(*given), tmp_path / "run")
+        run.run(tiny(*given), tmp_path / "run")
     assert not (tmp_path / "run" / "study.toml").exists()
 
 
@@ -111,7 +113,7 @@ def test_an_aggregate_that_a_federation_cannot_have_is_refused_and_leaves_nothin
 def test_a_private_study_has_no_robust_aggregate(kind: str, tmp_path: Path) -> None:
     sets = ["privacy.epsilon=5", "privacy.delta=1e-3", f"federation.aggregate={kind}"]
     with pytest.raises(PrivacyError, match=rf"aggregate = '{kind}' is no sum .*federation.aggregate = 'mean'"):
-        study.run(tiny(*sets), tmp_path / "run")
+        run.run(tiny(*sets), tmp_path / "run")
     batch = federation(1)
     method = from_recipe(METHODS["pac-pfl"], 1)
     with pytest.raises(PrivacyError, match=rf"aggregate = '{kind}' is no sum"):

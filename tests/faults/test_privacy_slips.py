@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl import cli, results, study
+from pacbayes_fl import cli
 from pacbayes_fl.errors import NumericalError, PrivacyError
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
-from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_parts import PrivacyPart
+from pacbayes_fl.results import records as results
+from pacbayes_fl.study import run
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import PrivacyPart
 from tests.tiny import TABLE, assert_same_results, rows, tiny, write_csv, write_study
 
 # modes ----------------------------------------------------------------------------------------------------------
@@ -54,11 +56,11 @@ def test_nobody_else_may_read_what_a_run_leaves(
 def test_a_folder_that_was_open_is_closed_and_the_run_says_so(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.warns(UserWarning, match=r"was open to others \(mode 0755\)"):
-        study.run(tiny("federation.rounds=1"), tmp_path)
+        run.run(tiny("federation.rounds=1"), tmp_path)
     for each in (tmp_path, *tmp_path.rglob("*")):  # as an earlier version has left it
         each.chmod(0o755 if each.is_dir() else 0o644)
     with pytest.warns(UserWarning, match="was open to others"):
-        study.run(tiny("federation.rounds=1"), tmp_path, resume=True)
+        run.run(tiny("federation.rounds=1"), tmp_path, resume=True)
     assert open_to_others(tmp_path) == {}
 
 
@@ -67,7 +69,7 @@ def test_a_folder_with_other_files_is_not_changed_and_the_run_says_so(tmp_path: 
     for path, mode in ((tmp_path, 0o755), (tmp_path / "mine.csv", 0o644)):
         path.chmod(mode)
     with pytest.warns(UserWarning, match="holds other files: it stays so"):
-        study.run(tiny("federation.rounds=1"), tmp_path)
+        run.run(tiny("federation.rounds=1"), tmp_path)
     assert open_to_others(tmp_path) == {".": "0o755", "mine.csv": "0o644"}
 
 
@@ -102,7 +104,7 @@ def test_an_empty_privacy_table_is_refused_and_one_that_says_none_is_remarked(tm
     with pytest.raises(PrivacyError, match="gives nothing without epsilon"):
         Study.from_table(TABLE | {"privacy": {}})
     with pytest.warns(UserWarning, match="epsilon = 'none': this run is not private"):
-        study.run(tiny("privacy.epsilon=none", "privacy.clip=2", "federation.rounds=1"), tmp_path / "clear")
+        run.run(tiny("privacy.epsilon=none", "privacy.clip=2", "federation.rounds=1"), tmp_path / "clear")
     assert "privacy" not in results.load(tmp_path / "clear").labels
 
 
@@ -179,8 +181,8 @@ def test_a_run_that_is_killed_anywhere_buys_all_its_rounds(tmp_path: Path) -> No
         assert counted - released in (0, 1), f"at most the round in flight is paid and not saved: {name} {after}"
         before = round
     assert 10 < before < 30
-    study.run(tiny(*sets), folder, resume=True)
-    study.run(tiny(*sets), whole)
+    run.run(tiny(*sets), folder, resume=True)
+    run.run(tiny(*sets), whole)
     assert_same_results(folder, whole)
     for file in ("privacy.json", "rounds.jsonl", "release.safetensors"):
         assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
@@ -193,7 +195,7 @@ def test_noise_of_the_system_is_not_drawn_twice_for_one_round(tmp_path: Path) ->
     assert (round, released, counted) == ("2", "2", "3")
     kept = Ledger(tmp_path, ANYTHING, released=2).kept(3)
     assert kept is not None and kept.mean
-    study.run(tiny(*sets), tmp_path, resume=True)
+    run.run(tiny(*sets), tmp_path, resume=True)
     found = Ledger(tmp_path, ANYTHING, released=2).kept(3)
     assert found is not None and found.cohort == kept.cohort and len(Ledger(tmp_path, ANYTHING)) == 3
     assert all((found.mean[name] == mean).all() for name, mean in kept.mean.items())
@@ -206,7 +208,7 @@ def test_a_run_that_diverged_pays_nothing_more_however_often_it_is_resumed(tmp_p
     diverging = tiny("privacy.epsilon=10", "federation.rounds=9", "method.optimiser=ascent", "method.rate=1e9")
     for resume in (False, True, True):
         with pytest.raises(NumericalError, match=r"round 1: .* at an eighth of the learning rates too"):
-            study.run(diverging, tmp_path, resume=resume)
+            run.run(diverging, tmp_path, resume=resume)
         assert len(Ledger(tmp_path, ANYTHING)) == 4
 
 
@@ -216,7 +218,7 @@ def test_a_budget_that_is_spent_on_rounds_that_were_undone_is_an_error(tmp_path:
     sets = ("privacy.epsilon=10", "federation.rounds=2", "method.optimiser=ascent", "method.rate=1e9")
     for resume in (False, True):
         with pytest.raises(NumericalError, match=r"round 1: .*budget.*lower the learning rates, and start anew"):
-            study.run(tiny(*sets), tmp_path, resume=resume)
+            run.run(tiny(*sets), tmp_path, resume=resume)
         assert len(Ledger(tmp_path, ANYTHING)) == 2 and not (tmp_path / "metrics.json").exists()
 
 
@@ -272,7 +274,7 @@ def test_labels_say_of_every_file_whether_it_may_leave(
     tmp_path: Path, sets: tuple[str, ...], may_leave: list[str]
 ) -> None:
     folder = tmp_path / "run"
-    study.run(tiny(*sets, "federation.rounds=2"), folder)
+    run.run(tiny(*sets, "federation.rounds=2"), folder)
     assert cli.main(["plot", str(folder), "--quiet"]) == 0
     assert cli.main(["certify", str(folder), "--quiet"]) == 0
     about = results.load(folder).labels["files"]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl import cli, results_rounds
+from pacbayes_fl import cli
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.results_manifest import problems
+from pacbayes_fl.results import rounds
+from pacbayes_fl.results.manifest import problems
 from tests.tiny import TABLE, assert_same_results, write_study
 
 ROUNDS, KILLS, EVERY = 600, 6, 7
@@ -43,7 +44,7 @@ def start(study: Path, folder: Path) -> subprocess.Popen[str]:
 
 
 def rounds_of(folder: Path) -> int:
-    return len(results_rounds.read_rounds(folder))
+    return len(rounds.read_rounds(folder))
 
 
 def opened(folder: Path) -> int:

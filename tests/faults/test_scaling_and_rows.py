@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import cli, results, results_rounds, study, study_data
+from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.results import Result
-from pacbayes_fl.study_file import Study
-from pacbayes_fl.study_predict import predict
-from pacbayes_fl.study_setup import prepare
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.study import data as study_data
+from pacbayes_fl.study import run
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.predict import predict
+from pacbayes_fl.study.prepare import prepare
 from tests.tiny import TABLE, Row, on_csv, quick, rows, write_csv
 
 FEW = ("federation.rounds=2", "federation.checkpoint_every=2")
@@ -52,7 +56,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
 
     def get(name: str) -> Result:
         if name not in known:
-            known[name] = study.run(on_csv(path, *quick(name), *FEW))
+            known[name] = run.run(on_csv(path, *quick(name), *FEW))
         return known[name]
 
     return get
@@ -66,7 +70,7 @@ def test_no_method_knows_in_which_units_its_rows_came(
     """Powers of two about 1e-12 and 1e200: the same bits but for the unit, for every method of the table."""
     unit = 2.0**power
     path = write_csv(tmp_path / "rows.csv", scaled(rows(), {"y": unit, "lag_1": unit, "wind": 2.0**-power}))
-    got, known = study.run(on_csv(path, *quick(name), *FEW)), usual(name)
+    got, known = run.run(on_csv(path, *quick(name), *FEW)), usual(name)
     for one, other in zip(got.clients, known.clients, strict=True):
         for metric, value in other.metrics.items():
             expected = {"rmse_raw": value * unit, "crps_raw": value * unit, "nlpd_raw": value + power * math.log(2)}
@@ -83,7 +87,7 @@ def test_predictions_of_a_ridge_follow_a_shift_and_a_unit_that_is_no_power_of_tw
     usual: Callable[[str], Result], tmp_path: Path, factor: float
 ) -> None:
     moved = [row | {"y": factor * row["y"] - 7.0 * factor, "wind": row["wind"] * factor} for row in rows()]
-    got = study.run(on_csv(write_csv(tmp_path / "rows.csv", moved), *quick("ridge"), *FEW))
+    got = run.run(on_csv(write_csv(tmp_path / "rows.csv", moved), *quick("ridge"), *FEW))
     for group in ("existing", "new"):
         mine, theirs = (result.predictions[f"{group}.mean"] for result in (got, usual("ridge")))
         torch.testing.assert_close(mine / factor + 7.0, theirs, rtol=1e-10, atol=1e-8, equal_nan=True)
@@ -97,14 +101,14 @@ def test_a_feature_in_farads_is_learned_from(tmp_path: Path) -> None:
         for k in range(3)
         for value in random.normal(size=40)
     ]
-    result = study.run(on_csv(write_csv(tmp_path / "rows.csv", table), "method.name=ridge"))
+    result = run.run(on_csv(write_csv(tmp_path / "rows.csv", table), "method.name=ridge"))
     assert max(result.column("existing", "rsmse")) < 0.12
 
 
 @pytest.mark.parametrize("factor", [1e-12, 1e200])
 def test_tuning_scores_do_not_depend_on_the_unit_of_the_target(tmp_path: Path, factor: float) -> None:
-    from pacbayes_fl import tune
-    from pacbayes_fl.study_data import load
+    from pacbayes_fl.study.data import load
+    from pacbayes_fl.study.search import tune
 
     unit, found = 2.0 ** round(math.log2(factor)), []
     for name, table in (("a", rows()), ("b", scaled(rows(), {"y": unit}))):
@@ -149,7 +153,7 @@ def test_capacities_are_scaled_across_clients_and_a_line_says_so(
     assert command("show", tmp_path / "run") == 0
     assert capsys.readouterr().out.splitlines() == out.splitlines()[:-1]
     across = results.load(tmp_path / "run")
-    inside = study.run(on_csv(path, *POOLED, "data.column_scale.cap=client", "data.column_scale.east=client"))
+    inside = run.run(on_csv(path, *POOLED, "data.column_scale.cap=client", "data.column_scale.east=client"))
     for group in ("existing", "new"):
         errors = [float(np.mean(one.column(group, "rmse_raw"))) for one in (across, inside)]
         assert errors[0] < 0.1 and errors[1] > 1.0  # without its capacity a client's level is anybody's guess
@@ -160,28 +164,28 @@ def test_a_column_that_nobody_varies_is_named_and_stays_out(tmp_path: Path) -> N
     with pytest.warns(
         UserWarning, match="^features that do not vary tell a client nothing, and become 0: cap in every client$"
     ):
-        result = study.run(on_csv(path, "method.name=ridge"))
+        result = run.run(on_csv(path, "method.name=ridge"))
     assert result.labels["scaling"] == {"across clients": "east"}
 
 
 def test_a_run_keeps_what_its_clients_share_and_needs_nobody_else_for_a_newcomer(tmp_path: Path) -> None:
     """A client that joins gets what it got as a new client of the run, whatever has become of the other rows."""
     path = houses(tmp_path / "rows.csv")
-    result = study.run(on_csv(path, *POOLED), tmp_path / "run")
+    result = run.run(on_csv(path, *POOLED), tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "scaling.json").read_text())
     assert [column["scale"] for column in saved["columns"]] == ["pooled", "pooled", "client", "pooled"]
     with (tmp_path / "rows.csv").open() as file:
         own = [row for row in csv.DictReader(file) if row["client"] == "new_03"]
     asked = [{k: v for k, v in row.items() if k != "group"} for row in own]
     write_csv(tmp_path / "new.csv", asked)
-    trained = study.open_run(tmp_path / "run")
+    trained = run.open_run(tmp_path / "run")
     other = trained.groups["existing"]  # rows of others by which nothing may be scaled any more
     wrong = replace(
         other,
         units=other.units._replace(y_mean=other.units.y_mean + 1e6),
         used=other.used._replace(y_std=other.used.y_std * 9),
     )
-    from pacbayes_fl.study_predict import join
+    from pacbayes_fl.study.predict import join
 
     got = join(replace(trained, groups={**trained.groups, "existing": wrong}), tmp_path / "new.csv")["new_03"]
     names = [row.name for row in result.clients if row.group == "new"]
@@ -192,14 +196,14 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     """A client more, with a capacity far off, moves nobody's units."""
     path, folder = houses(tmp_path / "rows.csv"), tmp_path / "run"
     sets = ("method.name=pac-pfl", "method.particles=2", "model.mean_widths=[4]", "model.kernel_widths=[4]")
-    study.run(on_csv(path, *sets, "federation.rounds=1"), folder)
+    run.run(on_csv(path, *sets, "federation.rounds=1"), folder)
     before = (folder / "scaling.json").read_bytes()
     with path.open() as file:
         table = list(csv.DictReader(file))
     more = [row | {"client": "existing_99", "cap": "900.0"} for row in table if row["client"] == "existing_01"]
     write_csv(path, [*table, *more])
     with pytest.warns(UserWarning, match="existing_99 joined since the run was started"):
-        study.run(on_csv(path, *sets, "federation.rounds=2"), folder, resume=True)
+        run.run(on_csv(path, *sets, "federation.rounds=2"), folder, resume=True)
     assert (folder / "scaling.json").read_bytes() == before
     anew = prepare(on_csv(path, *sets), study_data.load(on_csv(path, *sets)))[1]["existing"].shared
     assert float(anew.mean[0]) > 50 > json.loads(before)["columns"][0]["mean"]
@@ -212,20 +216,20 @@ def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
 ) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     one = on_csv(path, *quick(method), *FEW, f"data.scale={scale}")
-    result = study.run(one, tmp_path / "run")
+    result = run.run(one, tmp_path / "run")
     asked = [
         {k: row[k] for k in ("lag_1", "wind")}
         for row in rows()
         if row["client"] == "existing_2" and row["split"] == "test"
     ]
-    got = predict(study.open_run(tmp_path / "run"), "existing_2", write_csv(tmp_path / "ask.csv", asked))
+    got = predict(run.open_run(tmp_path / "run"), "existing_2", write_csv(tmp_path / "ask.csv", asked))
     for number in ("mean", "std", "lower", "upper"):
         torch.testing.assert_close(
             getattr(got, number), result.predictions[f"existing.{number}"][2, :3], rtol=1e-9, atol=1e-9
         )
     by_hand = np.sqrt(np.mean((got.mean.numpy() - [r["y"] for r in rows() if r["client"] == "existing_2"][-3:]) ** 2))
     assert result.column("existing", "rmse_raw")[2] == pytest.approx(by_hand, rel=1e-9)
-    std = study.open_run(tmp_path / "run").groups["existing"].units.y_std[2]
+    std = run.open_run(tmp_path / "run").groups["existing"].units.y_std[2]
     assert result.column("existing", "rmse")[2] * float(std) == pytest.approx(by_hand, rel=1e-9)
 
 
@@ -247,7 +251,7 @@ def test_a_private_run_tells_a_newcomer_without_targets_nobody_s_units(
 ) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     sets = ("privacy.epsilon=50", "privacy.delta=1e-5")
-    study.run(on_csv(path, *quick("pac-pfl"), *FEW, *sets), tmp_path / "run")
+    run.run(on_csv(path, *quick("pac-pfl"), *FEW, *sets), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "scaling.json").read_text())["average"] is None
     ask = write_csv(tmp_path / "new.csv", [{"client": "late", "lag_1": 100.0, "wind": 100.0, "y": math.nan}])
     assert command("join", tmp_path / "run", "--data", ask, "--quiet") == 1
@@ -312,22 +316,22 @@ def test_rows_kept_for_certificates_may_be_nights_too(tmp_path: Path) -> None:
     path = nights(tmp_path / "rows.csv")
     sets = ("method.name=pac-pfl", "method.particles=2", *FEW, "report.certify.scheme=split")
     one = Study.from_table(TABLE | {"data": {"source": str(path), "time": "at"}}, "tiny.toml", sets)
-    study.run(one, tmp_path / "run")
-    study.open_run(tmp_path / "run")  # divides the rows again, from data.npz
+    run.run(one, tmp_path / "run")
+    run.open_run(tmp_path / "run")  # divides the rows again, from data.npz
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_order_of_the_file_moves_no_number_once_a_column_says_when(tmp_path: Path, seed: int) -> None:
     path = nights(tmp_path / "rows.csv")
-    first = study.run(on(path, "data.time=at"))
+    first = run.run(on(path, "data.time=at"))
     with path.open() as file:
         table = list(csv.DictReader(file))
     order = np.random.default_rng(seed).permutation(len(table))
     mixed = write_csv(tmp_path / "mixed.csv", [table[i] for i in order])
-    second = study.run(on(mixed, "data.time=at"))
+    second = run.run(on(mixed, "data.time=at"))
     mine, theirs = ({row.name: row.metrics["rsmse"] for row in one.clients} for one in (first, second))
     assert mine == theirs
-    blind = study.run(on(without(mixed, "at"), "data.duplicate_rows=allow"))
+    blind = run.run(on(without(mixed, "at"), "data.duplicate_rows=allow"))
     assert {row.name: row.metrics["rsmse"] for row in blind.clients} != mine  # which it does where nothing says when
 
 
@@ -342,7 +346,7 @@ def test_a_time_is_for_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("finished")
-    study.run(on_csv(write_csv(root / "rows.csv", rows()), *quick("pac-pfl"), *FEW), root / "run")
+    run.run(on_csv(write_csv(root / "rows.csv", rows()), *quick("pac-pfl"), *FEW), root / "run")
     return root / "run"
 
 
@@ -382,7 +386,7 @@ def test_equal_rows_count_as_often_as_a_discrete_table_has_them(
 ) -> None:
     """With duplicate_rows = "allow" a history that holds the training rows adds what it has more often than these."""
     path = write_csv(tmp_path / "rows.csv", rows())
-    study.run(on_csv(path, *quick("pac-pfl"), *FEW, "data.duplicate_rows=allow"), tmp_path / "run")
+    run.run(on_csv(path, *quick("pac-pfl"), *FEW, "data.duplicate_rows=allow"), tmp_path / "run")
     own = [{k: row[k] for k in COLUMNS} for row in rows() if row["client"] == "existing_1"]
     train = own[:-3]
     plain, _ = later_of(tmp_path / "run", [], tmp_path, capsys)
@@ -395,8 +399,8 @@ def test_equal_rows_count_as_often_as_a_discrete_table_has_them(
 
 def test_rows_of_another_time_are_later_rows_however_alike(tmp_path: Path) -> None:
     path = nights(tmp_path / "rows.csv")
-    study.run(on(path, "data.time=at", "method.name=pac-pfl", "method.particles=2", *FEW), tmp_path / "run")
-    trained = study.open_run(tmp_path / "run")
+    run.run(on(path, "data.time=at", "method.name=pac-pfl", "method.particles=2", *FEW), tmp_path / "run")
+    trained = run.open_run(tmp_path / "run")
     with path.open() as file:
         night = [row for row in csv.DictReader(file) if row["client"] == "house_1" and row["sun"] == "0.0"][:2]
     ask = write_csv(tmp_path / "ask.csv", [{"hour": 0, "sun": 0.0}])
@@ -469,7 +473,7 @@ def test_a_comparison_names_them_too(huge: Path, tmp_path: Path, capsys: pytest.
 def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of straight lines, which far away leave the numbers."""
     root = tmp_path_factory.mktemp("linear")
-    study.run(on_csv(write_csv(root / "rows.csv", rows()), "method.name=ridge"), root / "run")
+    run.run(on_csv(write_csv(root / "rows.csv", rows()), "method.name=ridge"), root / "run")
     return root / "run"
 
 
@@ -512,7 +516,7 @@ def test_a_saved_state_that_is_not_finite_is_refused_by_name(
 ) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     one = on_csv(path, *quick("pfedbayes"), *FEW, f"federation.cohort={cohort}")
-    study.run(one, tmp_path / "run")
+    run.run(one, tmp_path / "run")
     saved = checkpoint.load(tmp_path / "run")
     assert saved is not None
     tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}

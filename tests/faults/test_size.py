@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl import results, results_bootstrap, study, tensors
+from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import checkpoint, cohort, engine, kept, shelves
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.results import ClientRow, Result
+from pacbayes_fl.results import bootstrap
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.study import run as study
 from tests.laws.cases import Toy, bits, federation, from_recipe
 from tests.tiny import quick, tiny
 
@@ -143,9 +146,9 @@ def test_metrics_that_some_clients_lack_cost_one_draw_more(counted: type[Countin
 
 def test_the_bootstrap_holds_blocks_of_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not 2000 counts of every client: 160 MB for ten thousand of them."""
-    monkeypatch.setattr(results_bootstrap, "_BLOCK", 2**14)
+    monkeypatch.setattr(bootstrap, "_BLOCK", 2**14)
     values = [[np.random.default_rng(k).normal(size=2000).tolist()] for k in range(3)]
-    assert peak(lambda: results_bootstrap.nested_bootstraps(values)) < 2_000_000 < 2000 * 2000 * 8
+    assert peak(lambda: bootstrap.nested_bootstraps(values)) < 2_000_000 < 2000 * 2000 * 8
 
 
 def per_client(method: AnyMethod, batch: ClientBatch) -> int:

@@ -21,7 +21,7 @@ from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
-from pacbayes_fl.results_rounds import append_round, read_rounds
+from pacbayes_fl.results.rounds import append_round, read_rounds
 from tests.laws.cases import assert_close, bits, federation, from_recipe
 from tests.private import HUGE, Free
 

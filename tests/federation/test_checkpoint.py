@@ -21,7 +21,7 @@ from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.federation.checkpoint import check_study, clean, load, match_clients, save
 from pacbayes_fl.federation.lock import RunLock
-from pacbayes_fl.results_manifest import problems
+from pacbayes_fl.results.manifest import problems
 from pacbayes_fl.tensors import scatter, select
 from tests.forked import child, fork
 

@@ -18,11 +18,11 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method, Nothing
-from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.base import NormalMixture
 from pacbayes_fl.posteriors.point import LinearPoint
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.results.rounds import RoundRecord
 from tests.laws import cases
 from tests.laws.cases import Toy, assert_close, deep, federation, from_recipe, strangers
 

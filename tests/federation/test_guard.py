@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pacbayes_fl.federation.guard import Start, Told, divergence, dominant, far_out, lengths, listed, outlier, overlong
-from pacbayes_fl.results_rounds import Steps
+from pacbayes_fl.results.rounds import Steps
 
 FITS = {"a": 3.0, "b": 5.0, "hard": 1e6, "lost": math.inf}
 

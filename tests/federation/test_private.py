@@ -29,7 +29,7 @@ from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.rounds import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free, open_private
 
@@ -175,8 +175,8 @@ def test_many_calls_need_the_memory_of_one_payload() -> None:
 
 def test_what_is_received_has_the_methods_own_dtype() -> None:
     batch = federation(3, labelled=True).to(dtype=torch.float32)
-    from pacbayes_fl.models.bayesian_network import BayesianMLP
     from pacbayes_fl.models.likelihoods import Categorical
+    from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
     model = BayesianMLP((3, 4, 3), Categorical(3))
     method: Any = from_recipe(METHODS["pfedbayes"], 3, {}, lambda d: model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from pacbayes_fl.federation.watch import Watch, summary
-from pacbayes_fl.results_rounds import Steps
+from pacbayes_fl.results.rounds import Steps
 from pacbayes_fl.server.robust import WINDOW
 
 

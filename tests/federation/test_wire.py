@@ -13,7 +13,7 @@ from pacbayes_fl.errors import ClientError, DeployError, NumericalError
 from pacbayes_fl.federation import arrays, wire
 from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.pac_pfl import Update
+from pacbayes_fl.methods.pac_pfl.gp import Update
 from pacbayes_fl.noise import Noise
 from tests.laws.cases import assert_close, bits
 from tests.remote import BATCH, EXPECTED, METHOD, NAMES, PLAN, REPLIES, ROUND, SERVER, opened

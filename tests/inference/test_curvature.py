@@ -15,9 +15,9 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import curvature
 from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from tests import laplace
 from tests.laplace import NoisyCurve, Program, TanhNetwork, float64, randn
 

@@ -21,11 +21,11 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import elbo
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.models.base import WeightModel, WeightPrior
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
-from pacbayes_fl.posteriors.family import Sites
-from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.spike_slab import SpikeSlab, SpikeSlabDraw
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.posteriors.weights.family import Sites
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab, SpikeSlabDraw
 
 SIZES, INPUTS, HIDDEN, CLASSES, ZETA = (5, 2, 7), 2, 3, 3, 0.7
 K = len(SIZES)

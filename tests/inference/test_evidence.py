@@ -15,10 +15,10 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
-from pacbayes_fl.posteriors.gaussian_process import gaussian_log_evidence
+from pacbayes_fl.posteriors.functions.gaussian_process import gaussian_log_evidence
 
 FEATURES, SIZES = 3, (5, 1, 12, 3)
 

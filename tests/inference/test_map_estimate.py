@@ -15,8 +15,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3), torch.float64)

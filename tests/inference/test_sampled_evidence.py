@@ -19,8 +19,8 @@ from torch.nn.functional import softplus
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.sampled_evidence import log_values, particle_scores, prior_of, repeated, tempering
 from pacbayes_fl.models.base import WeightModel, WeightPrior
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
 from tests.methods.by_hand import randn
 

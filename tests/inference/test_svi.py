@@ -15,11 +15,11 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.mean_field import MeanField
-from pacbayes_fl.posteriors.spike_slab import SpikeSlab
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
 MODEL = BayesianMLP((2, 3, 1), Gaussian(0.3), torch.float64)
 SIZES = (5, 2, 7)

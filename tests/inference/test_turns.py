@@ -15,10 +15,10 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate, svi, turns, weight_svgd
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 
 MODEL = BayesianMLP((2, 3, 1), Gaussian(0.3), torch.float64)
 SIZES = (5, 0, 13, 1, 8)

@@ -13,7 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.inference.weight_svgd import fit
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.server.svgd import direction
 from tests.inference.test_sampled_evidence import LINE, Curve, clients
 from tests.methods.by_hand import randn

@@ -21,8 +21,8 @@ from pacbayes_fl.bounds import divergence as divergences
 from pacbayes_fl.bounds import kl_inverse as inverses
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.models.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.posteriors.gaussian_process import condition
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.posteriors.functions.gaussian_process import condition
 
 CLIENT_BOUNDS = [bound.name for bound in BOUNDS.values() if bound.group is None]
 SERVER_BOUNDS = [bound.name for bound in BOUNDS.values() if bound.group is not None]

@@ -22,11 +22,11 @@ from pacbayes_fl.federation import cohort, engine, messages
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
-from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.metrics.recorded import RECORDED
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.results.records import Result
 from tests.laws.cases import (
     ALL,
     CLASSES,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from tests.laws.cases import ALL, CLASSES, LABELLED, assert_close, scene
 
 LEVELS = torch.tensor([1e-6, 0.01, 0.1, 0.5, 0.8, 0.975, 1 - 1e-6], dtype=torch.float64)

@@ -15,7 +15,7 @@ from pacbayes_fl.federation import engine, private
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from tests.laws.cases import VARIATIONAL, Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
 from tests.private import HUGE, Free

@@ -21,11 +21,11 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.folded import Folded
+from pacbayes_fl.methods.pac_pfl.folds import Folded
 from pacbayes_fl.methods.tempered import Tempered
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Gaussian
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Aggregate, Rule
 from tests.laws.cases import VARIATIONAL, Case, assert_close, bits, federation, from_recipe, identified, scene

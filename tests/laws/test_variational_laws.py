@@ -26,16 +26,16 @@ from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods import sfedbayes
-from pacbayes_fl.methods.bpfed import BPFed
-from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.methods.pfedbayes import Fit, PFedBayes, PriorTracking
-from pacbayes_fl.methods.sfedbayes import Sent, SFedBayes
-from pacbayes_fl.models.bayesian_network import BayesianNetwork
+from pacbayes_fl.methods.variational import sfedbayes
+from pacbayes_fl.methods.variational.bpfed import BPFed
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import Fit, PFedBayes, PriorTracking
+from pacbayes_fl.methods.variational.sfedbayes import Sent, SFedBayes
 from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.mean_field import MeanField, rho_of
-from pacbayes_fl.posteriors.spike_slab import SpikeSlab, SpikeSlabDraw
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
+from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab, SpikeSlabDraw
 from pacbayes_fl.server.moments import Moments
 
 STD = 0.5

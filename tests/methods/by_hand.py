@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy, softplus
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 
 INPUTS, HIDDEN, CLASSES = 2, 3, 3

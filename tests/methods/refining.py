@@ -14,7 +14,7 @@ from pacbayes_fl import bounds, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Refined
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from tests.methods.by_hand import K, clients, randn
 
 SEEN, NEW = (5, 0, 7), (4, 6, 0)  # the second client never trained, the third has no new rows

@@ -12,10 +12,10 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.evidence_recipes import EVIDENCE_RECIPES, PacPFLBNNOptions
-from pacbayes_fl.methods.pac_pfl_bnn import PacPFLBNN
-from pacbayes_fl.models.bayesian_network import BayesianMLP
+from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
 from pacbayes_fl.models.likelihoods import Categorical
-from pacbayes_fl.posteriors.particles import DiagonalHyperPrior
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.posteriors.hyper_posterior import DiagonalHyperPrior
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 RECIPE = EVIDENCE_RECIPES["pac-pfl-bnn"]

@@ -39,15 +39,15 @@ from pacbayes_fl.methods.fedsi import (
     shrinking_kl,
     without,
 )
-from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.convolutional import BayesianVGG
-from pacbayes_fl.models.jacobian import linearise
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianVGG
+from pacbayes_fl.models.weights.jacobian import linearise
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.linearised import probit_log_probs
-from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, SubnetworkGaussian
-from pacbayes_fl.posteriors.weights import rows_of
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.weights.laplace import DiagonalGaussian, SubnetworkGaussian
+from pacbayes_fl.posteriors.weights.linearised import probit_log_probs
+from pacbayes_fl.posteriors.weights.posterior import rows_of
 from pacbayes_fl.server.moments import Moments
 from tests import laplace
 from tests.laplace import NoisyCurve, float64, randn

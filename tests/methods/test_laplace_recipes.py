@@ -19,8 +19,8 @@ from pacbayes_fl.inference.subnetwork import (
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.fedsi import FedSI
 from pacbayes_fl.methods.laplace_recipes import ALPHAS, LAPLACE_RECIPES, PERSONAL_ALPHAS, RULES
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 NAMES = ("fedsi", "fedsi-fac")

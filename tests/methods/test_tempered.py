@@ -14,7 +14,7 @@ from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.tempered import Tempered
-from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
+from pacbayes_fl.posteriors.predictive import FinitePosterior, SampledPosterior
 from tests.laws.cases import ALL, LABELLED, SEED, Case, Scene, assert_close, bits, scene
 
 T = 1.7

@@ -11,13 +11,13 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.local import LocalOnly
-from pacbayes_fl.methods.bpfed import BPFed
-from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.methods.pfedbayes import PFedBayes
-from pacbayes_fl.methods.sfedbayes import SFedBayes
+from pacbayes_fl.methods.variational.bpfed import BPFed
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
+from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
 from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3))
 PLACES = {"train_draws": "local.draws", "prior_rate": "tracking.rate", "prior_optimiser": "tracking.optimiser"}

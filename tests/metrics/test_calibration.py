@@ -12,7 +12,7 @@ from pyro import distributions
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.metrics import calibration_error, empirical_frequencies, interval_coverage, levels
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 
 MEAN = torch.tensor([[[0.0, 1.0, -0.5, 2.0, 0.3]]], dtype=torch.float64)

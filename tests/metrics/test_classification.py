@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pacbayes_fl.errors import DataError, ShapeError, StudyError
 from pacbayes_fl.metrics import accuracy, brier, ece, mce, nll, reliability
-from pacbayes_fl.metrics.table import of_task
 from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.results.metrics import of_task
 
 METRICS = of_task("classification")
 H1 = (

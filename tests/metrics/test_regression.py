@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError
 from pacbayes_fl.metrics import crps, nlpd, regression, rmse, rsmse
-from pacbayes_fl.metrics.table import of_task
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
+from pacbayes_fl.results.metrics import of_task
 
 Array = npt.NDArray[np.float64]
 METRICS = of_task("regression")

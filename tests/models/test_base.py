@@ -22,13 +22,13 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.methods.baselines.local import LocalOnly
-from pacbayes_fl.methods.bpfed import BPFed
-from pacbayes_fl.methods.cfedbayes import CFedBayes
-from pacbayes_fl.methods.pfedbayes import PFedBayes
-from pacbayes_fl.methods.sfedbayes import SFedBayes
+from pacbayes_fl.methods.variational.bpfed import BPFed
+from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
+from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
+from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
 from pacbayes_fl.models.base import FunctionModel, Given, WeightModel, WeightPrior
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from tests.laws import cases
 from tests.laws.cases import CLASSES, assert_close, numbers
 

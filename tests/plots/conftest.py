@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacbayes_fl.results import ClientRow, Result
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.rounds import RoundRecord
 
 Z = 1.959963984540054
 VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")

@@ -15,8 +15,8 @@ from matplotlib.collections import PolyCollection
 
 from pacbayes_fl.metrics import calibration_error, empirical_frequencies
 from pacbayes_fl.plots import NothingToDrawError, calibration_curve
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.results import Result
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 

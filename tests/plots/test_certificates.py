@@ -23,7 +23,7 @@ from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.plots import NothingToDrawError, save_certificates
 from pacbayes_fl.plots.certificates import figure
 from pacbayes_fl.plots.style import BLUE, FAINT, GREEN, INK, RED
-from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -225,7 +225,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_pyplot_is_not_touched() -> None:
     code = (
         "import sys; from pacbayes_fl.plots.certificates import figure; "
-        "from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun; "
+        "from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun; "
         "one = CertifiedClient('a', 'new', 1, 0.1, 0.2, 0.3, 0.4, 1); "
         "figure(CertifiedRun('s', 'm', 1, 'b', 't', 'r', 0.0, 1.0, 0.1, (one,))); "
         "sys.exit('matplotlib.pyplot' in sys.modules)"

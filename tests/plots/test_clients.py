@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, box_plots, client_boxes, particle_ablation
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

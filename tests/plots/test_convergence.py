@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from pacbayes_fl.plots import NothingToDrawError, convergence_curves
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.axes import Axes
 
 from pacbayes_fl.plots import NothingToDrawError, diagnostics, learning_curve
-from pacbayes_fl.results import ClientRow, Result
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.rounds import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("error")
 

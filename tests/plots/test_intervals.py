@@ -9,8 +9,8 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 
 from pacbayes_fl.plots import NothingToDrawError, interval_plot, save_joint
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_comparison import table
+from pacbayes_fl.results.comparison import table
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, learning_curve
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, predictive_bands
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 

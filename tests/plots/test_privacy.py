@@ -20,8 +20,8 @@ from matplotlib.patches import Rectangle
 
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.plots import NothingToDrawError, privacy_utility, save_joint
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_bootstrap import nested_bootstrap
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

@@ -16,7 +16,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.metrics import ece, mce, reliability
 from pacbayes_fl.plots import NothingToDrawError, reliability_diagram
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.results import Result
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

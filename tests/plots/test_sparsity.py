@@ -12,8 +12,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 
 from pacbayes_fl.plots import NothingToDrawError, kept_share, sparsity_curve
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

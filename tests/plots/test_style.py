@@ -17,12 +17,12 @@ from matplotlib.text import Text
 
 from pacbayes_fl import plots
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.metrics.recorded import with_unit
 from pacbayes_fl.plots import FIGURES, NothingToDrawError, learning_curve, particle_ablation, save_all, save_joint
 from pacbayes_fl.plots.style import feature_label, metric_label, target_label
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_certificates import CertifiedClient, CertifiedRun
-from pacbayes_fl.results_rounds import RoundRecord
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
+from pacbayes_fl.results.recorded import with_unit
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord
 from tests.hostile import NAMES
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -15,8 +15,8 @@ from matplotlib.container import ErrorbarContainer
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import NothingToDrawError, save_joint, sweep_curve
-from pacbayes_fl.results import Result
-from pacbayes_fl.results_bootstrap import nested_bootstrap
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.records import Result
 
 pytestmark = pytest.mark.filterwarnings("error")
 Maker = Callable[..., Result]

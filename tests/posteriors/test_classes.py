@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.posteriors.base import ClassPredictive
 from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
+from pacbayes_fl.posteriors.predictive import ClassPredictive
 
 S, K, N, C = 7, 3, 5, 4
 

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.torchvision_ops import ensure_importable
 from pacbayes_fl.inference import curvature
-from pacbayes_fl.models.bayesian_network import BayesianMLP
-from pacbayes_fl.models.convolutional import BayesianCNN
-from pacbayes_fl.models.jacobian import linearise
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianCNN
+from pacbayes_fl.models.weights.jacobian import linearise
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.linearised import LinearisedPosterior
-from pacbayes_fl.posteriors.subnetwork import DiagonalGaussian, SubnetworkGaussian
-from pacbayes_fl.posteriors.weights import rows_of
+from pacbayes_fl.posteriors.weights.laplace import DiagonalGaussian, SubnetworkGaussian
+from pacbayes_fl.posteriors.weights.linearised import LinearisedPosterior
+from pacbayes_fl.posteriors.weights.posterior import rows_of
 from tests import laplace as plain
 from tests.laplace import randn, torch_module, torch_positions
 

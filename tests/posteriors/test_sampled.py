@@ -15,7 +15,7 @@ from torch import Tensor
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.noise import Engine, Noise
 from pacbayes_fl.posteriors import univariate
-from pacbayes_fl.posteriors.base import NormalMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from tests.posteriors.test_univariate import COUNTS, DENSITIES, Wedge, a, b, p
 

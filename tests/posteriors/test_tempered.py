@@ -10,13 +10,13 @@ from scipy import optimize
 from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.models.bayesian_network import BayesianMLP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import FinitePosterior, SampledPosterior
 from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.predictive import FinitePosterior, SampledPosterior
 from pacbayes_fl.posteriors.tempered import RANGE, best, temper, tempered
-from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from tests.laplace import float64, randn
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl import results_folder, results_manifest
 from pacbayes_fl.errors import CheckpointError, PrivacyError
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+from pacbayes_fl.results import folder as results_folder
+from pacbayes_fl.results import manifest
 
 ALL = Cohorts(clients=100)
 LAPLACE = Charge("laplace", 10.0, 4, ALL)  # a tenth of an epsilon
@@ -237,7 +238,7 @@ def test_a_release_counts_before_the_ledger_does(tmp_path: Path, monkeypatch: py
     paid(tmp_path, 2)
     ledger = Ledger(tmp_path, PURE, released=2)
 
-    real = results_manifest.write_atomic
+    real = manifest.write_atomic
 
     def full(path: Path, data: bytes) -> None:
         if path.name == "privacy.json":
@@ -245,7 +246,7 @@ def test_a_release_counts_before_the_ledger_does(tmp_path: Path, monkeypatch: py
         real(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(results_manifest, "write_atomic", full)
+        patch.setattr(manifest, "write_atomic", full)
         with pytest.raises(CheckpointError):
             ledger.spend(LAPLACE, 3, MEAN)
     assert json.loads(ledger.path.read_text())["releases"][0]["count"] == 2

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from pacbayes_fl import tensors
 from pacbayes_fl.models.likelihoods import inverse_softplus
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.server import average
 
 UPLOADS = MeanField(*torch.tensor([[[0.5], [2.0], [1.1]], [[-2.0], [-2.5], [-3.3]]], dtype=torch.float64))

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.posteriors.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.server import clusters
 
 K, D, J = 7, 4, 3

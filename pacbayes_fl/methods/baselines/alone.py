@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods import release
+from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.noise import Noise
 
@@ -42,4 +42,4 @@ class Alone(Method[Start, Start, Nothing, Took]):
 
     def check_private(self) -> None:
         """Nothing to release: no number leaves its client."""
-        raise release.nothing_sent(type(self).__name__)
+        raise private_steps.nothing_sent(type(self).__name__)

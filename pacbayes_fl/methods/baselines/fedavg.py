@@ -15,12 +15,12 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods import release
+from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import PointMass
-from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate
 
@@ -124,16 +124,16 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
 
     def client_steps(self, message: Server, update: Update) -> Server:
         """How far the weights went in a round [K, D]."""
-        return release.steps(Server(update.theta), message)
+        return private_steps.steps(Server(update.theta), message)
 
     def check_private(self) -> None:
         """Refuse clients that weigh by their rows."""
-        release.alike(self.weighting)
+        private_steps.alike(self.weighting)
 
     def received(self, message: Server, mean: Server, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""
-        theta, unknown = release.arrived(mean, message).theta, release.withheld(mean.theta)
-        return Update(theta, release.ones(theta), unknown, unknown)
+        theta, unknown = private_steps.arrived(mean, message).theta, private_steps.withheld(mean.theta)
+        return Update(theta, private_steps.ones(theta), unknown, unknown)
 
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the global weights, fine-tuned on the client's rows where that is asked for."""

@@ -14,14 +14,14 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods import release
+from pacbayes_fl.inference.optim import Adam, adam_init
+from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.fedavg import POINT_ESTIMATE, Server, initial_weights
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import Adam, adam_init
 from pacbayes_fl.posteriors.point import PointMass
-from pacbayes_fl.posteriors.weights import WeightPosterior
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
 
 class Client(NamedTuple):
@@ -95,7 +95,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
 
     def check_private(self) -> None:
         """Nothing to release: no weight leaves its client."""
-        raise release.nothing_sent(type(self).__name__)
+        raise private_steps.nothing_sent(type(self).__name__)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now."""

@@ -6,9 +6,9 @@ prior in SVGD and a very wide hyper-prior", with a zero mean (as originally) or 
 
 from __future__ import annotations
 
-from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.posteriors.particles import FlatHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 
 
 def pfedgp(model: FunctionModel, init_std: float = 0.3, rate: float = 1e-2, minibatch: int | None = None) -> PacPFL:

@@ -16,13 +16,13 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError, StudyError
 from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import adam, adam_init
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.particles import FlatHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
+from pacbayes_fl.posteriors.predictive import NormalMixture
 
 _JITTER = 1e-6
 

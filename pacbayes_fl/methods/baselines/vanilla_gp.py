@@ -11,13 +11,13 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.optim import adam, adam_init
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition, refined
-from pacbayes_fl.posteriors.particles import FlatHyperPrior
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
+from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 
 
 class Start(NamedTuple):
@@ -71,7 +71,7 @@ class VanillaGP(Alone[Start]):
             noise: not used.
 
         Returns:
-            Q, and KL(Q || P) [K]; see `posteriors.gaussian_process.refined`.
+            Q, and KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
         """
         return Refined(*refined(prior, seen, rows))
 

@@ -19,8 +19,8 @@ from pacbayes_fl.methods.baselines.pooled_gp import Parameters, PooledGP, Server
 from pacbayes_fl.methods.baselines.pooling import pool, send
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.gaussian_process import condition
+from pacbayes_fl.posteriors.functions.gaussian_process import condition
+from pacbayes_fl.posteriors.predictive import NormalMixture
 from tests.laws.cases import bits, deep, federation, plain, strangers
 
 Array = NDArray[np.float64]

@@ -14,8 +14,8 @@ from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.base import NormalMixture
-from pacbayes_fl.posteriors.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.predictive import NormalMixture
 from tests.laws.cases import assert_close, bits, deep, federation, strangers
 
 BATCH = federation(3)

@@ -1,0 +1,1 @@
+"""Certificates of trained runs, and bounds from numbers."""

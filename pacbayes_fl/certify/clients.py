@@ -1,0 +1,312 @@
+"""Certificates of a finished run: bounds on each client's true risk, from its folder alone.
+
+A client's prior P is what the run knew of it without the rows of the bound: of a run with `report.certify`, its model
+after the training on its other rows ("split") or the hyper-posterior that was trained without it ("folds"); of a client
+that never trained, what the server knows. Its posterior Q has seen the rows of the bound too. The bound is on the risk
+of Q as a Gibbs predictor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Provenance
+from pacbayes_fl.certify import log as study_certify_log
+from pacbayes_fl.certify.averages import certify_average
+from pacbayes_fl.certify.labels import labels_of
+from pacbayes_fl.certify.measure import Measured, OnClients, measure
+from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certify.rows import UNDECLARED, BoundRows, bound_rows_of, independent
+from pacbayes_fl.errors import AssumptionError, DataError
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
+from pacbayes_fl.study import held_rows
+from pacbayes_fl.study.run import Trained
+
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "(independent)": "(report.certify.independent = true, where they are)",
+        "(drawn_clients)": "(report.certify.drawn_clients = true, where they are)",
+        "(give tried)": "(--tried)",
+    }
+)
+
+
+def certify(trained: Trained, request: Request, on_clients: OnClients | None = None) -> CertifiedRun:
+    """Bound the true risk of every client of a finished run.
+
+    Args:
+        trained: as `study.open_run` gives it.
+        request: which bound, on which loss.
+        on_clients: called with the number of clients that were done in one go.
+
+    Returns:
+        A line a client; groups without a valid certificate have reasons and no numbers.
+
+    Raises:
+        AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
+            number can be formed.
+    """
+    study = trained.study
+    loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
+    model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
+    settled = {"loss": loss.name, "tables": study.report.certify.tables}
+    bound = request.record
+    turn = study_certify_log.turn(trained.folder, {**request.settings, **settled, **model})
+    request, uncounted = _count_tried(trained, request, turn)
+    groups, reasons = _grouped(trained, request, uncounted)
+    if not reasons and not groups:
+        raise AssumptionError(f"the run has no clients that {bound.name!r} is about", hint="run with new clients")
+    certified = _certified if bound.group is None else _certified_on_average
+    shared = sum(group.rows.clients for group in groups.values()) if request.jointly else 1
+    job = _Job(request, loss, shared, on_clients or (lambda _: None))
+    parts = {name: certified(trained, name, group, job) for name, group in groups.items()}
+    known = [part.certificate for part in parts.values() if part.certificate is not None]
+    table = CertifiedRun(
+        study=study.name,
+        method=study.method.name,
+        seed=study.seed,
+        bound=bound.name,
+        asked=request.asked,
+        theorem=known[0].theorem if known else bound.name,
+        risk=known[0].risk if known else loss.name,
+        low=loss.low,
+        high=loss.high,
+        delta=request.delta,
+        clients=tuple(line for part in parts.values() for line in part.lines),
+        reasons=reasons | {name: part.reasons for name, part in parts.items()},
+        summary={
+            name: bounds.to_record(part.average, bound) for name, part in parts.items() if part.average is not None
+        },
+        certificates={
+            name: bounds.to_record(part.certificate, bound)
+            for name, part in parts.items()
+            if part.certificate is not None
+        },
+        labels=labels_of(trained, request, groups)
+        | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
+        number=None if trained.folder is None or uncounted else turn.number,
+        model=model,
+    )
+    if table.clients:  # else nobody has seen a number
+        turn.keep()
+    return table
+
+
+def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[str, BoundRows], dict[str, list[str]]]:
+    """Put the rows of every group that the bound is about apart, or say why it can have no certificate."""
+    reasons: dict[str, list[str]] = {}
+    groups: dict[str, BoundRows] = {}
+    average = request.record.group
+    for name, group in trained.groups.items():
+        if average not in (None, name):
+            continue
+        if uncounted:
+            reasons[name] = [uncounted]
+            continue
+        found = bound_rows_of(trained, name, group, _least_delta(trained, request), average is not None)
+        why = _why_not(trained, found, request)
+        if found is None or why:
+            reasons[name] = why
+        else:
+            groups[name] = found
+    return groups, reasons
+
+
+class _Job(NamedTuple):
+    """What holds for all groups: the request, its loss, how many clients share delta, and who is told of progress."""
+
+    request: Request
+    loss: BoundedLoss
+    shared: int
+    on_clients: OnClients
+
+
+class Certified(NamedTuple):
+    """What became of a group.
+
+    Args:
+        certificate: of its clients; None where none has numbers.
+        lines: one a client; none where the certificate is not valid.
+        reasons: why it is not.
+        average: bound on the average over the clients' rows, where there can be one.
+        left_out: clients without numbers, and why.
+    """
+
+    certificate: Certificate | None
+    lines: list[CertifiedClient]
+    reasons: list[str]
+    average: Certificate | None = None
+    left_out: Mapping[str, str] = MappingProxyType({})
+
+
+def _why_not(trained: Trained, found: BoundRows | None, request: Request) -> list[str]:
+    """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
+    why = []
+    if found is None:
+        (saw,) = Premises(Provenance("saw the rows"), independent=True).broken()
+        why.append(f"{saw}: report.certify.scheme = 'split', or certify --retrain")
+    elif request.record.private and not found.prior.private:
+        name = request.record.name
+        why.append(f"the bound {name!r} is for a prior that was drawn with privacy, and this one is {found.prior}")
+    elif not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
+        why.append("the network normalises by rows that the prior has seen, and this one has seen none")
+    return [*why, UNDECLARED] if why and not independent(trained.study) else why
+
+
+def _least_delta(trained: Trained, request: Request) -> float:
+    """Give the least probability with which a bound on one client may fail, for the choice of a guarantee."""
+    shared = sum(group.train.clients for group in trained.groups.values()) if request.jointly else 1
+    return request.delta * (1.0 - request.draws_delta) / ((request.tried or 1) * shared)
+
+
+def _count_tried(trained: Trained, request: Request, turn: study_certify_log.Turn) -> tuple[Request, str]:
+    """Count what chose by the rows of the bound: what the study says, what is said now, and what was asked before."""
+    part = trained.study.report.certify
+    tried = None if request.tried is None else max(request.tried, part.tried)
+    needed = ("environment.json", held_rows.HISTORY, f"checkpoints/round_{trained.state.round:06d}")
+    if gone := [name for name in needed if trained.folder is not None and not (trained.folder / name).exists()]:
+        return request, f"{' and '.join(gone)} missing: whom and what the run was trained on is not known"
+    if turn.reason or turn.folder is None or tried is None:
+        return replace(request, tried=tried), turn.reason
+    share = study_certify_log.share(turn.number, part.tables)
+    if share is None:
+        what = f"this is table {turn.number} of these rows, and the study settled report.certify.tables = {part.tables}"
+        return request, what
+    return replace(request, tried=tried * share), ""
+
+
+def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Certified:
+    """Certify every client of a group on its own, and the average over their rows."""
+    request, loss, shared, on_clients = job
+    measured = measure(trained, group, loss, request, on_clients)
+    usable = (measured.n > 0) & measured.risk.isfinite() & measured.kl.isfinite()
+    left_out = {group.rows.names[k]: _without(group, k) for k in (~usable).nonzero().flatten().tolist()}
+    if not bool(usable.any()):
+        none = "no client has rows that count, and a posterior at a finite distance"
+        return Certified(None, [], [none, *dict.fromkeys(left_out.values())], None, left_out)
+    some = measured.select(usable)
+    premises = Premises(group.prior, independent(trained.study), loss, tried=request.tried)
+    certificate = bound_clients(request, some, premises, shared)
+    average = None
+    once = not bool(group.repeats.left_out.any()) and not group.repeats.shared
+    if request.record.poolable and group.apart and once and bool((usable | (measured.n == 0)).all()):
+        average = _pooled_certificate(request, some, premises)
+    if not certificate.valid:
+        return Certified(certificate, [], _with_keys(certificate.reasons), None, left_out)
+    trivial = _trivial(trained, group, loss, certificate)
+    return Certified(certificate, _lines(name, group, usable, some, certificate, trivial), [], average, left_out)
+
+
+def _trivial(trained: Trained, group: BoundRows, loss: BoundedLoss, certificate: Certificate) -> Tensor:
+    """Bound the uniform guess, or the mean of a client's targets, by the same formula: [] or [K]; NaN without one."""
+    risk = getattr(loss, "trivial", None)
+    if risk is None:
+        return torch.full_like(certificate.value, math.nan)
+    if trained.dataset.classes is not None:
+        return bounds.trivial_bound(certificate, risk(trained.dataset.classes)).expand_as(certificate.value)
+    y, mask = group.rows.y.double().cpu(), group.rows.mask.cpu()
+    mean = torch.where(mask, y, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+    residual = torch.where(mask, y - mean.unsqueeze(1), 0.0)
+    variance = float(residual.square().sum() / (mask.sum() - mask.any(1).sum()).clamp_min(1))
+    return bounds.trivial_bound(certificate, risk(variance)).expand_as(certificate.value)
+
+
+def _without(group: BoundRows, k: int) -> str:
+    """Say why a client has no certificate."""
+    rows = int(group.rows.size[k])
+    if group.repeats.n[k]:
+        return "its posterior or its divergence is not finite"
+    if not rows:
+        return "it has no rows"
+    shared = ", or another client of the average has them too" if group.repeats.shared else ""
+    return f"none of its {rows} rows counts: its prior saw them, under whatever name{shared}"
+
+
+def _certified_on_average(trained: Trained, name: str, group: BoundRows, job: _Job) -> Certified:
+    request, loss, _, on_clients = job
+    premises = Premises(group.prior, independent(trained.study), loss, tried=request.tried)
+    empty = [_without(group, k) for k in (group.repeats.n == 0).nonzero().flatten().tolist()]
+    if empty:  # each counts with its beta
+        who = group.rows.names[int((group.repeats.n == 0).nonzero()[0])]
+        return Certified(None, [], [f"an average needs rows of every client, and of {who} {empty[0]}"])
+    certificate, line = certify_average(trained, group, request, premises, name)
+    on_clients(group.rows.clients)
+    line = replace(line, trivial=_trivial(trained, group, loss, certificate).item())
+    return Certified(certificate, [line] if certificate.valid else [], _with_keys(certificate.reasons))
+
+
+def _with_keys(reasons: Sequence[str]) -> list[str]:
+    """Name the key of the study, or the option, where a premise names its argument."""
+    named = []
+    for reason in reasons:
+        for argument, key in _KEYS.items():
+            reason = reason.replace(argument, key)
+        named.append(reason)
+    return named
+
+
+def bound_clients(request: Request, measured: Measured, premises: Premises, shared: int = 1) -> Certificate:
+    """Apply the bound that was asked for.
+
+    Args:
+        request: which, and at which delta.
+        measured: numbers of the clients.
+        premises: what the bound rests on.
+        shared: number of clients that delta is shared among.
+
+    Returns:
+        The certificate of K clients.
+    """
+    delta, bound = request.delta / shared, request.record
+    if bound.posterior != "any":
+        premises = replace(premises, posterior=bound.posterior)
+    numbers = {"risk": measured.risk, "kl": measured.kl, "n": measured.n, "log_z": measured.log_z}
+    numbers["beta"] = request.beta_for(measured.rows)
+    return bound.certify(numbers, delta, premises, request.estimate(measured.draws, delta))
+
+
+def _pooled_certificate(request: Request, measured: Measured, premises: Premises) -> Certificate:
+    """Bound the average over the clients' rows."""
+    estimate = request.estimate(measured.draws, request.delta)
+    numbers = (measured.risk, measured.kl, measured.n, request.delta, premises)
+    return bounds.pooled(*numbers, bound=request.record, monte_carlo=estimate)
+
+
+def _lines(
+    name: str, group: BoundRows, usable: Tensor, measured: Measured, certificate: Certificate, trivial: Tensor
+) -> list[CertifiedClient]:
+    names = [client for client, good in zip(group.rows.names, usable.tolist(), strict=True) if good]
+    columns = (*measured[:5], certificate.value, group.repeats.left_out[usable], trivial)
+    numbers = zip(names, *(column.tolist() for column in columns), strict=True)
+    return [
+        CertifiedClient(client, name, int(n), risk, kl, value, test_risk, int(tested), int(repeats), level)
+        for client, risk, kl, n, test_risk, tested, value, repeats, level in numbers
+    ]
+
+
+def checked(tables: Sequence[CertifiedRun], *known: Bound) -> None:
+    """Compute every certificate of some tables again.
+
+    Args:
+        tables: as `results.certificates.tables_of` reads them.
+        *known: records of bounds that are not in the table of bounds.
+
+    Raises:
+        DataError: naming the table of which a record was edited or does not give its value.
+    """
+    for table in tables:
+        for name, record in [*table.certificates.items(), *table.summary.items()]:
+            try:
+                bounds.from_record(record, *known)
+            except DataError as error:
+                raise DataError(
+                    f"certificates {table.stem} of {name} clients: {error}", hint="certify again"
+                ) from error

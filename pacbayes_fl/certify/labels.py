@@ -1,0 +1,65 @@
+"""What a table of certificates says of its rows, its priors and its posteriors, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certify.rows import BoundRows
+from pacbayes_fl.study.run import Trained
+
+
+def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows]) -> dict[str, Any]:
+    """Say what the numbers of a table stand on.
+
+    Args:
+        trained: the run.
+        request: what was asked.
+        groups: rows of its groups of clients.
+
+    Returns:
+        The labels of the table, as JSON can hold them.
+    """
+    part = trained.study.report.certify
+    priors = {
+        "split": "a client's model after the training on its other rows",
+        "client-level DP": "the server's, released with",
+    }
+    rows, units = {}, {}
+    for name, group in groups.items():
+        seen = "training rows that the training has not seen" if group.prior.source == "split" else "all training rows"
+        prior = priors.get(group.prior.source, "what the server knows of others")
+        if group.prior.private:
+            prior = f"{prior} {group.prior}"
+        if part.scheme == "folds" and name == "existing":
+            prior = f"of {part.folds} hyper-posteriors the one that the client's fold had no part in"
+        if group.prior.source == "split" and not bool(group.seen.mask.any()):
+            prior = "what the server knows after the training on other rows"
+        if request.smooth is not None:
+            prior = f"particles blurred by {request.smooth:g}, against the hyper-prior of before any rows"
+        rows[name] = f"{seen}; prior: {prior}"
+        own = "the client's rows that the prior saw" if group.prior.source == "split" else "others' average units"
+        units[name] = {
+            "client": f"standardised by {own}",
+            "pooled": "standardised by the rows of all clients that priors saw",
+            "none": "in their own units",
+        }[trained.groups[name].shared.kinds[-1]]
+    labels: dict[str, Any] = {
+        "scheme": part.scheme,
+        "rows": rows,
+        "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"
+        if request.record.group is None
+        else "each client's Gibbs predictor under every prior, or the prior itself where that has less free energy",
+        "draws": request.draws,
+        "jointly": request.jointly,
+        "tried": request.tried,
+        "requests": "counted in certified.jsonl here and in runs on the same rows beside it, not elsewhere"
+        if trained.folder is not None
+        else "not counted, as the run has no folder",
+        "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
+        "round": trained.state.round,
+    }
+    if trained.fell_back:
+        labels["fell_back"] = list(trained.fell_back)
+    return labels if trained.dataset.classes is not None else labels | {"units": units}

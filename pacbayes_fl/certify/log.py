@@ -1,0 +1,167 @@
+"""How often the rows of a bound were asked: every request stands in a file of the run, and later ones pay for it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pacbayes_fl import files
+from pacbayes_fl.errors import UNREADABLE, CheckpointError
+from pacbayes_fl.results.certificates import FOLDER
+from pacbayes_fl.results.folder import FILES
+from pacbayes_fl.results.manifest import extend, problems, read
+
+FILE = "certified.jsonl"
+"""What a run folder calls the requests for certificates of its rows: a line each, of which none is ever removed."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which request of the same rows this is.
+
+    Args:
+        number: from 1; a request that was made before, of the same round, keeps its number.
+        entry: what stands in the file.
+        folder: of the run; None where a run has none, and nothing is counted.
+        reason: why nobody knows how often the rows were asked; empty where it is known.
+    """
+
+    number: int = 1
+    entry: Mapping[str, Any] | None = None
+    folder: Path | None = None
+    reason: str = ""
+
+    def keep(self) -> None:
+        """Write the request down, unless it stands there.
+
+        Raises:
+            CheckpointError: when another request came first, or the file cannot be written.
+        """
+        if self.folder is None or self.entry is None:
+            return
+        path = self.folder / FILE
+        with _locked(path) as file:
+            extend(self.folder, FILE)
+            now = _number(self.folder, self.entry)
+            if now != self.number:
+                what = f"request {self.number} of these rows became request {now} while it was answered"
+                raise CheckpointError(what, cause="another request", hint="certify again")
+            if not any(self.entry == _without_number(line) for line in _lines(path)):
+                file.write("" if _ends(path) else "\n")  # after half a line, which counts as one
+                file.write(json.dumps({"number": self.number, **self.entry}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            extend(self.folder, FILE)
+
+
+def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
+    """Take the number of a request.
+
+    The runs that are known of are those in folders beside this one whose data have the same `split_sha256`: runs with
+    other seeds or methods, among which somebody may choose by their certificates. Of runs elsewhere, of copies of the
+    rows under other names, and of files that were removed together with their tables, nothing is known here.
+
+    Args:
+        folder: of the run; None where a run has none.
+        entry: all that tells one request from another, as JSON: bound and settings, "round", "state" and "split" of
+            what is certified, and "tables", by which delta is shared.
+
+    Returns:
+        The number, or why there is none.
+    """
+    if folder is None:
+        return Turn()
+    entry = json.loads(json.dumps(entry))
+    others = [name for name in FILES if name != FILE]
+    if read(folder) is not None and (what := problems(folder, without=[*others, "checkpoints/"]).get(FILE)):
+        return Turn(reason=f"{folder / FILE} {what}: how often the rows were asked is not known")
+    known = {line.get("number") for line in _lines(folder / FILE)}
+    for path in sorted((folder / FOLDER).glob("*.json")):
+        with contextlib.suppress(*UNREADABLE):  # of damage it is told where tables are read
+            number = json.loads(path.read_text("utf-8")).get("number")
+            if number is not None and number not in known:
+                what = f"{path} is request {number} of these rows, which {FILE} does not hold"
+                return Turn(reason=f"{what}: how often the rows were asked is not known")
+    tables = entry.get("tables")
+    for line in _known(folder, entry):
+        if line and line.get("tables") != tables:  # 1 / N and 1 / (k (k + 1)) may sum to more than 1
+            what = f"request {line['number']} of these rows was made with report.certify.tables = {line.get('tables')}"
+            return Turn(reason=f"{what}, and this one with {tables}: by one rule alone their shares sum to delta")
+    return Turn(_number(folder, entry), entry, folder)
+
+
+def share(number: int, tables: int | None) -> int | None:
+    """Say among how many requests delta is shared for the k-th of the same rows.
+
+    The k-th gets delta / (k (k + 1)). As sum_k 1 / (k (k + 1)) = 1, all certificates that are ever made of the rows
+    hold together with probability 1 - delta by the union bound, however many they become and whenever somebody stops,
+    as long as what is asked does not depend on the numbers of earlier ones; with N tables settled beforehand each gets
+    delta / N. Who lets the numbers choose what to ask next, such as the beta, counts the values that it could have
+    been: `tried`.
+
+    Args:
+        number: k, from 1.
+        tables: N, if it was settled.
+
+    Returns:
+        k (k + 1), or N; None for a request beyond N.
+    """
+    if tables is None:
+        return number * (number + 1)
+    return tables if number <= tables else None
+
+
+def _number(folder: Path, entry: Mapping[str, Any]) -> int:
+    for line in _lines(folder / FILE):
+        if _without_number(line) == entry:
+            return int(line["number"])
+    known = _known(folder, entry)
+    return 1 + max(len(known), *(int(line["number"]) for line in known if line), 0)
+
+
+def _known(folder: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Requests of the same rows, here and in folders beside; empty what cannot be read."""
+    here = folder.resolve()
+    beside = {path.resolve() for path in here.parent.glob(f"*/{FILE}")} - {here / FILE}  # links lead to one file
+    others = [line for path in sorted(beside) for line in _lines(path) if line.get("split") == entry["split"]]
+    return _lines(folder / FILE) + others
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Read the requests of a file; what cannot be read is one of which nothing else is known."""
+    found: list[dict[str, Any]] = []
+    if path.is_file():
+        for text in path.read_bytes().split(b"\n"):
+            with contextlib.suppress(*UNREADABLE):
+                line = json.loads(text)
+                found.append(line if isinstance(line, dict) and isinstance(line.get("number"), int) else {})
+                continue
+            if text.strip():
+                found.append({})
+    return found
+
+
+def _without_number(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "number"}
+
+
+def _ends(path: Path) -> bool:
+    """Whether a file is empty or ends with a whole line."""
+    data = path.read_bytes()
+    return not data or data.endswith(b"\n")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[str]]:
+    try:
+        with files.opened(path, "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error

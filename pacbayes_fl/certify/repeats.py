@@ -1,0 +1,193 @@
+"""Repeated rows under certificates: which there are, how many rows are left to count, and what the others may cost.
+
+A row of the bound that stands elsewhere in what the prior saw, or twice among the rows of the bound, may be a copy,
+made when tables were joined, resampled or augmented, or an honest draw of a distribution with few values. Nobody can
+tell from the rows, so a bound has to hold either way, and for any mixture of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data import twins
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.tempered import untempered
+
+if TYPE_CHECKING:
+    from pacbayes_fl.study.run import Trained
+
+Array = np.ndarray[Any, Any]
+
+_ANY = -1  # a mark that no client has: every row that was trained on was seen
+
+
+class Repeats(NamedTuple):
+    """Which rows of a bound are one row, and which the prior may have seen.
+
+    Args:
+        cluster: of every row [K, N], int64: rows with the same number of the same client are one row or near-twins; -1
+            on rows that stand among those that the client's prior saw, -2 on padding.
+        shared: whether a row stands among the rows of two clients of the group.
+    """
+
+    cluster: Tensor
+    shared: bool
+
+    @property
+    def n(self) -> Tensor:
+        """Rows that count [K], float64: one of every cluster that the prior has not seen."""
+        return self.cluster.amax(1).clamp_min(-1).double() + 1.0
+
+    @property
+    def left_out(self) -> Tensor:
+        """Rows that do not count [K], float64."""
+        return (self.cluster > -2).sum(1).double() - self.n
+
+    def select(self, index: Tensor, rows: int) -> Repeats:
+        """Take clients.
+
+        Args:
+            index: positions [k].
+            rows: N of the batch that they are in now.
+
+        Returns:
+            What is known of their rows.
+        """
+        return Repeats(self.cluster[index.to(self.cluster.device), :rows], self.shared)
+
+    def risk(self, losses: Tensor) -> Tensor:
+        """Average losses over rows, of whatever rows may be the client's own draws.
+
+            max_T (sum_{i in T} l_i) / |T|  over sets T with at least one row of every cluster that counts
+
+        Let S be those rows that are independent draws which the prior has not seen; whatever else repeats them or is
+        repeated from elsewhere. S holds a row of every cluster that counts, so that |S| >= n, and its risk is one of
+        those under the maximum. Bounds grow with the risk and fall with n: one from the maximum and n is no smaller
+        than that from S, which holds. So it is when all rows are honest draws, when all repeats are copies, and
+        between. Where rows are drawn hypotheses' averages, the maximum of estimates is no less than the estimate of
+        any one S.
+
+        Args:
+            losses: of every row, averaged over hypotheses [K, *, N], in the unit of the loss.
+
+        Returns:
+            [K, *], in the unit of the loss; NaN for a client of which no row counts.
+        """
+        found = torch.full(losses.shape[:-1], torch.nan, dtype=torch.float64, device=losses.device)
+        plain = (self.left_out == 0).tolist()
+        for k, cluster in enumerate(self.cluster.to(losses.device)):
+            n = int(cluster.amax().clamp_min(-1)) + 1
+            if n:
+                rows = losses[k][..., cluster > -2].double()
+                found[k] = rows.mean(-1) if plain[k] else _largest(rows, cluster[cluster > -2], n)
+        return found
+
+
+def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
+    """Maximise the mean of losses [*, m] over sets that have a row of each of n clusters [m]: [*]."""
+    falling, order = losses.sort(-1, descending=True)
+    number = cluster[order]
+    place = torch.arange(losses.shape[-1], device=losses.device).expand(number.shape)
+    first = torch.full((*number.shape[:-1], n + 1), losses.shape[-1], device=losses.device)
+    number = torch.where(number < 0, n, number)
+    first = first.scatter_reduce(-1, number, place, "amin")
+    needed = (first.gather(-1, number) == place) & (number < n)  # the largest of its cluster
+    base = torch.where(needed, falling, 0.0).sum(-1, keepdim=True)
+    more = torch.where(needed, 0.0, falling).cumsum(-1)
+    means = (base + more) / (n + (~needed).cumsum(-1))
+    return torch.maximum(means.amax(-1), (base / n).squeeze(-1))
+
+
+def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = False) -> Repeats:
+    """Compare the rows of a bound with each other and with all that the clients' priors were trained on.
+
+    Rows are compared in the data's own units, whoever has them and under whichever name: as features and target, and as
+    one where no column differs by more than `report.certify.twins` of its spread.
+
+    Args:
+        trained: the run.
+        name: of the group.
+        rows: of the bound, raw, x [K, N, *feature].
+        apart: whether the bound takes the clients' rows for independent of each other: a row that two clients have
+            counts for neither.
+
+    Returns:
+        What is known of the rows.
+    """
+    part = trained.study.report.certify
+    every = [group.train for group in trained.dataset.groups.values()]
+    width = part.twins * twins.spread(every)
+    known = trained.groups["existing"].raw.train
+    (own, owner), (seen, theirs) = twins.stacked(rows), twins.stacked(known)
+    label = twins.clusters(np.concatenate((own, seen)), width)
+    label, source = label[: len(own)], label[len(own) :]
+    marks = marks_of(trained, known)
+    mine = np.full(rows.clients, _ANY) if name == "new" or part.scheme == "split" else marks
+    saw = _foreign(label, mine[owner], source, marks[theirs])
+    for mark, there in _departed(trained, own, marks):
+        saw |= (mine[owner] != mark) & there
+    _, pair = np.unique(np.stack((owner, label)), axis=1, return_inverse=True)
+    pair = pair.reshape(-1)
+    saw = np.isin(pair, pair[saw])  # a twin of a row that was seen is as good as seen
+    several = np.isin(label, _of_several(label, owner))
+    number = _numbered(pair, owner, ~(saw | several) if apart else ~saw)
+    cluster = torch.full(rows.mask.shape, -2, dtype=torch.int64)
+    cluster[rows.mask.cpu()] = torch.from_numpy(number)
+    return Repeats(cluster, bool(several.any()))
+
+
+def marks_of(trained: Trained, known: ClientBatch) -> Array:
+    """Mark every client of the training: priors have seen the rows of those with another mark than their own.
+
+    Args:
+        trained: after its last round.
+        known: its clients.
+
+    Returns:
+        The folds of a training in folds, else a mark of its own for every client [K].
+    """
+    return np.array(untempered(trained.method).prior_groups(known.ids))
+
+
+def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int, Array]]:
+    """Say of every client that took part and has left its mark, and which rows of the bound [R] it had."""
+    here = trained.groups["existing"].raw.train.names
+    memory = trained.history
+    gone = [name for name in memory.clients if name not in here]
+    if not gone or not memory.width:
+        return
+    cells = twins.cells(own, np.array(memory.width), memory.salt)
+    for place, name in enumerate(gone):
+        mark = memory.fold.get(name, int(marks.max()) + 1 + place)
+        yield mark, np.asarray(np.isin(cells, memory.clients[name].cells).any(1))
+
+
+def _foreign(label: Array, mine: Array, source: Array, marks: Array) -> Array:
+    """Find the rows [R] whose cluster has a row of another mark than their own."""
+    size = 1 + int(max(label.max(initial=-1), source.max(initial=-1)))
+    lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -2)
+    np.minimum.at(lowest, source, marks)
+    np.maximum.at(highest, source, marks)
+    return np.asarray((highest[label] > -2) & ((lowest[label] != mine) | (highest[label] != mine)))
+
+
+def _of_several(label: Array, owner: Array) -> Array:
+    """Take the clusters that rows of several clients are in."""
+    pairs = np.unique(np.stack((label, owner)), axis=1)
+    found, counts = np.unique(pairs[0], return_counts=True)
+    return np.asarray(found[counts > 1])
+
+
+def _numbered(pair: Array, owner: Array, counts: Array) -> Array:
+    """Number the clusters that count from 0 within each client [R]; -1 where they do not."""
+    number = np.full(len(pair), -1, dtype=np.int64)
+    found, place = np.unique(pair[counts], return_inverse=True)  # pairs of one client follow each other
+    owners = np.zeros(len(found), dtype=np.int64)
+    owners[place] = owner[counts]
+    number[counts] = (np.arange(len(found)) - np.searchsorted(owners, owners))[place]
+    return number

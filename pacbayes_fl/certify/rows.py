@@ -1,0 +1,139 @@
+"""Which rows a certificate stands on: those that a client's prior has not seen, in units that they did not choose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from pacbayes_fl.bounds import Provenance
+from pacbayes_fl.certify.repeats import Repeats, marks_of, repeats_of
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.study import sources
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import Trained
+
+UNDECLARED = (
+    "the rows were not declared independent draws of the client's distribution (report.certify.independent = true,"
+    " where they are)"
+)
+"""Why rows of a file have no certificate, and what a study says of those that may have one."""
+
+
+class BoundRows(NamedTuple):
+    """Rows of a group's clients, those of the bound apart from those that the priors know, in the method's units.
+
+    Args:
+        state: in which they personalise.
+        seen: rows that the prior knows, possibly none.
+        rows: of the bound.
+        test: rows that nothing has seen.
+        prior: where the priors come from.
+        apart: whether no client's prior or units depend on another client's rows of the bound, so that averages over
+            the pooled rows can be bounded.
+        repeats: which of the rows count.
+    """
+
+    state: FederationState
+    seen: ClientBatch
+    rows: ClientBatch
+    test: ClientBatch
+    prior: Provenance
+    apart: bool
+    repeats: Repeats
+
+
+def independent(study: Study) -> bool:
+    """Whether the rows of a client are independent draws of its distribution, as declared or as the source is known.
+
+    Images are drawn without replacement, which is no less concentrated than independent draws are (Hoeffding 1963);
+    where clients got fixed numbers by label, each label's rows are, and what is bounded is the risk at that mix.
+
+    Args:
+        study: of the run.
+
+    Returns:
+        True where bounds may rely on it.
+    """
+    declared = study.report.certify.independent
+    source = sources.find(study.data.source)
+    return source is not None and source.rows_independent if declared is None else declared
+
+
+def bound_rows_of(
+    trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False
+) -> BoundRows | None:
+    """Put the rows of a group apart by what its priors have seen.
+
+    Args:
+        trained: the run.
+        name: of the group.
+        group: its clients.
+        delta: probability with which a bound on one of them may fail at least: a private prior is given the guarantee
+            that costs such a bound least.
+        afresh: let all priors be those of the server, as if the clients had never trained.
+
+    Returns:
+        The rows, and the state in which the clients personalise; None where the priors have seen all rows, but for a
+        private run: a client's bound can pay for that, an average's cannot, for which the other clients' rows must not
+        choose the units either.
+    """
+    part, simulated = trained.study.report.certify, trained.study.privacy.randomness == "simulation"
+    private = name == "existing" and part.scheme == "none"
+    released = trained.replacement(delta) if private else None
+    if private and (afresh or group.train.clients < 2 or released is None or not math.isfinite(released.epsilon)):
+        return None
+    state = state_of(trained.method, trained.state, name, group)
+    if name == "existing" and trained.held is not None:
+        device = group.train.x.device
+        rows, seen = group.bring(trained.held.to(device)), group.train
+        if part.prior == "global" or afresh:
+            seen = none_of(seen)
+            state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
+        repeats = repeats_of(trained, name, trained.held, afresh)
+        return BoundRows(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
+    units = _units_of_others(trained, name, group)
+    own = replace(group, used=units)
+    rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
+    repeats = repeats_of(trained, name, group.raw.train, afresh)
+    if released is not None:  # every prior is the server's, which it has released
+        state = state_of(trained.method, trained.state, "new", replace(group, train=none_of(rows)))
+        prior = Provenance("client-level DP", *released, simulated=simulated)
+        return BoundRows(state, none_of(rows), rows, test, prior, False, repeats)
+    prior = Provenance("disjoint clients" if name == "new" else "other clients", simulated=simulated)
+    return BoundRows(state, none_of(rows), rows, test, prior, name == "new", repeats)
+
+
+def none_of(batch: ClientBatch) -> ClientBatch:
+    """Give the clients of a batch without any rows.
+
+    Args:
+        batch: any rows.
+
+    Returns:
+        The same clients, one row of padding each.
+    """
+    return replace(
+        batch,
+        x=torch.zeros_like(batch.x[:, :1]),
+        y=torch.zeros_like(batch.y[:, :1]),
+        mask=torch.zeros_like(batch.mask[:, :1]),
+    )
+
+
+def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling:
+    """Scale clients by the average of those that their priors were trained on: their own rows must not choose units."""
+    known, shared = trained.groups["existing"].used, group.shared  # pooled moments are of the priors' rows alone
+    if name == "existing":
+        fold = torch.from_numpy(marks_of(trained, group.train)).to(group.train.x.device)
+        apart = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
+        share = apart / apart.sum(1, keepdim=True)
+        return shared.impose(Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known)))
+    average = Scaling(*(leaf.expand(group.train.clients, *leaf.shape[1:]) for leaf in known.average()))
+    return shared.impose(average)

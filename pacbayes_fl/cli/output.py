@@ -1,0 +1,380 @@
+"""What the command line prints: tables, predictions and progress."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from pacbayes_fl.cli.layout import fitted, number, room
+from pacbayes_fl.names import printable, shortened, to_cell, width
+from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
+from pacbayes_fl.results.comparison import Cell, Worst, worst
+from pacbayes_fl.results.metrics import headline, headlines, run_columns, spoken_options
+from pacbayes_fl.results.recorded import in_progress
+from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
+from pacbayes_fl.results.rounds import RoundRecord
+
+if TYPE_CHECKING:
+    from pacbayes_fl.study.predict import AnyPrediction
+
+_SHOWN = 5  # names in a line
+OnRound = Callable[[RoundRecord], None]
+
+
+def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a line in which nothing steers the terminal, whatever names and paths stand in it.
+
+    Args:
+        text: the line.
+        file: stdout when None.
+        flush: show it at once.
+    """
+    print(printable(text), file=file, flush=flush)
+
+
+def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round: int) -> None:
+    """Print a row per predicted row: CSV, or JSON by client.
+
+    Args:
+        predictions: of some clients.
+        as_json: print JSON.
+        round: whose models predict.
+    """
+    fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
+    if as_json:
+        rows = {p.client: {**{name: getattr(p, name).tolist() for name in fields}, "round": round} for p in predictions}
+        print(json.dumps(rows))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("client", "row", *fields, "round"))
+    for p in predictions:
+        for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
+            writer.writerow((to_cell(p.client), row, *(f"{value:.6g}" for value in values), round))
+
+
+def print_table(result: Result) -> None:
+    """Print a run's table: a line a metric, by group; and what other rules would choose.
+
+    Args:
+        result: a finished run.
+    """
+    say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
+    names = [name for name in run_columns(result.task) if name in result.metrics]
+    rows: dict[str, list[_Row]] = {}
+    for group, entry in result.summary()["groups"].items():
+        title = f"{group}, {entry['n_clients']} clients"
+        rows[title] = [
+            _Row(name, *_statistics(found), worst([result], group, name))
+            for name in names
+            if (found := _within(entry, name))
+        ]
+    _print_rows(rows)
+    for group, entry in result.summary()["groups"].items():
+        _say_not_finite(group, entry["n_clients"], {name: _within(entry, name) or {} for name in names}, "clients")
+    _print_fallen(result.labels)
+    print_bins([result])
+    print_rows([result])
+    if "privacy" in result.labels:
+        say(f"privacy: {result.labels['privacy']['statement']}")
+    for model, rules in result.labels.get("selections", {}).items():
+        for rule, chosen in rules.items():
+            score = headline(result.task).name
+            words = f"{score} {chosen[score]:.4f} at round {chosen['round']}, mean weights"
+            say(f"{model}.{rule}: {words} ({chosen['rule']})")
+
+
+def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, Any]], what: str) -> None:
+    """Print of which scores a mean is, and who has none that is finite: a line for metrics that say the same."""
+    alike: dict[tuple[int, tuple[tuple[str, str], ...]], list[str]] = {}
+    for name, entry in entries.items():
+        if odd := entry.get("not_finite"):
+            alike.setdefault((entry.get("n_clients", asked), tuple(odd.items())), []).append(name)
+    for (count, odd), names in alike.items():
+        shown = ", ".join(f"{client}: {value}" for client, value in odd[:_SHOWN])
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
+
+
+def _print_fallen(labels: Mapping[str, Any]) -> None:
+    """Say which newer rounds were damaged, so that an older one was used; nothing where none was."""
+    for text in labels.get("fell_back", ()):
+        say(f"fell back: {text}")
+
+
+class _Row(NamedTuple):
+    """A line of a table: mean over clients, its interval, the median, and the client with the worst value."""
+
+    name: str
+    mean: float | None
+    low: float | None
+    high: float | None
+    median: float | None
+    worst: Worst | None
+
+
+def _print_rows(groups: Mapping[str, Sequence[_Row]]) -> None:
+    """Print rows below their titles, all aligned; on a narrow terminal the worst client has a line of its own."""
+    columns = room()
+    head = ["over clients", "mean", "[95 % interval]", "median", "worst client", ""]
+    cells = [head] + [
+        [
+            f"  {row.name}",
+            number(row.mean),
+            f"[{number(row.low)}, {number(row.high)}]",
+            number(row.median),
+            row.worst.client if row.worst else "",
+            number(row.worst.value) if row.worst else "",
+        ]
+        for rows in groups.values()
+        for row in rows
+    ]
+    lines = fitted(cells, (0, 4), columns, right=(1, 2, 3, 5))
+    if columns is not None and any(width(line) > columns for line in lines):
+        lines = fitted([row[:4] for row in cells], (0,), columns, right=(1, 2, 3))
+        below = [f"    worst: {shortened(row[4], columns - 22)} {row[5]}" if row[4] else "" for row in cells[1:]]
+    else:
+        below = [""] * (len(cells) - 1)
+    say(lines[0])
+    rest = iter(zip(lines[1:], below, strict=True))
+    for title, rows in groups.items():
+        say(title)
+        for _ in rows:
+            for line in filter(None, next(rest)):
+                say(line)
+
+
+def _short(name: str) -> str:
+    """Shorten a name in the middle of a line on a terminal."""
+    columns = room()
+    return name if columns is None else shortened(name, columns // 2)
+
+
+def _beside(line: str, note: str) -> list[str]:
+    """Put a note behind a line, or below it where there is no room."""
+    columns = room()
+    if not note or columns is None or width(line) + 2 + width(note) <= columns:
+        return [f"{line}  {note}".rstrip()]
+    return [line, *wrap(note, columns, initial_indent="    ", subsequent_indent="    ")]
+
+
+def _titled(name: str, about: str) -> str:
+    """Put a name in front of a line, short enough that the rest of it still fits."""
+    columns = room()
+    return f"{name}, {about}" if columns is None else f"{shortened(name, max(12, columns - len(about) - 2))}, {about}"
+
+
+def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Find a dotted name in the nested summary; None where it is not."""
+    for part in name.split("."):
+        if part not in entry:
+            return None
+        entry = entry[part]
+    return entry
+
+
+def _statistics(entry: Mapping[str, Any]) -> tuple[float | None, float | None, float | None, float | None]:
+    low, high = entry["interval"]
+    return entry["mean"], low, high, entry["median"]
+
+
+def print_cells(cells: Sequence[Cell]) -> None:
+    """Print a comparison's table: methods below each other, by metric and group.
+
+    Args:
+        cells: as `results.comparison.table` gives them.
+    """
+    seeds = max((cell.seeds for cell in cells), default=0)
+    say(f"over clients and {seeds} seed{'s' if seeds != 1 else ''}, intervals by the bootstrap")
+    groups: dict[str, list[_Row]] = {}
+    for group, metric in dict.fromkeys((cell.group, cell.metric) for cell in cells):
+        groups[f"{metric}, {group} clients"] = [
+            _Row(
+                cell.method,
+                cell.mean,
+                cell.low,
+                cell.high,
+                cell.median,
+                Worst(cell.worst_client, cell.worst) if cell.worst_client else None,
+            )
+            for cell in cells
+            if (cell.group, cell.metric) == (group, metric)
+        ]
+    _print_rows(groups)
+    rounds = {f"{cell.method} {cell.round}": None for cell in cells if cell.round}
+    if rounds:
+        say(f"scored at round: {', '.join(rounds)}")
+    for method, group in dict.fromkeys((cell.method, cell.group) for cell in cells):
+        own = [cell for cell in cells if (cell.method, cell.group) == (method, group)]
+        entries = {cell.metric: {"n_clients": cell.scores, "not_finite": dict(cell.not_finite)} for cell in own}
+        _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
+
+
+def print_bins(found: Sequence[Result]) -> None:
+    """Print with what settings metrics were taken, such as bins of confidence; nothing where no run says so.
+
+    Args:
+        found: results of a table.
+    """
+    for option, names in spoken_options().items():
+        values = sorted({result.labels[option.setting] for result in found if option.setting in result.labels})
+        if values:
+            say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
+
+
+def print_rows(found: Sequence[Result]) -> None:
+    """Print which rows are test rows, and which columns are not scaled by client; nothing where no run says so.
+
+    Args:
+        found: results of a table.
+    """
+    for text in dict.fromkeys(result.labels["test_rows"] for result in found if "test_rows" in result.labels):
+        say(f"test rows: {text}")
+    for how, words in (("across clients", "scaled across clients"), ("own units", "not scaled")):
+        every = [result.labels.get("scaling", {}).get(how) for result in found]
+        for columns in dict.fromkeys(filter(None, every)):
+            say(f"{words}: {columns}")
+
+
+def print_privacy(found: Sequence[Result]) -> None:
+    """Print what private runs have spent: a line a method and value; nothing where no run is private.
+
+    Args:
+        found: results of a comparison.
+    """
+    private = [result for result in found if "privacy" in result.labels]
+    for name in dict.fromkeys(result.method for result in private):
+        labels = [result.labels["privacy"] for result in private if result.method == name]
+        for called in ("epsilon", SIMULATED_EPSILON):
+            if spent := [one for one in labels if called in one]:
+                say(f"{name}: {_most(spent, called)}")
+    if len(private) > 1:
+        say("each number is of one run: what several runs on the same rows tell adds up")
+
+
+def _most(spent: Sequence[Mapping[str, Any]], called: str) -> str:
+    """Say what the run that has spent most has spent."""
+    most = max(spent, key=lambda one: math.inf if one[called] is None else float(one[called]))
+    epsilon = "infinity" if most[called] is None else rounded_up(most[called])
+    claimed = "" if most["claimed"] is None else f"; PAC-PFL claims {called} {most['claimed']:g}, which does not hold"
+    return f"{most['mechanism']} spent {called} {epsilon} at delta {rounded_up(most['delta'])}{claimed}"
+
+
+def print_certificates(table: CertifiedRun) -> None:
+    """Print the bounds of a run: a line a client, and what they come to.
+
+    Args:
+        table: as `certify.clients.certify` gives it.
+    """
+    whom = "of all lines at once" if table.labels.get("jointly") else "of each line on its own"
+    at = f", round {table.model['round']}" if table.model else ""
+    say(
+        f"{table.method} on {_short(table.study)}, seed {table.seed}{at}: {table.theorem}, delta {table.delta:g} {whom}"
+    )
+    _print_fallen(table.labels)
+    say(f"risk: {table.risk}")
+    if table.number is not None:
+        words = (
+            f"request {table.number} for certificates of these rows: delta is shared as among {table.labels['tried']}"
+        )
+        say(f"{words} (requests are {table.labels['requests']})")
+    for group, reasons in table.reasons.items():
+        if reasons:
+            say(f"{group}: valid = false: {'; '.join(reasons)}")
+        else:
+            _print_group(table, group)
+    for name, why in table.labels.get("left_out", {}).items():
+        say(f"{name} has no certificate: {why}")
+
+
+def _print_group(table: CertifiedRun, group: str) -> None:
+    lines = [line for line in table.clients if line.group == group]
+    units = table.labels.get("units", {})
+    say(f"{group}: {table.labels['rows'][group]}" + (f"; targets {units[group]}" if group in units else ""))
+    rows = [["client", "n", "risk", "KL", "bound", "test risk", "test n"]]
+    notes = [""]
+    for line in lines:
+        risk, test = (f"{value:.4f}" for value in (line.risk, line.test_risk))
+        kl, bound = f"{line.kl:.3f}", rounded_up(line.bound)
+        rows.append([line.name, str(line.rows), risk, kl, bound, test, str(line.test_rows)])
+        vacuous = is_vacuous(line.bound, table.high, line.trivial)
+        said = [
+            *(["vacuous"] if vacuous else []),
+            *(["test risk above the bound"] if line.test_risk > line.bound else []),
+            *([f"{line.repeats} further rows repeat others and do not count"] if line.repeats else []),
+        ]
+        notes.append("  ".join(said))
+    for text, note in zip(fitted(rows, (0,), room(), right=range(1, 7)), notes, strict=True):
+        for part in _beside(text, note):
+            say(part)
+    below = sum(not line.test_risk > line.bound for line in lines)
+    useful = sum(not is_vacuous(line.bound, table.high, line.trivial) for line in lines)
+    middle = rounded_up(statistics.median(line.bound for line in lines))
+    say(
+        f"median bound {middle}; not vacuous, so below the bound of the trivial predictor at the same n: "
+        f"{useful} of {len(lines)}; test risk not above it: {below} of {len(lines)}"
+    )
+    if group in table.summary:
+        average = rounded_up(table.summary[group]["value"])
+        say(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
+    elif any(line.repeats for line in lines):
+        say("average over the clients' rows: none, as some rows repeat others")
+
+
+@contextmanager
+def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
+    """Show rounds, time left and the score on a terminal; a line now and then elsewhere.
+
+    Args:
+        text: what is being done.
+        total: number of rounds.
+        quiet: show nothing.
+
+    Yields:
+        What is to be called after every round.
+    """
+    if quiet:
+        yield lambda record: None
+    elif not sys.stderr.isatty():
+        step = max(1, total // 10)
+
+        def line(record: RoundRecord) -> None:
+            if record.round % step == 0 or record.round == total or record.dropped or record.undone:
+                say(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
+
+        yield line
+    else:
+        from pacbayes_fl.cli.progress import bar
+
+        with bar(text, total) as show:
+            yield lambda record: show(record.round, _told(record) if _is_news(record) else None)
+
+
+def _is_news(record: RoundRecord) -> bool:
+    scored = set(headlines().values()) & record.values.keys()
+    return not record.round or bool(record.dropped or record.undone or scored)
+
+
+def _told(record: RoundRecord) -> list[str]:
+    """Say what is worth telling of a round, what matters most first: faults, then scores."""
+    known = (*headlines().values(), *in_progress())
+    names = known if record.round else record.values  # round 0: what was tried before the first
+    return [*_faults(record), *(f"{name} {record.values[name]:.4g}" for name in names if name in record.values)]
+
+
+def _faults(record: RoundRecord) -> list[str]:
+    undone = [f"undone {len(record.undone)}, rates x {record.rates:g}"] if record.undone else []
+    return [*undone, *([f"dropped {', '.join(record.dropped)}"] if record.dropped else [])]
+
+
+def _news(record: RoundRecord) -> str:
+    """Say the same in a line, faults last."""
+    told, faults = _told(record), _faults(record)
+    return " ".join([*told[len(faults) :], *faults])

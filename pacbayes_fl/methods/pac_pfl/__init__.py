@@ -1,0 +1,1 @@
+"""PAC-PFL: hyper-posteriors over priors by federated SVGD."""

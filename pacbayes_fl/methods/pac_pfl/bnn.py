@@ -1,0 +1,307 @@
+"""PAC-PFL with Bayesian networks: a distribution over priors of the weights, learned by federated SVGD."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import AssumptionError, ShapeError, StudyError, outside
+from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.base import Nothing, Refined
+from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, MixturePosterior, WeighedDraws
+from pacbayes_fl.server import svgd
+
+FEW = 1.5
+"""Effective draws below which one draw carries a sum of several."""
+
+
+class Update(NamedTuple):
+    """Scores of clients, or their sum over `weight` of them.
+
+    Args:
+        score: gradient of the estimated log evidence by (mu, rho) [K, P, 2D], in nats per unit.
+        log_evidence: ln Z~ [K, P], in nats.
+        weight: number of clients behind a row [K].
+        effective: effective number of draws behind ln Z~ [K, P].
+    """
+
+    score: Tensor
+    log_evidence: Tensor
+    weight: Tensor
+    effective: Tensor
+
+
+@dataclass(frozen=True)
+class Tempered(LocalInference):
+    """Steps towards a tempered posterior.
+
+    Args:
+        beta: temperature of the mean log likelihood; None stands for m_k.
+    """
+
+    beta: float | None = None
+
+    def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
+        """Factor [K] of the minibatch's log likelihood."""
+        return sampled_evidence.tempering(self.beta, batch, rows)
+
+
+@final
+@dataclass(frozen=True)
+class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
+    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `federated_svgd.FederatedSVGD`.
+
+    A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
+    minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal
+    likelihood. Priors weigh alike by default: their sampled evidence (eq. 37) is that of the luckiest draws. What a
+    client does with the priors that it gets, the paper leaves open.
+
+    Args:
+        train_draws: L of eq. 38.
+        posterior: of a client under each prior. "svi" fits a mean field, "svgd" moves weights themselves, "importance"
+            weighs draws from the prior: no training at all, good where clients have few rows.
+        local: the steps of "svi" and "svgd".
+        draws: S, of predictions by "svi".
+        importance_draws: L' draws of every prior that are weighed by "importance", and by the weights of eq. 37.
+        companions: J, particles per prior of "svgd".
+    """
+
+    beta_tempers: ClassVar[bool] = True
+    personal_messages: ClassVar[bool] = True
+    personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors"
+
+    particles: int = 3
+    rate: float = 2e-3
+    minibatch: int | None = 20
+    weighting: Literal["evidence", "equal"] = "equal"
+    train_draws: int = 5
+    posterior: Literal["importance", "svi", "svgd"] = "svi"
+    local: LocalInference = field(default_factory=lambda: LocalInference(steps=50, rate=3e-3, zeta=1.0))
+    draws: int = 20
+    importance_draws: int = 100
+    companions: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        for name in ("train_draws", "draws", "importance_draws", "companions"):
+            if getattr(self, name) < 1:
+                raise StudyError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.beta is not None and not self.beta > 0:
+            raise StudyError(f"beta must be positive, got {self.beta:g}")
+
+    @property
+    def finite_posterior(self) -> bool:
+        """Whether hypotheses are weighed draws of the priors."""
+        return self.posterior == "importance"
+
+    def about(self) -> dict[str, Any]:
+        """Which posterior it predicts with, and over how many draws or particles."""
+        each, words = {
+            "importance": (self.importance_draws, "draws of every prior, weighed by their likelihood"),
+            "svi": (self.draws, "draws of the mean-field posterior under every prior"),
+            "svgd": (self.companions, "particles under every prior"),
+        }[self.posterior]
+        average = f"predictions averaged over {each} {words}; mean_weights: over the posteriors' means"
+        return {"draws": each, "average": average, "inference": f"sampled evidence (eq. 38), then {self.posterior}"}
+
+    def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Differentiate the log evidence of a minibatch by every particle (Algorithm 2)."""
+        rows = self.drawn_rows(batch, noise)
+        power, factor = self.minibatch_weights(batch, rows)
+        scale = power * sampled_evidence.tempering(self.beta, batch, batch)
+        score, log_evidence, effective = sampled_evidence.particle_scores(
+            self.model, message.particles, rows, scale, self.train_draws, noise
+        )
+        factor = factor.unsqueeze(-1)
+        score, log_evidence = score * factor.to(score).unsqueeze(-1), log_evidence * factor
+        return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
+
+    def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
+        """Make the sum of scores out of their mean [1, P, 2D]: the server restores that over all from it (eq. 40)."""
+        score = mean["score"] * clients
+        unknown = private_steps.withheld(score).to(score).unsqueeze(1).expand(score.shape[:2])
+        return Update(score, unknown, private_steps.ones(score) * clients, unknown)
+
+    def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
+        """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
+        priors = sampled_evidence.prior_of(message.particles)
+        mine, kept = _one_by_one(priors, batch.clients), noise.copy()  # what others draw next must not move a posterior
+        if self.posterior == "importance":
+            log_weights, means = self._weighed(priors, batch, noise)
+            return WeighedDraws(self.model, mine, log_weights, kept, means, batch)
+        fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
+        each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
+        share = self._shares(priors, batch, noise).repeat_interleave(each, 1) - math.log(each * seen)
+        means = tuple(fit.mean() for fit in fits)
+        return FamilyMixture(self.model, tuple(fits), share.unsqueeze(-1).expand(-1, -1, seen), kept, means, batch)
+
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Weigh the same draws again, by all rows, or fit every mean field on, from P's and against it.
+
+        Networks that normalise by statistics of rows keep those of P: both are about the same networks.
+
+        Args:
+            prior: P, of the rows `seen`.
+            seen: rows of K clients.
+            rows: later rows of theirs, in the same order.
+            noise: the clients' streams, for "svi".
+
+        Returns:
+            Q and KL(Q || P) [K]: that of weights on a list, or a bound for mixtures whose components keep P's weights
+            and, where a fit diverged, P's mean field.
+
+        Raises:
+            AssumptionError: for "svgd", whose points have no density.
+            ShapeError: when the clients are others.
+        """
+        if self.posterior == "svgd":
+            raise AssumptionError(
+                "a posterior of particles is infinitely far from any other: no bound holds of it",
+                hint="posterior = 'importance' or 'svi'",
+            )
+        if not prior.noise.ids == seen.ids == rows.ids:
+            raise ShapeError(f"rows must be of clients {prior.noise.ids}, got those of {seen.ids} and {rows.ids}")
+        found: FamilyMixture | WeighedDraws
+        if self.posterior == "importance":
+            priors = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *prior.components)
+            log_weights, means = self._weighed(priors, seen.extend(rows), prior.noise)
+            found = replace(prior, log_weights=log_weights, means=means)
+        else:
+            fits = tuple(self._fitted_on(one, rows, noise) for one in prior.components)
+            found = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
+        return Refined(found, found.kl(prior))
+
+    def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> FamilyMixture:
+        """The priors themselves, all alike: what is known of a client without rows."""
+        mine = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
+        alike = torch.zeros(batch.clients, len(mine), self.draws, dtype=torch.float64, device=batch.x.device)
+        means = tuple(prior.loc for prior in mine)
+        return FamilyMixture(self.model, mine, alike - math.log(len(mine) * self.draws), noise, means, batch)
+
+    def _fits(self, prior: MeanField, batch: ClientBatch, noise: Noise) -> list[Any]:
+        """Posteriors under one prior, leaves [K, D]; all priors see the same minibatches and draws."""
+        if self.posterior == "svi":
+            return [self._fitted(prior, batch, noise)]
+        local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
+        start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.companions)], 1)
+        towards = partial(svgd.direction, rule=self.bandwidth)
+        found = weight_svgd.fit(self.model, local, prior, start, batch, apart, towards)
+        return [PointMass(theta) for theta in found.unbind(1)]
+
+    def _fitted(self, prior: MeanField, batch: ClientBatch, noise: Noise, free: Tensor | None = None) -> MeanField:
+        """Fit a mean field [K, D] from its prior and against it; weights that are not `free` [D] stay as they are."""
+        local = Tempered(**asdict(self.local), beta=self.beta)
+        found: MeanField = svi.fit(self.model, local, prior, batch, noise.fork(), 1, svi.draw_of, free)
+        return found
+
+    def _fitted_on(self, prior: MeanField, rows: ClientBatch, noise: Noise) -> MeanField:
+        """Fit a mean field [K, D] on; weights that are numbers stay as they are, and so does all where a fit fails."""
+        found = self._fitted(prior, rows, noise, self.model.stochastic_columns().to(prior.loc.device))
+        return tensors.where(tensors.finite(found), found, prior)
+
+    def _values(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Terms of eq. 38 for all rows [K, P, L'], of the draws that `noise` gives next; it still gives them."""
+        scale = sampled_evidence.tempering(self.beta, batch, batch)
+        return sampled_evidence.log_values(self.model, priors, batch, scale, self.importance_draws, noise.copy())
+
+    def _shares(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Log weights of the priors [K, P]: eq. 37b with the estimated evidence, or all alike."""
+        if self.weighting == "equal":
+            count = priors.loc.shape[-2]
+            return torch.full((batch.clients, count), -math.log(count), dtype=torch.float64, device=batch.x.device)
+        values = self._values(priors, batch, noise)
+        self._look_at(values, _effective(values.log_softmax(-1)).amin(1), batch.names)
+        return values.logsumexp(-1).log_softmax(-1)
+
+    def _weighed(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Log weights of draws from all priors [K, P, L'], and the mean weights [K, D] that each prior's draws give."""
+        values = self._values(priors, batch, noise)
+        within, count = values.log_softmax(-1), values.shape[1]
+        if self.weighting == "evidence":
+            log_weights = values.flatten(1).log_softmax(-1).view(values.shape)
+        else:
+            log_weights = within - math.log(count)
+        each = log_weights.flatten(1) if self.weighting == "evidence" else within
+        effective = _effective(each)
+        self._look_at(values, effective if self.weighting == "evidence" else effective.mean(1), batch.names)
+        again, like = noise.copy(), sampled_evidence.one_of(priors.loc, batch.clients)
+        eps = torch.zeros_like(like.unsqueeze(1).expand(-1, count, -1))
+        for weight in within.exp().to(like).unbind(-1):
+            eps.addcmul_(weight.unsqueeze(-1), again.weights(like).unsqueeze(1))
+        return log_weights, priors.weights(eps).unbind(1)
+
+    def _look_at(self, values: Tensor, effective: Tensor, names: Sequence[str]) -> None:
+        """Warn of clients whose sums over draws [K, P, L'] are none, or a single draw by effective numbers [K]."""
+        none = [
+            name for name, one in zip(names, values.amax((1, 2)).tolist(), strict=True) if one <= sampled_evidence.NONE
+        ]
+        if none:
+            warnings.warn(
+                f"the likelihood of {_some(none)} is zero under every draw of every prior", stacklevel=outside()
+            )
+        few = [name for name, one in zip(names, effective.tolist(), strict=True) if one < FEW and name not in none]
+        if few and self.importance_draws > 2:
+            what, then = {
+                "importance": ("posterior", "take posterior = 'svi'"),
+                "svi": ("priors' weights", "take weighting = 'equal'"),
+                "svgd": ("priors' weights", "take weighting = 'equal'"),
+            }[self.posterior]
+            warnings.warn(
+                f"{what} of {_some(few)} stand on one draw of {self.importance_draws} from a prior: {then}, or more "
+                "importance_draws",
+                stacklevel=outside(),
+            )
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean log evidence per client, size of the summed score, spread of the particles, effective draws."""
+        present = update.weight.sum().clamp_min(1.0)
+        return {**super().report(server, update), "effective_samples": update.effective.sum(0).mean() / present}
+
+    def remark(self, values: Mapping[str, float]) -> str | None:
+        """Say when one draw carries the evidence: the gradient is then that of the luckiest draw."""
+        if self.train_draws <= 2 or not values["effective_samples"] < FEW:
+            return None
+        return (
+            f"one of {self.train_draws} draws carries the evidence of most clients, and the gradient is that of the "
+            "luckiest: a smaller beta, or narrower priors (init_rho), let more of them count"
+        )
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client: of every particle a gradient, and what the network holds."""
+        rows = rows if self.minibatch is None else min(rows, self.minibatch)
+        companions = self.companions**2 if self.posterior == "svgd" else 0  # distances of all pairs
+        return max(self.particles * (self.model.footprint(rows) + self.model.dim), companions * self.model.dim)
+
+
+def _effective(log_weights: Tensor) -> Tensor:
+    """Effective number of draws 1 / sum w^2 [K, *] of normalised log weights [K, *, L]."""
+    return (2.0 * log_weights).exp().sum(-1).reciprocal()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:
+    """Give K clients views of each of P priors: from leaves [P, D] or [K, P, D] to P times leaves [K, D]."""
+    count = priors.loc.shape[-2]
+    return tuple(
+        tensors.tree_map(lambda leaf, p=p: leaf.select(-2, p).expand(clients, -1), priors) for p in range(count)
+    )

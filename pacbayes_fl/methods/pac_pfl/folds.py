@@ -1,0 +1,266 @@
+"""PAC-PFL in folds of clients: every client gets its posterior under priors that its rows never touched.
+
+A certificate of a client needs a prior that did not see the rows of the bound. One run on all clients gives none; F
+runs do, each without the clients of its own fold, and no row of anybody is kept from training. They run as one
+federation: every fold starts from the same particles, and a client works for all folds but its own in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import Method, Nothing, Refined
+from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.noise import Noise, keys
+from pacbayes_fl.posteriors.predictive import Posterior
+from pacbayes_fl.server.robust import Aggregate, Rule
+
+
+class Update(NamedTuple):
+    """What clients send to every fold, or the sum of it.
+
+    Args:
+        by_fold: updates of the method that is folded, leaves [K, F, *], 0 for a client's own fold.
+        weight: number of clients behind a row [K].
+    """
+
+    by_fold: Any
+    weight: Tensor
+
+
+def balanced_folds(
+    ids: Sequence[int], folds: int, seed: int, known: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, int]:
+    """Share clients out at random to folds whose sizes differ by at most one.
+
+    A client that has a fold keeps it, whoever comes or goes: the other folds' priors have seen its rows. Those that
+    come later go where the fewest are.
+
+    Args:
+        ids: of all clients of the federation; their order does not matter.
+        folds: F.
+        seed: of the experiment.
+        known: folds of clients that have one.
+
+    Returns:
+        Fold of every client, from 0 to F - 1.
+
+    Raises:
+        StudyError: when there are fewer than 2 folds, or fewer clients than folds.
+    """
+    if not 2 <= folds <= len(ids):
+        raise StudyError(f"folds must be between 2 and the number of clients, {len(ids)}, got {folds}")
+    dealt = {client: known[client] for client in ids if client in known}
+    sizes = [sum(fold == f for fold in dealt.values()) for f in range(folds)]
+    for _, client in sorted(zip(keys(seed, 0, ids).tolist(), ids, strict=True)):
+        if client not in dealt:
+            dealt[client] = sizes.index(min(sizes))
+            sizes[dealt[client]] += 1
+    return dealt
+
+
+@final
+@dataclass(frozen=True)
+class Folded(Method[Server, Message, Nothing, Update]):
+    """F runs of PAC-PFL, the f-th without the clients of fold f; states and messages have leaves [F, *].
+
+    Args:
+        inner: what runs, for functions or for networks.
+        folds: F.
+        fold_of: fold of every client that trains, by id, from 0 to F - 1. Others, who never train, are in fold 0.
+    """
+
+    personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors of the client's fold"
+
+    inner: FederatedSVGD[Any, Any]
+    folds: int
+    fold_of: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        """Refuse folds that are none."""
+        if self.folds < 2:
+            raise StudyError(f"folds must be at least 2, got {self.folds}")
+        if not all(0 <= fold < self.folds for fold in self.fold_of.values()):
+            raise StudyError(f"fold_of must give folds from 0 to {self.folds - 1}, got {sorted(self.fold_of.values())}")
+        if not self.inner.personal_messages:
+            raise StudyError(f"{type(self.inner).__name__} cannot give clients of one call different priors")
+
+    @property
+    def objective(self) -> str | None:  # type: ignore[override]
+        """As the method that is folded."""
+        return self.inner.objective
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Start every fold from the same draw."""
+        return tensors.tree_map(torch.clone, tensors.expand(self.inner.init_server(generator), self.folds))
+
+    def init_clients(self, message: Message, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Server) -> Message:
+        """Send the particles of all folds [F, P, D]."""
+        return _stacked([self.inner.broadcast(one) for one in self._apart(server)])
+
+    def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Work for all folds but the client's own: one call of K (F - 1) pairs, with the same draws for every fold."""
+        device = batch.x.device
+        mine = self._folds(batch.ids)
+        client, fold = (torch.arange(self.folds) != mine.unsqueeze(1)).nonzero().unbind(1)
+        theirs, pairs = tensors.select(message, fold.to(device)), batch.select(client)
+        found, _ = self.inner.client(theirs, state, pairs, noise.select(client.tolist()))
+        found = self._apart_from_failures(found, client.to(device), batch.clients)
+
+        def by_fold(leaf: Tensor) -> Tensor:
+            spread = leaf.new_zeros(batch.clients, self.folds, *leaf.shape[1:])
+            spread[client.to(device), fold.to(device)] = leaf
+            return spread
+
+        return Update(tensors.tree_map(by_fold, found), torch.ones_like(batch.size)), state
+
+    def _apart_from_failures(self, found: Any, client: Tensor, clients: int) -> Any:
+        """Leave a pair out whose update is not finite: what fails under one fold's priors must not touch another fold.
+
+        A client that fails for all folds stays as it is, for the engine to see.
+        """
+        good = tensors.finite(found)
+        worked = torch.zeros(clients, device=good.device).index_add(0, client, good.float()) > 0
+        return tensors.where(good | ~worked[client], found, tensors.tree_map(torch.zeros_like, found))
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Move every fold by its own clients' updates, as in a federation of them alone.
+
+        Args:
+            server: leaves [F, *].
+            update: leaves [K, F, *].
+            n_clients: of the federation.
+
+        Returns:
+            Leaves [F, *].
+
+        Raises:
+            StudyError: when the federation is not the one that was folded.
+        """
+        if n_clients != len(self.fold_of):
+            raise StudyError(f"fold_of must name all {n_clients} clients of the federation, got {len(self.fold_of)}")
+        own = [sum(fold == f for fold in self.fold_of.values()) for f in range(self.folds)]
+        parts = zip(self._apart(server), self._updates(update), own, strict=True)
+        return _stacked([self.inner.server(one, sent, n_clients - size) for one, sent, size in parts])
+
+    def client_steps(self, message: Message, update: Update) -> Any:
+        """What moves every fold [K, F, *]; 0 in the client's own."""
+        parts = zip(self._apart(message), self._updates(update), strict=True)
+        found = [self.inner.client_steps(one, sent) for one, sent in parts]
+        return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+
+    def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior:
+        """Give each client its posterior under the priors of its fold."""
+        return self.inner.personalise(self._own(message, batch), state, batch, noise)
+
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Do as the method that is folded; see there."""
+        return self.inner.refine(prior, seen, rows, noise)
+
+    @property
+    def finite_posterior(self) -> bool:
+        """As the method that is folded says."""
+        return self.inner.finite_posterior
+
+    def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
+        """Give the folds: the priors of a fold have seen the rows of all other folds."""
+        return [self.fold_of[client] for client in ids]
+
+    def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior | None:
+        """Give what the server would predict with the priors of the client's fold."""
+        return self.inner.global_model(self._own(message, batch), state, batch, noise)
+
+    def about(self) -> dict[str, Any]:
+        """Say what the method that is folded says, and the number of folds."""
+        return self.inner.about() | {"folds": self.folds}
+
+    def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
+        """Let nothing of a client reach its own fold, and let it count once, or not at all, in the others.
+
+        Args:
+            update: leaves [K, F, *].
+            rows: of the clients [K].
+            ids: of the clients.
+
+        Returns:
+            Leaves [K, F, *].
+        """
+        sent = update.by_fold.weight
+        own = (self._folds(ids).unsqueeze(1) == torch.arange(self.folds)).to(sent.device)
+        counts = torch.where(~own & (sent > 0), self.inner.weight(rows).unsqueeze(1), 0.0)
+
+        def apart(leaf: Tensor) -> Tensor:
+            return torch.where(counts.view(*counts.shape, *[1] * (leaf.dim() - 2)) > 0, leaf, 0.0).to(leaf)
+
+        by_fold = tensors.tree_map(apart, update.by_fold)
+        return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """As the method that is folded says."""
+        self.inner.check_robust(aggregate)
+
+    def fewest_joined(self, clients: int) -> int:
+        """Those of a round without the largest fold."""
+        own = [sum(fold == f for fold in self.fold_of.values()) for f in range(self.folds)]
+        return max(0, clients - max(own))
+
+    def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
+        """Join the steps of every fold's clients by themselves."""
+        parts = zip(self._apart(message), self._updates(update), strict=True)
+        found = [self.inner.aggregated(one, sent, rule) for one, sent in parts]
+        by_fold = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+        return Update(by_fold, update.weight.sum().view(1))
+
+    def reduce(self, update: Update) -> Update:
+        """Sum the clients of a chunk, fold by fold."""
+        return tensors.total(update)
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Means over folds of what each reports."""
+        parts = zip(self._apart(server), self._updates(update), strict=True)
+        reports = [dict(self.inner.report(one, sent)) for one, sent in parts]
+        return tensors.tree_map(lambda *values: torch.stack(values).double().mean(0), *reports)
+
+    def remark(self, values: Mapping[str, float]) -> str | None:
+        """Say what the method that is folded would say of the means over folds."""
+        return self.inner.remark(values)
+
+    @property
+    def row_by_row(self) -> bool:
+        """As the method that is folded says."""
+        return self.inner.row_by_row
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client: as many times as there are folds to work for."""
+        return (self.folds - 1) * self.inner.footprint(rows)
+
+    def _folds(self, ids: Sequence[int]) -> Tensor:
+        """Fold of every client [K], on the CPU."""
+        return torch.tensor([self.fold_of.get(client, 0) for client in ids], dtype=torch.int64)
+
+    def _own(self, message: Message, batch: ClientBatch) -> Message:
+        """Give every client the message of its own fold: leaves [K, *]."""
+        return tensors.select(message, self._folds(batch.ids).to(batch.x.device))
+
+    def _apart(self, stacked: tensors.Tree) -> list[tensors.Tree]:
+        return [tensors.tree_map(lambda leaf, f=f: leaf[f], stacked) for f in range(self.folds)]
+
+    def _updates(self, update: Update) -> list[Any]:
+        return [tensors.tree_map(lambda leaf, f=f: leaf[:, f], update.by_fold) for f in range(self.folds)]
+
+
+def _stacked(trees: Sequence[tensors.Tree]) -> tensors.Tree:
+    return tensors.tree_map(lambda *leaves: torch.stack(leaves), *trees)

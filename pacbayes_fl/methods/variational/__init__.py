@@ -1,0 +1,1 @@
+"""Methods whose clients fit distributions over the weights of a network."""

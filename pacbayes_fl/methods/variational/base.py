@@ -1,0 +1,251 @@
+"""What the variational methods share: hyper-parameters, draws, and how clients join that never trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference import svi
+from pacbayes_fl.inference.optim import Optimiser, check_optimiser
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.family import Draw
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.robust import Aggregate
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+Update = TypeVar("Update")
+Aggregation = Literal["tracked", "moments", "tracked-moments"]
+"""Of what the server makes the next global distribution; see `Variational`."""
+
+
+@dataclass(frozen=True)
+class PriorTracking:
+    """How a client lets its copy of the global distribution follow its posterior.
+
+    Args:
+        rate: learning rate of the steps on w, eta_2.
+        keep_moments: keep both optimisers' moments between rounds (public codes), or begin anew.
+        restart: begin every round at q = w (as sFedBayes's Algorithm 2 has it), or go on from the last q.
+        optimiser: of the steps on w: "adam", or plain gradient descent, "sgd". Adam's steps of one size make the
+            clients' mean a kind of median: the solution of the federation's problem (eq. 5) is no fixed point of it.
+    """
+
+    rate: float = 1e-3
+    keep_moments: bool = True
+    restart: bool = False
+    optimiser: Optimiser = "adam"
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is none."""
+        check_optimiser(self.optimiser)
+        if not self.rate > 0:
+            raise StudyError(f"the rate of the steps on w must be positive, got {self.rate!r}")
+
+
+@dataclass(frozen=True)
+class Variational(Method[Server, Server, Client, Update], Generic[Server, Client, Update]):
+    """A method whose clients fit distributions over weights; its message is the server's whole state.
+
+    Args:
+        model: the likelihood.
+        local: steps on q.
+        tracking: steps on w.
+        aggregation: "tracked": clients let w follow q and the server averages their w, as the papers' algorithms have
+            it; "moments": clients send E and E^2 of q and take no steps on w, and the server matches the moments of
+            all, which solves its problem exactly (`server.moments.match`); "tracked-moments": the same, but within a
+            round w follows q, so that it holds q back less, and the fixed point is no longer that of eq. 5.
+        weighting: of clients in the server's average.
+        init_std: spread of the initial means.
+        init_rho: initial rho of every weight.
+        draws: S, of predictions.
+        join_passes: times the minibatches of a round for a client that never trained.
+    """
+
+    objective: ClassVar[str | None] = "elbo"
+
+    model: WeightModel
+    local: LocalInference = field(default_factory=LocalInference)
+    tracking: PriorTracking = field(default_factory=PriorTracking)
+    aggregation: Aggregation = "tracked"
+    weighting: average.Weighting = "uniform"
+    init_std: float = 0.1
+    init_rho: float = -2.5
+    draws: int = 20
+    join_passes: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        for name in ("init_std", "draws", "join_passes"):
+            if not getattr(self, name) > 0:
+                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.aggregation not in get_args(Aggregation):
+            raise StudyError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}")
+        if self.sends_moments and self.local.divergence == "reverse":
+            what = (
+                f"aggregation = {self.aggregation!r} minimises KL(q || w), and divergence = 'reverse' is of KL(w || q)"
+            )
+            raise StudyError(what, hint="divergence = 'forward', or aggregation = 'tracked'")
+
+    @property
+    def sends_moments(self) -> bool:
+        """Whether clients send moments of q instead of their w."""
+        return self.aggregation != "tracked"
+
+    def about(self) -> dict[str, Any]:
+        """Over how many draws it predicts, and which path the gradient takes."""
+        path = "closed-form KL, written-out gradient" if isinstance(self.model, BayesianNetwork) else "Pyro traces"
+        words = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
+        return {"draws": self.draws, "average": words, "inference": path}
+
+    def broadcast(self, server: Server) -> Server:
+        """Send everything."""
+        return server
+
+    def check_private(self) -> None:
+        """Refuse clients that weigh by their rows."""
+        private_steps.alike(self.weighting)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse weights by rows where a rule knows none."""
+        super().check_robust(aggregate)
+        average.check_robust(self.weighting, aggregate)
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """As `weighting` says, of rows [K]: [K]."""
+        return average.client_weight(rows, self.weighting)
+
+    def draw(self, q: Any, noise: Noise) -> Draw:
+        """Take the random numbers of one draw from the clients' streams."""
+        return svi.draw_of(q, noise, self.local.noise_std)
+
+    def posterior(self, q: Any, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Make a distribution over weights predict, with S draws.
+
+        Args:
+            q: leaves [K, D].
+            batch: the clients' training rows, whose statistics a network may need.
+            noise: their streams.
+
+        Returns:
+            The posterior.
+        """
+        return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
+
+    def with_newcomers(
+        self, q: Any, fresh: Tensor, w: Any, batch: ClientBatch, noise: Noise, free: Tensor | None = None
+    ) -> Any:
+        """Fit the posteriors of clients that never trained; those of the others stay.
+
+        Args:
+            q: leaves [K, D].
+            fresh: bool [K], True for a client that never trained.
+            w: where its fit begins and what it is drawn to, leaves [K, D].
+            batch: the clients' rows.
+            noise: a fork of their streams, so that newcomers move nobody else's draws.
+            free: bool [D], True for weights that may move; all when None.
+
+        Returns:
+            Leaves [K, D].
+        """
+        if not bool(fresh.any()):
+            return q
+        fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
+        return tensors.where(fresh, fitted, q)
+
+    def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+        """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
+
+        Both are distributions of the same networks: statistics by which one normalises stay those that P had. Draws are
+        those of q itself, also for a preset that shrinks them.
+
+        Args:
+            prior: P, leaves [K, D].
+            seen: rows that P has seen; what there is to know of them is in P.
+            rows: the others.
+            noise: the clients' streams.
+
+        Returns:
+            Q with leaves [K, D], that of a client without rows P itself, and KL(Q || P) [K], in nats, float64.
+        """
+        q = self.refitted(prior.family, rows, noise.fork())
+        posterior = WeightPosterior(self.model, q, self.draws, noise, prior.reference)
+        return Refined(posterior, q.kl(prior.family).clamp_min(0.0))
+
+    def refitted(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
+        """Fit q from a distribution and against it; weights that are numbers stay what they are.
+
+        Args:
+            w: leaves [K, D]; left as it is.
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            free: bool [K, D], True for weights that may move; all with uncertainty when None.
+
+        Returns:
+            Leaves [K, D]; w itself for a client whose fit diverged.
+        """
+        uncertain = self.model.stochastic_columns().to(w.loc.device)
+        free = uncertain if free is None else free & uncertain
+        exact = replace(self, local=replace(self.local, noise_std=1.0))
+        q = svi.fit(self.model, exact.local, w, rows, noise, self.join_passes, exact.draw, free)
+        return tensors.where(tensors.finite(q), q, w)
+
+
+def moments_of(q: MeanField) -> Moments:
+    """Mean and variance of every weight: what a client sends, and what matching gives.
+
+    Args:
+        q: leaves [*, D].
+
+    Returns:
+        Leaves [*, D].
+    """
+    return Moments(q.loc, q.scale.square())
+
+
+def towards(old: MeanField, found: Moments, beta: float, stochastic: Tensor) -> MeanField:
+    """Go from the server's distribution towards matched moments, or beyond them.
+
+    Args:
+        old: leaves [*, D].
+        found: leaves [*, D].
+        beta: of `moments.extrapolate`.
+        stochastic: bool [D], False for weights without uncertainty, which have a mean alone.
+
+    Returns:
+        Leaves [*, D].
+    """
+    mean, variance = moments.extrapolate(moments_of(old), found, beta)
+    rho = torch.where(stochastic.to(old.rho.device), rho_of(variance), old.rho)
+    return MeanField(mean, rho).bounded()
+
+
+def check_beta(beta: float) -> None:
+    """Refuse a step of the server that goes nowhere.
+
+    Args:
+        beta: of `server.average.extrapolate`.
+
+    Raises:
+        StudyError: when it is not positive.
+    """
+    if not beta > 0:
+        raise StudyError(f"beta must be positive, got {beta:g}")

@@ -1,0 +1,177 @@
+"""BPFed: shared and personal uncertain layers, and priors that go on from round to round (BPFed, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, final, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.optim import Adam
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.variational import pfedbayes
+from pacbayes_fl.methods.variational.base import Variational, moments_of, towards
+from pacbayes_fl.methods.variational.pfedbayes import (
+    Update,
+    fit_of,
+    per_client,
+    received_of,
+    start_clients,
+    stepped,
+    steps_of,
+    track_prior,
+)
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.server import average, moments
+
+PersonalPrior = Literal["cumulative", "divide"]
+
+
+class Server(NamedTuple):
+    """Both factors' distributions, leaves [D]: the shared part zeta is learned, the rest is where clients begin."""
+
+    w: MeanField
+
+
+class Client(NamedTuple):
+    """What a client keeps.
+
+    Args:
+        personal: eta_i, distribution of the personal part [K, E].
+        adam_q: moments of the steps on q [K, *].
+        adam_w: moments of the steps on the prior [K, *].
+    """
+
+    personal: MeanField
+    adam_q: Adam[Any]
+    adam_w: Adam[Any]
+
+
+@final
+@dataclass(frozen=True)
+class BPFed(Variational[Server, Client, Update]):
+    """BPFed (Algorithm 1, eqs. 7-11); fields as in `methods.variational.base.Variational`, and some more.
+
+    The steps on the prior are those of eq. 11.
+
+    Args:
+        local: steps on q; here with a KL divergence of weight 1 (eq. 10).
+        personal_sites: number of last sites that are personal; 2 are the last layer's weight and bias.
+        upload: the shared part of the "posterior" q, or of the "tracked" prior as the public code does.
+        prior: of the personal part. "cumulative" (the paper's): the client's last posterior, so that the same rows are
+            counted again in every round, and after T rounds a conjugate posterior has the precision 1/alpha + T H.
+            "divide": the client's own last contribution is taken out of it before the next fit. As nobody else adds to
+            the personal part, what is left is eta^0, exactly; fits still begin at the last posterior.
+    """
+
+    personal_model: ClassVar[str] = "personal models of the aggregated shared part and each client's own last part"
+
+    personal_sites: int = 2
+    upload: Literal["posterior", "tracked"] = "posterior"
+    prior: PersonalPrior = "cumulative"
+    local: LocalInference = field(default_factory=lambda: LocalInference(zeta=1.0))
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        if self.sends_moments and self.upload == "tracked":
+            what = f"aggregation = {self.aggregation!r} sends moments of q, and upload = 'tracked' the prior"
+            raise StudyError(what, hint="upload = 'posterior'")
+        if self.prior not in get_args(PersonalPrior):
+            raise StudyError(f"prior must be cumulative or divide, got {self.prior!r}")
+        self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
+
+    @property
+    def shared(self) -> int:
+        """Number of shared weights, which come first."""
+        return self.model.shared(self.personal_sites)
+
+    def about(self) -> dict[str, Any]:
+        """Say what the personal part's variances stand for, beside what all variational methods say."""
+        words = {
+            "cumulative": "the last posterior: rows of the personal part are counted once per round",
+            "divide": "the first one: rows of the personal part are counted once",
+        }
+        return {**super().about(), "personal_prior": words[self.prior]}
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw zeta^0 and the eta^0 with which every client begins."""
+        return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the server's distribution."""
+        start = start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
+        return Client(self._personal(start.q), start.adam_q, start.adam_w)
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit both factors against the last personal posterior and the global shared part (Algorithm 1)."""
+        last = self._joined(message.w, state.personal)
+        prior, follows = last, None
+        if self.prior == "divide":  # the server keeps eta^0, and what a prior has followed is counted too
+            prior = tensors.expand(message.w, batch.clients)
+            follows = torch.arange(self.model.dim, device=last.loc.device) < self.shared
+        before = pfedbayes.Client(last, state.adam_q, state.adam_w)
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, before, prior, batch, noise, self.draw, follows
+        )
+        sent = tensors.tree_map(lambda leaf: leaf[:, : self.shared], new.q if self.upload == "posterior" else w)
+        if self.sends_moments:
+            sent = moments_of(sent)
+        weight = self.weight(batch.size)
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
+        update = Update(sent, weight, torch.ones_like(weight), fit)
+        return update, Client(self._personal(new.q), new.adam_q, new.adam_w)
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average the shared part (Algorithm 1, last line of the server), or match its moments."""
+        if self.sends_moments:
+            found, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
+            mean = towards(self._sent(server), found, 1.0, stochastic)
+        else:
+            mean = tensors.weighted_mean(update.w, update.weight)
+        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
+        return Server(joined)
+
+    def client_steps(self, message: Server, update: Update) -> Any:
+        """How far the shared part went in a round, mean and rho [K, R], or its moments."""
+        return steps_of(update.w, self._sent(message))
+
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, R]."""
+        return stepped(received_of(mean, self._sent(message)))
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
+        q = self._joined(message.w, state.personal)
+        own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
+        q = self.with_newcomers(q, state.adam_q.steps == 0, q, batch, noise.fork(), own)
+        return self.posterior(q, batch, noise)
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        join = moments.match if self.sends_moments else tensors.weighted_mean
+        reduced: Update = average.reduced(update, "w", join)
+        return reduced
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean scaled log likelihood of the clients, KL divergence from the tracked priors, evidence lower bound."""
+        return per_client(update.fit, update.clients)
+
+    def _sent(self, message: Server) -> MeanField:
+        return tensors.tree_map(lambda leaf: leaf[: self.shared], message.w)
+
+    def _personal(self, q: MeanField) -> MeanField:
+        return tensors.tree_map(lambda leaf: leaf[:, self.shared :].clone(), q)
+
+    def _joined(self, w: MeanField, personal: MeanField) -> MeanField:
+        clients = len(personal.loc)
+        return tensors.tree_map(
+            lambda shared, own: torch.cat((shared[: self.shared].expand(clients, -1), own), 1), w, personal
+        )

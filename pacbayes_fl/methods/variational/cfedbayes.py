@@ -1,0 +1,238 @@
+"""cFedBayes: several global distributions, of which every client takes the likeliest (journal, Algorithm 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.inference.optim import Adam
+from pacbayes_fl.methods.variational import pfedbayes
+from pacbayes_fl.methods.variational.base import Variational, check_beta, moments_of, towards
+from pacbayes_fl.methods.variational.pfedbayes import (
+    Fit,
+    fit_of,
+    never_trained,
+    per_client,
+    received_of,
+    start_clients,
+    steps_of,
+    track_prior,
+)
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.server import average, clusters, robust
+from pacbayes_fl.server.robust import Aggregate, Rule
+
+
+class Server(NamedTuple):
+    """Global distributions w^1..w^J, leaves [J, D], and the number of rounds that made them []."""
+
+    w: MeanField
+    rounds: Tensor
+
+
+class Client(NamedTuple):
+    """What a client keeps: q and both optimisers' moments, leaves [K, *], and its last cluster [K]."""
+
+    q: Any
+    adam_q: Adam[Any]
+    adam_w: Adam[Any]
+    cluster: Tensor
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients.
+
+    Args:
+        w: leaves [K, D]; moments of q where those are what is sent.
+        cluster: where each belongs [K], int64.
+        weight: in its cluster's average [K].
+        clients: 1 for every client that took part [K].
+        fit: leaves [K].
+        moved: whether the client has changed its cluster [K], 0 or 1.
+    """
+
+    w: Any
+    cluster: Tensor
+    weight: Tensor
+    clients: Tensor
+    fit: Fit
+    moved: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class CFedBayes(Variational[Server, Client, Update]):
+    """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57); fields as in `variational.base.Variational`, and more.
+
+    Args:
+        clusters: J.
+        assign_draws: Monte Carlo draws of the expected log likelihood (eq. 45), over all training rows.
+        beta: extrapolation of the server.
+        start: how clusters come to differ, which equal ones never would. "uploads": in the first round all clients
+            start from one v^0, and the server groups what they send by k-means; "random": every cluster has a v^0 of
+            its own, and clients choose from the first round on (eq. 45), which often ends in a poor local optimum.
+    """
+
+    clusters: int = 2
+    assign_draws: int = 5
+    beta: float = 1.0
+    start: Literal["uploads", "random"] = "uploads"
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        check_beta(self.beta)
+        if self.clusters < 1 or self.assign_draws < 1:
+            raise StudyError("clusters and assign_draws must be at least 1")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0, for every cluster its own or one for all."""
+        distinct = self.clusters if self.start == "random" else 1
+        w = initial_mean_field(self.model, self.init_std, self.init_rho, generator, distinct)
+        return Server(
+            tensors.tree_map(lambda leaf: leaf.expand(self.clusters, -1).clone(), w),
+            torch.zeros((), dtype=torch.int64),
+        )
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the first cluster; a client's first round begins at the cluster that it chooses."""
+        first = tensors.tree_map(lambda leaf: leaf[0], message.w)
+        start = start_clients(tensors.expand(first, batch.clients), batch.clients, self.aggregation)
+        return Client(*start, torch.full_like(start.adam_q.steps, -1))
+
+    def assign(self, message: Server, batch: ClientBatch, noise: Noise) -> Tensor:
+        """Choose the cluster under which a client's training rows are likeliest.
+
+        k_i = argmax_k E_{w^k}[ln p(D^i | theta)]      (eq. 45), the same draws for every k
+
+        Args:
+            message: leaves [J, D].
+            batch: all training rows.
+            noise: the clients' streams.
+
+        Returns:
+            [K], int64.
+        """
+        one = tensors.tree_map(lambda leaf: leaf[0], message.w)
+        draws = [self.draw(tensors.expand(one, batch.clients), noise) for _ in range(self.assign_draws)]
+        scores = []
+        with torch.no_grad():
+            for k in range(self.clusters):
+                w = tensors.expand(tensors.tree_map(lambda leaf, k=k: leaf[k], message.w), batch.clients)
+                found = [self.model.log_likelihood(w.weights(draw), batch) for draw in draws]
+                scores.append(torch.stack(found).mean(0))
+        return torch.stack(scores).argmax(0)
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Choose a cluster, then fit q and let the cluster's w follow (Algorithm 3, ClientUpdate)."""
+        cluster = self.assign(message, batch, noise)
+        start = tensors.select(message.w, cluster)
+        before = pfedbayes.Client(*state[:3])
+        before = before._replace(q=tensors.where(never_trained(before), start, before.q))
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, before, start, batch, noise, self.draw
+        )
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
+        weight = self.weight(batch.size)
+        moved = (cluster != state.cluster).to(weight)
+        sent = moments_of(new.q) if self.sends_moments else w
+        update = Update(sent, cluster, weight, torch.ones_like(weight), fit, moved)
+        return update, Client(*new, cluster)
+
+    def possible(self, update: Update) -> Tensor:
+        """Whether there is such a cluster too: bool [K]."""
+        there = (update.cluster >= 0) & (update.cluster < self.clusters)
+        return super().possible(update) & there
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
+        cluster = update.cluster
+        if self.start == "uploads" and not bool(server.rounds):  # all clients started alike: what they sent differs
+            cluster = clusters.k_means(update.w[0], update.weight, self.clusters)
+        if self.sends_moments:
+            found = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
+            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()), server.rounds + 1)
+        totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
+        mean = clusters.mean(totals, weight, server.w)
+        return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
+
+    def client_steps(self, message: Server, update: Update) -> Any:
+        """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
+        moved = steps_of(update.w, tensors.select(message.w, update.cluster))
+        mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
+        return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
+
+    def check_private(self) -> None:
+        """Refuse to group what single clients send too."""
+        if self.start == "uploads":
+            what = "start = 'uploads' groups what single clients send, which a private round withholds"
+            raise PrivacyError(what, hint="method.start = 'random'")
+        super().check_private()
+
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
+        """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
+
+        That is the sum over its members divided by c / J, what it would have if all were equally large: how many it
+        has is not known, so that a small cluster goes slower than its mean and a large one faster.
+        """
+        w = received_of(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
+        sent = pfedbayes.stepped(w)
+        cluster = torch.arange(self.clusters, device=sent.weight.device)
+        return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse to found clusters on what single clients send."""
+        super().check_robust(aggregate)
+        if self.start == "uploads":
+            what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
+            raise StudyError(what, hint="method.start = 'random'")
+
+    def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
+        """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
+        steps, rows = self.client_steps(message, update), []
+        fit, moved = (
+            rule.told(update.fit, update.weight),
+            rule.told(update.moved, update.weight),
+        )  # a cluster may be few
+        present = (update.weight > 0).sum().clamp_min(1)
+        for j in range(self.clusters):
+            mine = torch.where(update.cluster == j, update.weight, 0.0)
+            count = (mine > 0).sum()
+            step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), mine)
+            trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(mine)
+            share = count.double() / present
+            part: Fit = tensors.tree_map(lambda leaf, share=share: share * leaf, fit)
+            rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(mine), part, share * moved))
+        joined: Update = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
+        return joined._replace(w=received_of(joined.w, message.w))
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
+        fresh, apart = never_trained(pfedbayes.Client(*state[:3])), noise.fork()
+        w = tensors.select(message.w, self.assign(message, batch, apart)) if bool(fresh.any()) else state.q
+        return self.posterior(self.with_newcomers(state.q, fresh, w, batch, apart), batch, noise)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution of the client's cluster."""
+        w = tensors.select(message.w, self.assign(message, batch, noise))
+        return self.posterior(w, batch, noise)
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Every client's last cluster; -1 for one that never trained."""
+        return {"cluster": state.cluster.double()}
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Fit of the clients, how many changed their cluster, and how many clusters have members."""
+        means = per_client(update.fit, update.clients)
+        sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
+        occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
+        return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}

@@ -1,0 +1,303 @@
+"""pFedBayes: the prior of every client is the learned global distribution (journal and ICML papers, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference import elbo, svi, turns
+from pacbayes_fl.inference.optim import Adam, adam_init, step_
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.variational.base import (
+    Aggregation,
+    PriorTracking,
+    Variational,
+    check_beta,
+    moments_of,
+    towards,
+)
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.family import Draw
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
+
+
+class Server(NamedTuple):
+    """The global distribution w, leaves [D]."""
+
+    w: MeanField
+
+
+class Client(NamedTuple):
+    """What a client keeps: its posterior q, and the moments of both optimisers; leaves [K, *]."""
+
+    q: Any
+    adam_q: Adam[Any]
+    adam_w: Adam[Any]
+
+
+class Fit(NamedTuple):
+    """How well posteriors fit, the numbers of a record.
+
+    Args:
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        kl: KL(q || w) after the last step, from the client's own w [K], in nats.
+        elbo: log_likelihood - zeta KL(q || w) from the w that the client got [K], in nats: its term of the federation's
+            evidence lower bound, whose w is the same for all.
+    """
+
+    log_likelihood: Tensor
+    kl: Tensor
+    elbo: Tensor
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients, or their mean with the sums of the rest.
+
+    Args:
+        w: leaves [K, D]; moments of q where those are what is sent.
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        fit: leaves [K].
+    """
+
+    w: Any
+    weight: Tensor
+    clients: Tensor
+    fit: Fit
+
+
+def track_prior(
+    model: WeightModel,
+    local: LocalInference,
+    tracking: PriorTracking,
+    state: Client,
+    w: Any,
+    batch: ClientBatch,
+    noise: Noise,
+    draw: Callable[[Any, Noise], Draw],
+    follows: Tensor | None = None,
+) -> tuple[Client, Any, Tensor]:
+    """Alternate steps on q and on w for R minibatches (Algorithm 1, ClientUpdate).
+
+    q descends eq. 30, w descends KL(q || w) with q fixed (eq. 31). Clients that keep no moments of w leave it alone.
+
+    Args:
+        model: the likelihood.
+        local: hyper-parameters of the steps on q.
+        tracking: hyper-parameters of the steps on w.
+        state: of the clients; left as it is.
+        w: the global distribution as the clients got it, leaves [K, D]; left as it is.
+        batch: the clients' rows.
+        noise: their streams.
+        draw: takes q and the streams, gives the random numbers of a draw.
+        follows: bool [D], True for weights whose w follows; all with uncertainty when None.
+
+    Returns:
+        The clients' new state, their w, leaves [K, D], and the mean scaled log likelihood [K], in nats.
+    """
+    w = tensors.tree_map(torch.clone, w)
+    q = tensors.tree_map(torch.clone, w if tracking.restart else state.q)
+    adam_q, adam_w = (
+        tensors.tree_map(torch.clone if tracking.keep_moments else torch.zeros_like, adam)
+        for adam in (state.adam_q, state.adam_w)
+    )
+    tracks = adam_w.first.loc.shape == w.loc.shape
+    mine, theirs = svi.Fitting(q, q.opened(), adam_q), w.opened()
+    total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
+    for active in turns.turns(local, batch):
+        rows, scale = svi.minibatch(local, batch, noise, q.loc.dtype)
+        mine, log_likelihood = svi.personal_steps(
+            model, local, mine, (w, theirs), rows, scale, noise, draw, active=active
+        )
+        total += log_likelihood
+        if not tracks:
+            continue
+        forward = local.divergence == "forward"
+        slope = mine.opened.kl_gradient_of_prior(theirs) if forward else theirs.kl_gradient(mine.opened)
+        slope = elbo.only_stochastic(model, slope)
+        if follows is not None:
+            slope = tensors.tree_map(lambda leaf: leaf * follows, slope)
+        adam_w = step_(w, slope, adam_w, tracking.rate, tracking.optimiser, active)
+        theirs = w.bounded().opened()
+    if model.deterministic:  # no divergence draws these along
+        keep = model.stochastic_columns().to(w.loc.device)
+        w.loc.copy_(torch.where(keep, w.loc, q.loc))
+    return Client(q, mine.adam, adam_w), w, turns.mean_over(local, batch, total)
+
+
+def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
+    """Say how well posteriors fit after a round.
+
+    Args:
+        model: says which weights are uncertain.
+        zeta: weight of the KL divergence.
+        log_likelihood: mean over the local steps, scaled as the loss is [K], in nats.
+        q: after the last step, leaves [K, D].
+        own: the clients' own w after it, leaves [K, D].
+        common: w as the clients got it, leaves [D] or [K, D].
+
+    Returns:
+        Leaves [K], float64.
+    """
+    log_likelihood, kl = log_likelihood.double(), elbo.divergence(model, q, own)
+    since = kl if own is common else elbo.divergence(model, q, common)
+    return Fit(log_likelihood, kl, log_likelihood - zeta * since)
+
+
+def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
+    """Begin clients at the global distribution, optimisers at rest.
+
+    Args:
+        w: leaves [K, D].
+        clients: K.
+        aggregation: with "moments" clients take no steps on w, and keep none of their moments: leaves [K, 0].
+
+    Returns:
+        Leaves [K, *]; no step has been taken, which tells a client that never trained.
+    """
+    q = tensors.tree_map(torch.clone, w)
+    followed = q if aggregation != "moments" else tensors.tree_map(lambda leaf: leaf[:, :0], q)
+    return Client(q, adam_init(q, clients), adam_init(followed, clients))
+
+
+def never_trained(state: Client) -> Tensor:
+    """Say which clients have not taken a step: bool [K]."""
+    return state.adam_q.steps == 0
+
+
+def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
+    """Average the numbers of a round over clients, for its record.
+
+    Args:
+        fit: of the clients, or sums of it, leaves [K].
+        clients: number of clients behind a row [K].
+
+    Returns:
+        Means [] over the clients of the round, in nats.
+    """
+    return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
+
+
+def steps_of(sent: MeanField | Moments, known: MeanField) -> MeanField | Moments:
+    """Say how far a distribution, or the moments of q, went from one that everybody knows.
+
+    Args:
+        sent: leaves [K, D].
+        known: leaves [D] or [K, D].
+
+    Returns:
+        Leaves [K, D], of whose mean `received_of` makes the server's step.
+    """
+    if isinstance(sent, MeanField):
+        return private_steps.steps(sent, known)
+    return moments.deviations(sent, moments_of(known))
+
+
+def received_of(mean: MeanField | Moments, known: MeanField) -> MeanField | Moments:
+    """Put the mean of clients' `steps_of` on top of the distribution that everybody knows.
+
+    Args:
+        mean: leaves [J, D].
+        known: leaves [D] or [J, D].
+
+    Returns:
+        Leaves [J, D].
+    """
+    if isinstance(mean, MeanField):
+        return private_steps.arrived(mean, known)
+    return moments.from_deviations(mean, moments_of(known))
+
+
+def stepped(w: Any) -> Update:
+    """Make an update of distributions that were released, with equal weights and nothing else told.
+
+    Args:
+        w: distributions or their moments, leaves [J, D].
+
+    Returns:
+        Leaves [J, *].
+    """
+    like, rows = w[0], len(w[0])
+    unknown = private_steps.withheld(like, rows)
+    return Update(w, private_steps.ones(like, rows), unknown, Fit(unknown, unknown, unknown))
+
+
+@final
+@dataclass(frozen=True)
+class PFedBayes(Variational[Server, Client, Update]):
+    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and one more.
+
+    Args:
+        beta: extrapolation of the server.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        check_beta(self.beta)
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0 = (mu^0, rho^0)."""
+        return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the global distribution."""
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit q and let w follow (Algorithm 1, ClientUpdate)."""
+        w = tensors.expand(message.w, batch.clients)
+        new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
+        weight = self.weight(batch.size)
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        sent = moments_of(new.q) if self.sends_moments else w
+        return Update(sent, weight, torch.ones_like(weight), fit), new
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average and extrapolate (Algorithm 1, last line), or match moments."""
+        if self.sends_moments:
+            found = moments.match(update.w, update.weight)
+            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()))
+        mean = tensors.weighted_mean(update.w, update.weight)
+        return Server(average.extrapolate(server.w, mean, self.beta).bounded())
+
+    def client_steps(self, message: Server, update: Update) -> Any:
+        """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""
+        return steps_of(update.w, message.w)
+
+    def received(self, message: Server, mean: Any, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, D]."""
+        return stepped(received_of(mean, message.w))
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q; one that never trained fits it against w first."""
+        w = tensors.expand(message.w, batch.clients)
+        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        return self.posterior(q, batch, noise)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution w itself, for every client."""
+        return self.posterior(tensors.expand(message.w, batch.clients), batch, noise)
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        join = moments.match if self.sends_moments else tensors.weighted_mean
+        reduced: Update = average.reduced(update, "w", join)
+        return reduced
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean scaled log likelihood, KL divergence and evidence lower bound of the clients."""
+        return per_client(update.fit, update.clients)

@@ -1,0 +1,250 @@
+"""sFedBayes: pFedBayes with weights that are exactly zero or Gaussian (journal, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final, get_args
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.variational.base import Variational, check_beta, moments_of, towards
+from pacbayes_fl.methods.variational.pfedbayes import (
+    Client,
+    Fit,
+    fit_of,
+    never_trained,
+    per_client,
+    received_of,
+    start_clients,
+    steps_of,
+    track_prior,
+)
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.posteriors.weights.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
+from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.moments import Moments
+
+SlabAverage = Literal["inclusion", "uniform"]
+
+
+class Server(NamedTuple):
+    """The global distribution w, leaves [D]."""
+
+    w: SpikeSlab
+
+
+class Sent(NamedTuple):
+    """The tuple (mu, rho, lambda) that travels up, or moments instead of mu and rho; a dropped weight has lambda = 0.
+
+    Args:
+        slab: mu and rho, or mean and variance, leaves [K, D]; of a dropped weight the server's own.
+        inclusion: lambda [K, D], a probability and not its logit, so that 0 can be sent and averaged.
+    """
+
+    slab: MeanField | Moments
+    inclusion: Tensor
+
+
+class Update(NamedTuple):
+    """Localised global distributions of clients, or their mean with the sums of the rest.
+
+    Args:
+        w: leaves [K, D].
+        weight: in the server's average [K].
+        clients: number of clients behind a row [K].
+        fit: leaves [K].
+        sent: share of the weights that were sent [K].
+        kept: share of its weights that a client can expect to be in [K]; see `SFedBayes.describe`.
+    """
+
+    w: Sent
+    weight: Tensor
+    clients: Tensor
+    fit: Fit
+    sent: Tensor
+    kept: Tensor
+
+
+def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
+    """Count the bytes of an upload, dense and with the dropped weights left out.
+
+    Args:
+        sent: share of weights sent [*]; NaN where that is withheld, and so are the bytes then.
+        dim: D.
+        width: bytes of a number.
+
+    Returns:
+        Three numbers a weight [*]; and three numbers a weight sent plus one bit a weight to say which, where that is
+        less [*].
+    """
+    dense = torch.where(sent.isnan(), torch.nan, torch.full_like(sent, 3 * width * dim))
+    return dense, torch.minimum(sent * dense + (dim + 7) // 8, dense)
+
+
+@final
+@dataclass(frozen=True)
+class SFedBayes(Variational[Server, Client, Update]):
+    """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43); fields as in `variational.base.Variational`, and more.
+
+    Args:
+        beta: extrapolation of the server.
+        inclusion: initial lambda of every weight.
+        threshold: weights whose lambda is below it are not sent, and not used in predictions; Algorithm 2 has none.
+        slab_average: weighs clients in the averages of mu and rho, or of the slabs' moments, weight by weight: by their
+            "inclusion" lambda, so that E theta of the average is the average of E theta and who drops a weight has no
+            part in them; or "uniform", as Algorithm 2 is printed, which then asks for a threshold of 0. lambda is
+            averaged over all clients. With moments, "inclusion" is the minimiser of sum_k KL(q_k || w).
+        temperature: tau of the gates' relaxed gradient (eq. 41).
+    """
+
+    beta: float = 1.0
+    inclusion: float = 0.99
+    threshold: float = 0.0
+    slab_average: SlabAverage = "inclusion"
+    temperature: float = TEMPERATURE
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters that mean nothing."""
+        super().__post_init__()
+        check_beta(self.beta)
+        if not (0 < self.inclusion < 1 and 0 <= self.threshold < 1 and self.temperature > 0):
+            raise StudyError("inclusion must be in (0, 1), threshold in [0, 1), temperature positive")
+        if self.local.noise_std != 1.0:
+            raise StudyError(f"noise_std must be 1 for gates that are drawn, got {self.local.noise_std:g}")
+        if self.slab_average not in get_args(SlabAverage):
+            raise StudyError(f"slab_average must be inclusion or uniform, got {self.slab_average!r}")
+        if self.slab_average == "uniform" and self.threshold:
+            what = f"slab_average = 'uniform' has no place for dropped weights, and threshold is {self.threshold:g}"
+            raise StudyError(what, hint="slab_average = 'inclusion', or threshold = 0")
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw v^0 = (mu^0, rho^0, lambda^0)."""
+        slab = initial_mean_field(self.model, self.init_std, self.init_rho, generator)
+        inclusion = torch.full_like(slab.loc, self.inclusion).masked_fill(~self.model.stochastic_columns(), 1.0)
+        return Server(SpikeSlab(*slab, torch.logit(inclusion)).bounded())
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client:
+        """Begin at the global distribution."""
+        return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
+
+    def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
+        """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
+        start = tensors.expand(message.w, batch.clients)
+        new, w, log_likelihood = track_prior(
+            self.model, self.local, self.tracking, state, start, batch, noise, self.draw
+        )
+        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        weight = self.weight(batch.size)
+        told = new.q if self.sends_moments else w
+        keep = told.inclusion >= self.threshold
+        slab, known = self._form(told.slab), self._form(start.slab)
+        slab = tensors.tree_map(lambda own, theirs: torch.where(keep, own, theirs), slab, known)
+        sent = Sent(slab, told.inclusion * keep)
+        shares = keep.double().mean(1), self.describe(new)["kept"]
+        return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
+        found, old = self._joined(update.w, update.weight), server.w
+        inclusion = torch.lerp(old.inclusion, found.inclusion, self.beta).clamp(0.0, 1.0)
+        kept = found.inclusion > 0 if self.slab_average == "inclusion" else torch.ones_like(inclusion, dtype=torch.bool)
+        slab = tensors.tree_map(lambda new, own: torch.where(kept, new, own), found.slab, self._form(old.slab))
+        if isinstance(slab, Moments):
+            new = towards(old.slab, slab, self.beta, self.model.stochastic_columns())
+        else:
+            new = average.extrapolate(old.slab, slab, self.beta)
+        return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
+
+    def client_steps(self, message: Server, update: Update) -> Sent:
+        """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen.
+
+        Of the slabs by their part in the average, lambda times as far, so that what is added up is the sum.
+        """
+        slab = steps_of(update.w.slab, message.w.slab)
+        if self.slab_average == "inclusion":
+            slab = tensors.tree_map(lambda step: step * update.w.inclusion, slab)
+        return Sent(slab, update.w.inclusion - message.w.inclusion)
+
+    def received(self, message: Server, mean: Sent, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability.
+
+        A slab that hardly anybody includes is divided by `moments.LEAST` instead of a lambda that may be noise alone.
+        """
+        inclusion = (message.w.inclusion + mean.inclusion).clamp(0.0, 1.0)
+        step = mean.slab
+        if self.slab_average == "inclusion":
+            step = tensors.tree_map(lambda leaf: leaf / inclusion.clamp_min(moments.LEAST), step)
+        w = Sent(received_of(step, message.w.slab), inclusion)
+        unknown = private_steps.withheld(inclusion)
+        return Update(w, private_steps.ones(inclusion), unknown, Fit(unknown, unknown, unknown), unknown, unknown)
+
+    def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
+        w = tensors.expand(message.w, batch.clients)
+        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        return self.posterior(q.pruned(self.threshold), batch, noise)
+
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """The global distribution w itself, without the weights under the threshold."""
+        return self.posterior(tensors.expand(message.w, batch.clients).pruned(self.threshold), batch, noise)
+
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
+        """Share of its weights that a client can expect to be in: the mean of lambda, 0 under the threshold."""
+        return {"kept": state.q.pruned(self.threshold).inclusion.double().mean(1)}
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        reduced: Update = average.reduced(update, "w", self._joined)
+        return reduced
+
+    def _form(self, slab: MeanField) -> MeanField | Moments:
+        """What is sent of a slab."""
+        return moments_of(slab) if self.sends_moments else slab
+
+    def _joined(self, sent: Sent, weight: Tensor) -> Sent:
+        """One tuple for those of all clients: lambda averaged, slabs weighed by `slab_average`; leaves [D]."""
+        inclusion = tensors.weighted_mean(sent.inclusion, weight)
+        share = weight.unsqueeze(1).to(inclusion).expand(sent.inclusion.shape)
+        if self.slab_average == "inclusion":
+            share = share * sent.inclusion
+        if isinstance(sent.slab, Moments):
+            return Sent(moments.match(sent.slab, share), inclusion)
+        return Sent(average.by_weight(sent.slab, share), inclusion)
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
+        clients = update.clients.sum().clamp_min(1.0)
+        means = per_client(update.fit, update.clients)
+        means |= {"sent": update.sent.sum() / clients, "kept": update.kept.sum() / clients}
+        dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.inclusion.element_size())
+        return means | {"bytes_dense": dense, "bytes_sparse": sparse}
+
+    def refitted(self, w: SpikeSlab, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> SpikeSlab:
+        """Fit q against a distribution that may be pruned; gates that are shut stay shut.
+
+        Args:
+            w: leaves [K, D]; left as it is.
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            free: bool [K, D], True for weights that may move; all with uncertainty that were not pruned when None.
+
+        Returns:
+            Leaves [K, D]; w itself for a client whose fit diverged.
+        """
+        shut = w.logit == -torch.inf
+        free = ~shut if free is None else free & ~shut
+        almost = w._replace(logit=w.logit.clamp_min(-15.0))  # Adam's steps need a finite logit
+        q: SpikeSlab = super().refitted(almost, rows, noise, free)
+        return q._replace(logit=torch.where(shut, -torch.inf, q.logit))
+
+    def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
+        """Take the random numbers of one draw, with the gates' temperature."""
+        return q.draw(noise)._replace(temperature=self.temperature)

@@ -1,0 +1,1 @@
+"""Networks as programs over their weights."""

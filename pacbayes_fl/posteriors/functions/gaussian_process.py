@@ -1,0 +1,377 @@
+"""Exact GP inference for ragged clients: masked Cholesky, log evidence, and the posterior that predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
+
+JITTERS = (1e-8, 1e-6, 1e-4)
+"""Rungs that are tried after 0, in units of the mean diagonal."""
+
+
+class Factor(NamedTuple):
+    """Cholesky factors of masked covariances, and what it took to get them.
+
+    Args:
+        cholesky: lower factors [K, P, N, N]; identities where `ok` is False.
+        jitter: added to the diagonal of real rows [K, P], in squared units of y.
+        ok: bool [K, P], False where the matrix stayed indefinite or was not finite.
+    """
+
+    cholesky: Tensor
+    jitter: Tensor
+    ok: Tensor
+
+
+def add_noise(covariance: Tensor, noise: Tensor, mask: Tensor) -> Tensor:
+    """Put the noise on the diagonal and make padded rows those of the identity, in place.
+
+    With rows and columns of padding 0 and their diagonal 1, determinant and quadratic form are exactly those of the
+    real rows.
+
+    Args:
+        covariance: prior covariance [K, P, N, N], already 0 in rows and columns of padding; overwritten.
+        noise: observation variance [K, P], in squared units of y.
+        mask: [K, N] bool.
+
+    Returns:
+        `covariance`, [K, P, N, N].
+    """
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    diagonal.copy_(torch.where(mask.unsqueeze(1), diagonal + noise.unsqueeze(-1), 1.0))
+    return covariance
+
+
+def factorise(matrix: Tensor, mask: Tensor) -> Factor:
+    """Factor covariances, adding jitter to those alone that need it.
+
+    Rungs 0, 1e-8, 1e-6, 1e-4 times the mean diagonal over real rows; a matrix that fails all of them is marked and
+    fails alone. On a GPU every rung is computed, because asking whether one is needed would stop it.
+
+    Args:
+        matrix: symmetric [K, P, N, N], identity in rows of padding.
+        mask: [K, N] bool.
+
+    Returns:
+        Factors, jitter used, and success.
+    """
+    # LAPACK is column-major: the transposed view of a symmetric matrix spares a copy.
+    cholesky, info = torch.linalg.cholesky_ex(matrix.mT)
+    jitter = matrix.new_zeros(info.shape)
+    real = mask.unsqueeze(1).to(matrix.dtype)
+    for rung in JITTERS:
+        if not matrix.is_cuda and not bool(info.any()):
+            break
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1) * real
+        jitter = torch.where(info > 0, rung * diagonal.sum(-1) / real.sum(-1).clamp_min(1.0), jitter)
+        shifted = matrix + torch.diag_embed(jitter.unsqueeze(-1) * real)
+        again, again_info = torch.linalg.cholesky_ex(shifted.mT)
+        cholesky = torch.where((info > 0)[..., None, None], again, cholesky)
+        info = torch.where(info > 0, again_info, info)
+    ok = (info == 0) & cholesky.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()
+    if matrix.is_cuda or not bool(ok.all()):
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        cholesky = torch.where(ok[..., None, None], cholesky, identity)
+    return Factor(cholesky, jitter, ok)
+
+
+def inverse(factor: Factor) -> Tensor:
+    """Invert factored covariances.
+
+    Args:
+        factor: Cholesky factors.
+
+    Returns:
+        (L L')^-1 [K, P, N, N], in 1 / squared units of y.
+    """
+    cholesky = factor.cholesky
+    inverted: Tensor
+    if cholesky.is_cuda:  # there cholesky_inverse asks the device for errors, and goes matrix by matrix
+        identity = torch.eye(cholesky.shape[-1], dtype=cholesky.dtype, device=cholesky.device)
+        whitener = torch.linalg.solve_triangular(cholesky, identity.expand_as(cholesky), upper=False)
+        inverted = whitener.mT @ whitener
+    else:
+        inverted = torch.cholesky_inverse(cholesky).mT  # symmetric; transposed, its rows are contiguous
+    return inverted
+
+
+def gaussian_log_evidence(prior: MultivariateNormal, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
+    """Exact log marginal likelihood of each client under each particle: the definition, differentiable by autograd.
+
+    ln Z_k(phi_p) = ln N(y_k | m_p(x_k), K_p(x_k, x_k) + sigma_p^2 I)      (PAC-PFL eq. 33)
+
+    Args:
+        prior: GP prior at the training inputs, batch [K, P], event [N].
+        noise: observation variance [K, P], in squared units of y.
+        y: targets [K, N]; values where mask is False are ignored but must be finite.
+        mask: [K, N] bool.
+
+    Returns:
+        Log evidence [K, P] in nats, summed over rows (GPyTorch's mll is per row), NaN where the covariance stays
+        indefinite after jitter; and the factors, which say so.
+    """
+    return _log_evidence(prior.mean, prior.covariance_matrix, noise, y, mask)
+
+
+def _log_evidence(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
+    """Compute the log evidence from a prior's mean [K, P, N] and covariance [K, P, N, N].
+
+    GPyTorch's distribution asks torch to broadcast shapes, which imports sympy: half a second of every command.
+    """
+    real = mask.unsqueeze(1)
+    both = real.unsqueeze(-1) & real.unsqueeze(-2)
+    covariance = torch.where(both, covariance, 0.0)
+    covariance = covariance + torch.diag_embed(torch.where(real, noise.unsqueeze(-1), 1.0))
+    factor = factorise(covariance, mask)
+    residual = torch.where(real, y.unsqueeze(1) - mean, 0.0)
+    white = torch.linalg.solve_triangular(factor.cholesky, residual.unsqueeze(-1), upper=False).squeeze(-1)
+    count = real.sum(-1, dtype=residual.dtype)  # an integer count would make the constant float32
+    log_determinant = factor.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    value = -0.5 * white.square().sum(-1) - log_determinant - 0.5 * math.log(2 * math.pi) * count
+    return torch.where(factor.ok, value, torch.nan), factor
+
+
+@dataclass(frozen=True)
+class GPPosterior:
+    """GP posterior of K clients under P particles, with everything cached that a prediction needs.
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        x: training inputs [K, N, d].
+        mask: [K, N] bool.
+        alpha: (K + sigma^2 I)^-1 (y - m) [K, P, N], in 1 / units of y.
+        whitener: inverse Cholesky factors [K, P, N, N], in 1 / units of y.
+        log_evidence: ln Z [K, P], in nats.
+        log_weights: mixture weights [K, P] as logarithms.
+        factor_jitter: jitter that was added [K, P], in squared units of y.
+        train_embedding: features of the training inputs [K, P, N, F], if the prior has an embedding.
+    """
+
+    model: FunctionModel
+    theta: Tensor
+    x: Tensor
+    mask: Tensor
+    alpha: Tensor
+    whitener: Tensor
+    log_evidence: Tensor
+    log_weights: Tensor
+    factor_jitter: Tensor
+    train_embedding: Tensor | None
+
+    @cached_property
+    def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
+        return self.model.bind(self.theta)
+
+    @cached_property
+    def _noise(self) -> Tensor:
+        return self.model.noise(self.theta).unsqueeze(-1)
+
+    @property
+    def row_noise(self) -> Tensor:
+        """Noise that the rows were taken to have [K, P], in squared units of y: jitter is noise too."""
+        return self._noise.squeeze(-1) + self.factor_jitter
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p^2.
+
+        Args:
+            x: new inputs [K, M, d].
+
+        Returns:
+            Mixture over particles [K, P, M], in units of y, noise included.
+        """
+        found = self.function(x)
+        return replace(found, variances=found.variances + self._noise)
+
+    def function(self, x: Tensor) -> NormalMixture:
+        """Values of the function itself (PAC-PFL eqs. 35 and 37 without the noise of new targets).
+
+        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p)
+        Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p*
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            Mixture over particles [K, P, M], in units of y; a variance may be 0.
+        """
+        prior_mean, embedding = self._prior(x)
+        if embedding is None or self.train_embedding is None:
+            cross = self.model.covariance(self.theta, x, self.x)
+            prior_variance = self.model.variance(self.theta, x)
+        else:
+            cross = squared_exponential(embedding, self.train_embedding)
+            prior_variance = torch.ones_like(prior_mean)
+        # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
+        mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
+        explained = (cross @ self.whitener.mT).square().sum(-1)
+        return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
+
+    def kl(self) -> Tensor:
+        """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.
+
+        KL = (ln |A| - m ln s^2 - tr(K A^-1) + alpha' K alpha) / 2,  A = K + s^2 I
+
+        Returns:
+            [K, P], in nats; 0 for a client without rows.
+        """
+        noise = self.row_noise
+        real = self.mask.unsqueeze(1)
+        rows = real.sum(-1, dtype=noise.dtype)
+        diagonal = torch.where(real, self.whitener.diagonal(dim1=-2, dim2=-1), 1.0)
+        log_determinant = -2.0 * diagonal.log().sum(-1)
+        quadratic = -2.0 * self.log_evidence - log_determinant - rows * math.log(2 * math.pi)  # alpha' A alpha
+        trace = rows - noise * self.whitener.square().sum((-2, -1))
+        return 0.5 * (log_determinant - rows * noise.log() - trace + quadratic - noise * self.alpha.square().sum(-1))
+
+
+def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
+    """KL divergence between normal distributions.
+
+    KL(N(a, A) || N(b, B)) = (tr(B^-1 A) + (b - a)' B^-1 (b - a) - n + ln |B| - ln |A|) / 2
+
+    Args:
+        mean: a [*, n].
+        covariance: A [*, n, n], positive definite.
+        other_mean: b [*, n].
+        other_covariance: B [*, n, n], positive definite.
+
+    Returns:
+        [*], in nats.
+
+    Raises:
+        RuntimeError: when a covariance is not positive definite (torch's LinAlgError).
+    """
+    mine, theirs = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
+    spread = torch.linalg.solve_triangular(theirs, mine, upper=False).square().sum((-2, -1))
+    moved = torch.linalg.solve_triangular(theirs, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
+    ratio = (theirs.diagonal(dim1=-2, dim2=-1) / mine.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
+    kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
+    return kl
+
+
+def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
+    """Squared-exponential kernel of features, k(z, z') = exp(-|z - z'|^2 / 2) (PAC-PFL section 8.3.2).
+
+    Args:
+        z: features [*, N, F].
+        other: features [*, M, F].
+
+    Returns:
+        [*, N, M].
+    """
+    origin = other[..., :1, :]  # only differences count, and an offset common to all would cost digits
+    z, other = z - origin, other - origin
+    gram = z @ other.mT
+    gram -= 0.5 * z.square().sum(-1).unsqueeze(-1)
+    gram -= 0.5 * other.square().sum(-1).unsqueeze(-2)
+    return gram.clamp_(max=0.0).exp_()
+
+
+def condition(
+    model: FunctionModel,
+    theta: Tensor,
+    batch: ClientBatch,
+    weighting: Literal["evidence", "equal"] = "evidence",
+) -> GPPosterior:
+    """Condition every particle's GP on every client's rows.
+
+    Weights are Z_p / sum_q Z_q (PAC-PFL eq. 37b) or 1/P. A client without rows gets the prior, equally weighted.
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        batch: rows x [K, N, d], y [K, N].
+        weighting: "evidence" or "equal".
+
+    Returns:
+        The posterior; NaN in the mixture of a client whose covariance could not be factored under any particle.
+    """
+    with torch.no_grad():
+        mean, embedding = model.bind(theta)(batch.x)
+        covariance = (
+            model.covariance(theta, batch.x) if embedding is None else squared_exponential(embedding, embedding)
+        )
+        log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta), batch.y, batch.mask)
+        real = batch.mask.unsqueeze(1)
+        identity = torch.diag_embed(real.to(batch.x.dtype))
+        whitener = torch.linalg.solve_triangular(factor.cholesky, identity.expand_as(factor.cholesky), upper=False)
+        residual = torch.where(real, batch.y.unsqueeze(1) - mean, 0.0)
+        alpha = (whitener.mT @ (whitener @ residual.unsqueeze(-1))).squeeze(-1)
+        # A particle that cannot be factored for a client gets weight 0 there; alone, it leaves NaN to be reported.
+        weighed = torch.where(
+            factor.ok, log_evidence if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf
+        )
+        usable = factor.ok[..., None]
+        alpha = torch.where(usable, alpha, torch.where(factor.ok.any(1)[:, None, None], 0.0, torch.nan))
+        whitener = torch.where(usable[..., None], whitener, 0.0)
+        log_weights = torch.log_softmax(weighed, 1)
+    return GPPosterior(
+        model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
+    )
+
+
+def refined(
+    prior: GPPosterior,
+    seen: ClientBatch,
+    rows: ClientBatch,
+    weighting: Literal["evidence", "equal"] = "evidence",
+) -> tuple[GPPosterior, Tensor]:
+    """Let clients see more rows under the same particles, and bound how far that takes their posteriors.
+
+    KL(Q || P) <= KL(a || w) + sum_p a_p KL(Q_p || P_p), a and w the mixture weights of Q and P
+
+    Args:
+        prior: P, of the rows `seen`.
+        seen: rows of the K clients that P was conditioned on, possibly none.
+        rows: later rows of these clients.
+        weighting: "evidence" or "equal", as P has it.
+
+    Returns:
+        Q, of all rows, and the bound [K] in nats, float64; infinite where P gives weight 0 to what Q uses, or where no
+        covariance could be factored.
+    """
+    everything = seen.extend(rows)
+    posterior = condition(prior.model, prior.theta, everything, weighting)
+    q, p = posterior, prior
+    if prior.theta.dtype != torch.float64:  # differences of log evidences need more digits than predictions do
+        theta = prior.theta.double()
+        everything, seen = (batch.to(dtype=torch.float64) for batch in (everything, seen))
+        q, p = (condition(prior.model, theta, batch, weighting) for batch in (everything, seen))
+    return posterior, log_mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, seen))
+
+
+def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -> Tensor:
+    """KL divergence, particle by particle, of a GP posterior from one that saw some of its rows: over functions.
+
+    KL(Q || P) = KL(Q || P_0) - E_Q[ln N(y | f(x), s^2 I)] + ln Z_P,  f(x) ~ Q
+
+    P_0, the prior before any rows, is that of `GPPosterior.kl`; x and y are the rows that P saw, and s^2 is the noise
+    that it took them to have, so that this is exact whatever jitter each of the two needed.
+
+    Args:
+        posterior: Q, of these rows and others, under particles that are those of P.
+        prior: P.
+        seen: rows of the K clients that P saw, possibly none.
+
+    Returns:
+        [K, P], in nats; NaN where a covariance could not be factored.
+    """
+    function = posterior.function(seen.x)
+    squares = (seen.y.unsqueeze(1) - function.means).square() + function.variances
+    noise = prior.row_noise.unsqueeze(-1)
+    misfit = torch.where(seen.mask.unsqueeze(1), 0.5 * (squares / noise + (2 * math.pi * noise).log()), 0.0).sum(-1)
+    return (posterior.kl() + misfit + prior.log_evidence).clamp_min(0.0)

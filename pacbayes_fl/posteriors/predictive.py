@@ -1,0 +1,242 @@
+"""What personalisation yields: a posterior that predicts, and the predictive distributions that metrics read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.noise import Noise
+
+
+class RegressionPredictive(Protocol):
+    """Distribution of new targets, row by row, in the units of `y`."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean [K, N], in units of y."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance [K, N], in squared units of y, observation noise included."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density [K, N] in nats at targets y [K, N]."""
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Probability [K, N] of a target up to y [K, N]."""
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """Quantiles [L, K, N] at each level [L], strictly between 0 and 1."""
+
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
+        """Independent draws [S, K, N] of single targets, from the clients' streams or a seed."""
+
+    def rescale(self, loc: Tensor, scale: Tensor) -> RegressionPredictive:
+        """Distribution of loc + scale * y for loc and scale [K], scale positive."""
+
+
+class ClassPredictive(Protocol):
+    """Distribution of new labels, row by row, over C classes."""
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities [K, N, C]."""
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy [K, N] of each row, in nats: 0 where one class is certain, ln C where all are alike."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log probability [K, N] in nats of integer labels y [K, N]."""
+
+
+Predictive = RegressionPredictive | ClassPredictive
+
+
+class Posterior(Protocol):
+    """What a method's `personalise` returns for the clients of one call."""
+
+    def predict(self, x: Tensor) -> Predictive:
+        """Predictive distribution at inputs x [K, N, *feature], of real targets or of classes as the model has it."""
+
+
+@runtime_checkable
+class FunctionPosterior(Protocol):
+    """A posterior whose hypotheses are functions with Gaussian values."""
+
+    def function(self, x: Tensor) -> NormalMixture:
+        """Distribution of the function's values at inputs x [K, N, d]; observation noise is no part of it."""
+
+
+class ConditionedFunctions(FunctionPosterior, Protocol):
+    """A posterior over functions that knows how far it is from its prior."""
+
+    def kl(self) -> Tensor:
+        """KL divergence of every component from its prior [K, P], in nats; 0 for a client without rows."""
+
+
+@runtime_checkable
+class FinitePosterior(Protocol):
+    """A posterior over finitely many hypotheses."""
+
+    def enumerate_hypotheses(self, x: Tensor) -> Iterator[tuple[Tensor, TorchDistribution]]:
+        """Log weight [K] and predictions at inputs x [K, N, *feature], batch shape [K, N], of each of them."""
+
+
+@runtime_checkable
+class SampledPosterior(Protocol):
+    """A posterior whose hypotheses can be drawn, independently of one another."""
+
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Predictions of each draw at inputs x [K, N, *feature], batch shape [K, N]."""
+
+
+class LearnedPriors(NamedTuple):
+    """Priors over functions that a federation has learned, and how a client responds to any of them.
+
+    Args:
+        particles: hyper-parameters of the priors [P, D].
+        hyper_prior: distribution of these that was fixed before any rows, as `posteriors.hyper_posterior` has them.
+        condition: gives the posterior of K clients under priors [K, S, D] from their rows, a mixture of S with equal
+            weights.
+        at_once: largest S of one call.
+    """
+
+    particles: Tensor
+    hyper_prior: Any
+    condition: Callable[[Tensor, ClientBatch], ConditionedFunctions]
+    at_once: int
+
+
+def streams(noise: Noise | int, like: Tensor) -> Noise:
+    """Make the streams behind the draws of a predictive distribution.
+
+    Args:
+        noise: streams of the K clients as they are, or a seed: then clients are told apart by their place.
+        like: gives K and the device [K, *].
+
+    Returns:
+        Streams of the K clients.
+    """
+    return noise if isinstance(noise, Noise) else Noise(noise, 0, range(len(like)), like.device)
+
+
+@dataclass(frozen=True, eq=False)
+class NormalMixture:
+    """Mixture of P normals per row, with one weight per client and component (PAC-PFL eq. 37a).
+
+    p(y) = sum_p w_p N(y | mu_p, s_p^2)
+
+    Args:
+        log_weights: [K, P], normalised over P.
+        means: [K, P, N], in units of y.
+        variances: [K, P, N], in squared units of y, positive.
+    """
+
+    log_weights: Tensor
+    means: Tensor
+    variances: Tensor
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights [K, P]."""
+        return self.log_weights.exp()
+
+    @property
+    def stds(self) -> Tensor:
+        """Standard deviations [K, P, N] of the components."""
+        return self.variances.sqrt()
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean [K, N]."""
+        return torch.einsum("kp,kpn->kn", self.weights, self.means)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance [K, N]: within the components and between them."""
+        between = (self.means - self.mean.unsqueeze(1)).square()
+        return torch.einsum("kp,kpn->kn", self.weights, self.variances + between)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density.
+
+        Args:
+            y: targets [K, N], in units of y.
+
+        Returns:
+            [K, N], in nats.
+        """
+        squares = (y.unsqueeze(1) - self.means).square() / self.variances
+        normal = -0.5 * (squares + self.variances.log() + math.log(2 * math.pi))
+        return torch.logsumexp(self.log_weights.unsqueeze(-1) + normal, 1)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Cumulative probability.
+
+        Args:
+            y: targets [K, N], in units of y; a leading [L] is allowed.
+
+        Returns:
+            [K, N], or [L, K, N].
+        """
+        normal: Tensor = torch.special.ndtr((y.unsqueeze(-2) - self.means) / self.stds)
+        return (self.weights.unsqueeze(-1) * normal).sum(-2)
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """Quantiles by bisection between the outermost components' quantiles, to the last bit that float64 resolves.
+
+        Args:
+            level: [L], strictly between 0 and 1.
+
+        Returns:
+            [L, K, N], in units of y.
+        """
+        single: Tensor = self.means + self.stds * torch.special.ndtri(level).view(-1, 1, 1, 1)
+        low, high = single.amin(2), single.amax(2)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < level.view(-1, 1, 1)
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
+        """Independent draws, row by row.
+
+        Args:
+            draws: S.
+            noise: streams of the K clients, or a seed.
+
+        Returns:
+            [S, K, N], in units of y.
+        """
+        noise = streams(noise, self.means)
+        clients, _, rows = self.means.shape
+        like = self.means.new_empty(clients, rows, draws)  # rows first: padding then moves no number
+        steps = self.weights.cumsum(1)[:, None, None, :-1]
+        component = (noise.uniform(like).unsqueeze(-1) > steps).sum(-1).transpose(1, 2)  # [K, S, N]
+        mean, std = (
+            tensor.transpose(1, 2).unsqueeze(1).expand(-1, draws, -1, -1).gather(3, component.unsqueeze(-1)).squeeze(-1)
+            for tensor in (self.means, self.stds)
+        )
+        return (mean + std * noise.normal(like).transpose(1, 2)).transpose(0, 1)
+
+    def rescale(self, loc: Tensor, scale: Tensor) -> NormalMixture:
+        """Change units.
+
+        Args:
+            loc: [K], added after scaling.
+            scale: [K], positive.
+
+        Returns:
+            The distribution of loc + scale * y.
+        """
+        loc, scale = loc.view(-1, 1, 1), scale.view(-1, 1, 1)
+        return NormalMixture(self.log_weights, loc + scale * self.means, scale.square() * self.variances)

@@ -1,0 +1,174 @@
+"""Predictions of a network that is linear in its weights around an estimate (FedSI eqs. 16-19)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.weights.jacobian import Linearised, linearise
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.weights.laplace import GaussianWeights
+from pacbayes_fl.posteriors.weights.posterior import Predictive, WeightPosterior, rows_of
+
+LinearisedPredictive = Literal["monte-carlo", "probit", "draws", "map"]
+"""How labels are predicted; see `LinearisedPosterior`."""
+
+PREDICTIVES: Mapping[LinearisedPredictive, str] = MappingProxyType(
+    {
+        "monte-carlo": "softmax averaged over draws of the linearised network's logits",
+        "probit": "softmax of the linearised network's logits, each softened by its variance",
+        "draws": "predictions of the network averaged over draws of the weights",
+        "map": "no uncertainty: predictions at the estimate",
+    }
+)
+"""The same in words for people."""
+
+_NUMBERS = 2**25  # that the Jacobian of a block of rows may hold
+
+
+def probit_log_probs(outputs: Tensor, variance: Tensor) -> Tensor:
+    """Soften logits by their variances, one by one.
+
+    ln softmax(kappa f), kappa = (1 + pi s^2 / 8)^-1/2      (FedSI eq. 19)
+
+    The equation's Phi is the softmax: the factor pi / 8 makes a logistic function of a probit. Covariances between
+    logits are not looked at, which over-corrects where logits move together, and makes it matter how a program writes
+    its logits: Pyro's Categorical normalises them, a network's are raw.
+
+    Args:
+        outputs: logits f [*, C].
+        variance: s^2 of each logit [*, C].
+
+    Returns:
+        Log probabilities [*, C].
+    """
+    return (outputs * (1.0 + math.pi / 8.0 * variance).rsqrt()).log_softmax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearisedPosterior:
+    """Gaussian weights of K clients under a model that is linearised around their estimate.
+
+    f_lin(x, theta) = f(x, loc) + J(x) (theta - loc)      (FedSI eq. 17)
+
+    Targets that are numbers get N(f, Sigma(x) + noise variance) (eq. 18). Labels get "probit" (eq. 19), "monte-carlo"
+    (softmax averaged over draws of the linearised logits), "draws" (the network itself, averaged over draws of the
+    weights: the Gibbs predictor of the posterior, for numbers too) or "map" (no uncertainty).
+
+    Logits are drawn with the weights, f + J(x) (theta_s - loc): they have the covariance Sigma(x), which is neither
+    formed nor factored: it is singular wherever fewer weights than classes are uncertain, and a pass through the layers
+    costs less than to solve for every row.
+
+    Args:
+        model: the likelihood.
+        loc: estimate theta [K, D].
+        infer: computes the Gaussian around it when it is first needed.
+        predictive: how labels are predicted.
+        draws: S, for "monte-carlo" and "draws".
+        noise: the clients' streams; every prediction takes the same draws.
+        reference: the clients' training rows, for a network that normalises by their statistics.
+    """
+
+    model: WeightModel
+    loc: Tensor
+    infer: Callable[[], GaussianWeights]
+    predictive: LinearisedPredictive
+    draws: int
+    noise: Noise
+    reference: ClientBatch | None = None
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether predictions differ from those at the estimate."""
+        return self.predictive != "map"
+
+    @cached_property
+    def gaussian(self) -> GaussianWeights:
+        """The weights' distribution."""
+        return self.infer()
+
+    def predict(self, x: Tensor) -> Predictive:
+        """Predict with the uncertainty of the weights.
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            A distribution over classes, or a normal, with batch shape [K, N].
+        """
+        if self.predictive == "map":
+            return self.predict_at_mean(x)
+        if self.predictive == "draws":
+            return WeightPosterior(self.model, self.gaussian, self.draws, self.noise, self.reference).predict(x)
+        blocks = [self._block(block) for block in x.split(self._rows(x), 1)]
+        if isinstance(blocks[0], ClassMixture):
+            return ClassMixture(torch.cat([block.log_probs for block in blocks if isinstance(block, ClassMixture)], 1))
+        normals = [block for block in blocks if isinstance(block, NormalMixture)]
+        means, variances = (torch.cat([getattr(one, name) for one in normals], 2) for name in ("means", "variances"))
+        return NormalMixture(normals[0].log_weights, means, variances)
+
+    def predict_at_mean(self, x: Tensor) -> Predictive:
+        """Predict with the estimate alone.
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            As `predict`.
+        """
+        return WeightPosterior(self.model, PointMass(self.loc), 1, self.noise, self.reference).predict(x)
+
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw networks, which are not linear in their weights, whatever `predictive` is.
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S, networks.
+            noise: the clients' streams; see `WeightPosterior.sample_hypotheses`.
+
+        Yields:
+            p(y | x, theta_s), batch shape [K, N].
+        """
+        return WeightPosterior(self.model, self.gaussian, draws, noise, self.reference).sample_hypotheses(
+            x, draws, noise
+        )
+
+    def _rows(self, x: Tensor) -> int:
+        """Rows whose Jacobian by the weights that count is not too large."""
+        one = linearise(self.model, self.loc, rows_of(x[:, :1], self.noise), self.reference)
+        held = 0 if self._drawn(one) else self.gaussian.held
+        return max(1, _NUMBERS // max(1, one.outputs.numel() * held + one.jacobian.numel()))
+
+    def _drawn(self, found: Linearised) -> bool:
+        """Whether predictions are averages over draws of the linearised outputs."""
+        return found.noise is None and self.predictive == "monte-carlo"
+
+    def _block(self, x: Tensor) -> Predictive:
+        found = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
+        if self._drawn(found):
+            return ClassMixture(average_log_probs(self._log_probs(found)))
+        covariance, outputs = self.gaussian.output_covariance(found.jacobian), found.outputs.double()
+        if found.noise is not None:
+            variance = covariance[..., 0, 0] + found.noise.double()
+            return NormalMixture(outputs.new_zeros(len(x), 1), outputs.mT, variance.unsqueeze(1))
+        return ClassMixture(probit_log_probs(outputs, covariance.diagonal(dim1=-2, dim2=-1)))
+
+    def _log_probs(self, found: Linearised) -> Iterator[Tensor]:
+        """Log probabilities [K, N, C] of every draw of the weights, the same draws for every row."""
+        noise, outputs = self.noise.copy(), found.outputs.double()
+        for _ in range(self.draws):
+            step = self.gaussian.step(self.gaussian.draw(noise))
+            yield (outputs + found.jacobian.moved(step)).log_softmax(-1)

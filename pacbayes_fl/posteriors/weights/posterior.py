@@ -1,0 +1,147 @@
+"""A posterior over the weights of a network or of any Pyro program, and what it predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Categorical, Normal, TorchDistribution
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.sampled import SampledMixture
+
+Predictive = ClassMixture | NormalMixture | SampledMixture
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    """Weights of K clients, as a family that can be drawn from.
+
+    Args:
+        model: the likelihood.
+        family: leaves [K, D].
+        draws: S; 1 for a point mass.
+        noise: the clients' streams; every prediction takes the same draws.
+        reference: the clients' training rows, for a network that normalises by their statistics.
+        noise_std: factor of the draws' eps; 1 but for a preset that does as a public code.
+    """
+
+    model: WeightModel
+    family: Any
+    draws: int
+    noise: Noise
+    reference: ClientBatch | None = None
+    noise_std: float = 1.0
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether predictions differ from those at the mean weights."""
+        return not isinstance(self.family, PointMass)
+
+    def predict(self, x: Tensor) -> Predictive:
+        """Average the predictive distribution over S draws of the weights.
+
+        p(y | x) = 1/S sum_s p(y | x, theta_s)
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            A distribution over classes, a mixture of normals, or a mixture of the likelihood's own kind, with batch
+            shape [K, N].
+        """
+        return averaged(self._each(x, self.draws, self.noise.copy(), self.noise_std), self.noise)
+
+    def predict_at_mean(self, x: Tensor) -> Predictive:
+        """Predict with the mean weights alone.
+
+        Args:
+            x: inputs [K, N, *feature].
+
+        Returns:
+            As `predict`.
+        """
+        with torch.no_grad():
+            found = self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)
+            return averaged(iter([found]), self.noise)
+
+    def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
+        """Draw networks from the family itself, also where a preset shrinks the draws of predictions by `noise_std`.
+
+        theta_s ~ q, one at a time
+
+        Args:
+            x: inputs [K, N, *feature].
+            draws: S, networks.
+            noise: the clients' streams, left as they are: the same streams give the same networks, whatever the inputs.
+
+        Yields:
+            p(y | x, theta_s), batch shape [K, N].
+        """
+        return self._each(x, draws, noise.copy())
+
+    def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
+        rows = rows_of(x, noise)
+        for _ in range(draws):
+            with torch.no_grad():  # not around the loop: between draws the mode is the caller's
+                draw = self.family.draw(noise)
+                theta = self.family.weights(draw if std == 1.0 else draw * std)
+                found = self.model.observation(theta, rows, self.reference)
+            yield found
+
+
+def rows_of(x: Tensor, noise: Noise) -> ClientBatch:
+    """Make a batch of inputs without targets, as a model takes them.
+
+    Args:
+        x: inputs [K, N, *feature].
+        noise: names the clients.
+
+    Returns:
+        The batch, every row real.
+    """
+    blank = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+    names = tuple(map(str, noise.ids))
+    return ClientBatch(x, blank, torch.ones_like(blank, dtype=torch.bool), noise.ids, names)
+
+
+def averaged(observations: Iterator[TorchDistribution], noise: Noise) -> Predictive:
+    """Mix distributions of the same targets with equal weights.
+
+    Args:
+        observations: with batch shape [K, N], one per draw and all of one kind.
+        noise: the clients' streams, for what is known of a kind by draws alone.
+
+    Returns:
+        The mixture: of Categoricals over classes, of Normals, or of any other kind.
+    """
+    first = next(observations)
+    if isinstance(first, Categorical):
+
+        def log_probs() -> Iterator[Tensor]:
+            yield first.logits.log_softmax(-1)
+            for one in observations:
+                yield one.logits.log_softmax(-1)
+
+        return ClassMixture(average_log_probs(log_probs()))
+    if isinstance(first, Normal):
+        return _normals([first, *observations])
+    each = (first, *observations)
+    shape, level = (len(noise.ids), len(each)), -math.log(len(each))
+    return SampledMixture(torch.full(shape, level, dtype=torch.float64, device=noise.device), each, noise)
+
+
+def _normals(observations: Sequence[Normal]) -> NormalMixture:
+    means = torch.stack([one.mean.double() for one in observations], 1)
+    variances = torch.stack([one.variance.double() for one in observations], 1)
+    weights = means.new_full(means.shape[:2], -math.log(means.shape[1]))
+    return NormalMixture(weights, means, variances)

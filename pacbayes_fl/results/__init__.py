@@ -1,0 +1,1 @@
+"""What a run leaves: records, folder, manifest, certificates and comparisons."""

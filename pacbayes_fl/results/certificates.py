@@ -1,0 +1,302 @@
+"""What certifying a run leaves behind: a table for everything that was asked for, as JSON in its run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from pacbayes_fl import names
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
+from pacbayes_fl.files import checksum
+from pacbayes_fl.results.manifest import put
+from pacbayes_fl.results.records import GROUPS
+
+FOLDER: Final = "certificates"
+_NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")
+
+
+@dataclass(frozen=True)
+class CertifiedClient:
+    """One line of the table: a client's bound beside what it bounds.
+
+    Args:
+        name: of the client.
+        group: "existing" or "new".
+        rows: of the bound, n: those that count.
+        risk: empirical risk on them, in the unit of the loss; an estimate where hypotheses were drawn, and where rows
+            are left out the largest on any rows that may be the client's own.
+        kl: of the posterior from the prior, in nats.
+        bound: on the true risk, in the unit of the loss.
+        test_risk: empirical risk of the same posterior on the client's test rows; NaN without any.
+        test_rows: their number.
+        repeats: further rows of the client that n leaves out, since they repeat others or stand among those that the
+            prior saw.
+        trivial: the same bound, from as many rows, for a predictor that needs no learning; NaN where nobody knows one.
+    """
+
+    name: str
+    group: str
+    rows: int
+    risk: float
+    kl: float
+    bound: float
+    test_risk: float
+    test_rows: int
+    repeats: int = 0
+    trivial: float = math.nan
+
+    def __post_init__(self) -> None:
+        """Refuse a group that no table has."""
+        if self.group not in GROUPS:
+            raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
+
+
+@dataclass(frozen=True)
+class CertifiedRun:
+    """Certificates of a run: every line of the table holds on its own with probability at least 1 - delta.
+
+    Args:
+        study: name of the study.
+        method: name of the method.
+        seed: of the run.
+        bound: name of the bound, as a command calls it.
+        theorem: of the bound, in words.
+        risk: which risk is bounded, in words.
+        low: smallest value of the loss.
+        high: its largest value, which says nothing: the trivial level.
+        delta: of each line.
+        clients: one line a client.
+        reasons: why the lines of a group are no certificates, by group; an empty list where they are.
+        summary: further bounds by name, such as on the average over clients: what `bounds.to_record` makes of them.
+        certificates: the same of the lines, by group.
+        labels: what else should be said, such as how rows were shared out and where priors came from.
+        asked: the bound and its settings, as file names have them; the bound alone when empty.
+        number: which request of the same rows it is, from 1 (`certified.jsonl`); None where none are counted.
+        model: "round", "state" and "split" of what was certified, as `model_of` gives them; empty without a run folder.
+    """
+
+    study: str
+    method: str
+    seed: int
+    bound: str
+    theorem: str
+    risk: str
+    low: float
+    high: float
+    delta: float
+    clients: tuple[CertifiedClient, ...]
+    reasons: Mapping[str, list[str]] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    certificates: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    asked: str = ""
+    number: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        """What files of the table are called."""
+        return names.to_folder(self.asked or self.bound)
+
+    @property
+    def valid(self) -> dict[str, bool]:
+        """Whether the lines of each group are certificates."""
+        return {group: not reasons for group, reasons in self.reasons.items()}
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the table below a run folder.
+
+        JSON has no NaN and no infinity: they are stored as null and as "inf".
+
+        Args:
+            folder: the run folder.
+
+        Returns:
+            The file, `certificates/ASKED.json`.
+
+        Raises:
+            StudyError: when the summary, the certificates or the labels are not JSON.
+            CheckpointError: when it cannot be written.
+        """
+        path = Path(folder) / FOLDER / f"{self.stem}.json"
+        try:
+            table = _plain({"valid": self.valid, **vars(self), "clients": [vars(client) for client in self.clients]})
+            text = json.dumps(table | {"checksum": checksum(table)}, indent=1, allow_nan=False) + "\n"
+        except TypeError as error:
+            raise StudyError(f"what is said of the bound {self.bound!r} must be JSON: {error}") from error
+        try:
+            put(folder, {f"{FOLDER}/{path.name}": text.encode()}, last=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}", cause=error.strerror) from error
+        return path
+
+
+def _plain(value: Any) -> Any:
+    """Give a value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def _client(line: Mapping[str, Any]) -> CertifiedClient:
+    numbers = {name: math.nan if line[name] is None else float(line[name]) for name in _NUMBERS}
+    return CertifiedClient(**{**line, **numbers})
+
+
+def load(path: Path | str) -> CertifiedRun:
+    """Read a table, and compare its lines with the records of their certificates.
+
+    Args:
+        path: the file that `CertifiedRun.save` wrote.
+
+    Returns:
+        The table.
+
+    Raises:
+        DataError: when it cannot be read, was edited, or a line is not what its record says.
+    """
+    hint = "the file was damaged or edited; certify again"
+    try:
+        table = json.loads(Path(path).read_text("utf-8"))
+        intact = table.pop("checksum") == checksum(table)
+        table.pop("valid", None)  # follows from the reasons
+        clients = tuple(_client(line) for line in table.pop("clients"))
+        for name in ("low", "high", "delta"):
+            table[name] = float(table[name])
+        found = CertifiedRun(**table, clients=clients)
+        wrong = "an entry is not what its checksum was made of" if not intact else _disagreement(found)
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as certificates: {error}", hint=hint) from error
+    if wrong:
+        raise DataError(f"{path} cannot be read as certificates: {wrong}", hint=hint)
+    return found
+
+
+def _disagreement(table: CertifiedRun) -> str:
+    """Name a line that is not what the record of its group says; nothing where all are."""
+    for group in dict.fromkeys(line.group for line in table.clients):
+        lines = [line for line in table.clients if line.group == group]
+        record = table.certificates.get(group)
+        if record is None or not record["valid"] or table.reasons.get(group, [""]):
+            return f"{group} clients have lines, and no valid certificate"
+        columns = {"bound": record["value"]}
+        if isinstance(record["value"], list):  # a line a client; that of an average has sums of its own
+            terms = {"risk": "risk", "kl": "kl", "rows": "n"}
+            columns |= {name: record["terms"][key] for name, key in terms.items() if key in record["terms"]}
+        for name, values in columns.items():
+            column = values if isinstance(values, list) else [values]
+            if len(column) != len(lines):
+                return f"{group} clients have {len(lines)} lines, and {len(column)} certificates"
+            for line, value in zip(lines, column, strict=True):
+                if not math.isclose(getattr(line, name), float(value), rel_tol=1e-12):
+                    return f"{name} of {line.name} is {getattr(line, name):g}, and its record says {float(value):g}"
+    return ""
+
+
+def model_of(folder: Path | str, round: int | None = None) -> dict[str, Any]:
+    """Say what a run folder would have certified now.
+
+    Args:
+        folder: of the run.
+        round: which one; the newest on disk when None.
+
+    Returns:
+        "round", "state", the SHA-256 of its tensors' file, and "split", the fingerprint of which rows are training and
+        test rows; None for what is not there.
+    """
+    folder = Path(folder)
+    root = folder / "checkpoints"
+    if round is None:
+        rounds = [int(path.name[6:]) for path in root.glob("round_*") if path.name[6:].isdecimal()]
+        round = max(rounds, default=None)
+    state = split = None
+    with contextlib.suppress(OSError):
+        state = hashlib.sha256((root / f"round_{round or 0:06d}" / "state.safetensors").read_bytes()).hexdigest()
+    with contextlib.suppress(*UNREADABLE):
+        split = json.loads((folder / "environment.json").read_text("utf-8"))["data"]["split_sha256"]
+    return {"round": round, "state": state, "split": split}
+
+
+def stale(table: CertifiedRun, folder: Path | str) -> str:
+    """Say why a table is not of what a run folder holds now.
+
+    Args:
+        table: of certificates.
+        folder: of the run.
+
+    Returns:
+        The reason; nothing where it is.
+    """
+    now, then = model_of(folder), table.model
+    if not then:
+        return "it does not say which round of which run it is of"
+    if then["round"] != now["round"]:
+        return f"it is of round {then['round']}, and the run is at round {now['round']}"
+    if then["state"] != now["state"]:
+        return f"the run's state at round {now['round']} is not the one that was certified"
+    return "" if then["split"] == now["split"] else "the run's rows are not those that were certified"
+
+
+def tables_of(folder: Path | str, on_stale: Callable[[str], None] | None = None) -> list[CertifiedRun]:
+    """Read the tables of a run folder that are of what it holds now.
+
+    Args:
+        folder: the run folder.
+        on_stale: told of every table that is of an earlier round, of another state or of other rows, which is left
+            out; such a table is an error when None.
+
+    Returns:
+        The tables, by the name of the bound; none where the run was not certified.
+
+    Raises:
+        DataError: when one cannot be read, was edited, or is stale.
+    """
+    found = []
+    for path in sorted((Path(folder) / FOLDER).glob("*.json")):
+        table = load(path)
+        reason = stale(table, folder)
+        if reason and on_stale is None:
+            raise DataError(f"{path} is stale: {reason}", hint="certify again")
+        if reason and on_stale is not None:
+            on_stale(f"{path} is stale: {reason}; certify again")
+        else:
+            found.append(table)
+    return found
+
+
+def is_vacuous(value: float, high: float, trivial: float = math.nan) -> bool:
+    """Whether a bound says no more than the range of the loss, or than that of a predictor without any learning.
+
+    Args:
+        value: the bound.
+        high: largest value of the loss.
+        trivial: the bound of the trivial predictor from as many rows; NaN where nobody knows one.
+
+    Returns:
+        True also for NaN.
+    """
+    return math.isnan(value) or value >= high or value >= trivial
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """Write a bound in few digits, never as less than it is.
+
+    Args:
+        value: the bound.
+        digits: significant ones.
+
+    Returns:
+        Text without exponent.
+    """
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize():f}"

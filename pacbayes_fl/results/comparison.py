@@ -1,0 +1,242 @@
+"""What a comparison leaves behind: a table of methods, and where its runs are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pacbayes_fl import results_ended
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.files import refuse_link
+from pacbayes_fl.names import to_folder
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results.bootstrap import nested_bootstrap
+from pacbayes_fl.results.folder import refuse_links
+from pacbayes_fl.results.manifest import verify
+from pacbayes_fl.results.metrics import comparison_columns, metric_of
+from pacbayes_fl.results.records import GROUPS, Result
+
+FILE: Final = "compare.json"
+"""What a folder has that is a comparison's."""
+_AGAIN: Final = "run compare again with the same --out: finished runs are read"
+
+
+def direction(metric: str) -> str:
+    """Say which end of a metric is the good one.
+
+    Args:
+        metric: its name, such as "pm.accuracy".
+
+    Returns:
+        "lower" or "higher"; nothing where neither end is, as of a coverage.
+    """
+    known = metric_of(metric)
+    return known.better if known else ""
+
+
+class Worst(NamedTuple):
+    """The client that a metric is worst for.
+
+    Args:
+        client: its name.
+        value: of the metric, the mean over seeds.
+    """
+
+    client: str
+    value: float
+
+
+class Cell(NamedTuple):
+    """A metric of a method on a group of clients.
+
+    Args:
+        method: its name, with the value of what was varied behind it.
+        group: "existing" or "new".
+        metric: its name.
+        mean: over clients and seeds.
+        low: lower end of the 95 % bootstrap interval over seeds and clients.
+        high: upper end.
+        median: over clients and seeds.
+        seeds: number of runs.
+        scores: how many the mean is of: those that are not NaN.
+        asked: how many there are, of all clients and seeds.
+        not_finite: clients that have none that is finite, with what they have, such as ("c1", "nan"); with several
+            seeds under the first in which it is so.
+        round: whose models were scored; the first and the last one where runs have ended at different rounds.
+        worst: the metric of the client that it is worst for, mean over seeds; NaN where no end of it is bad.
+        worst_client: that client's name.
+    """
+
+    method: str
+    group: str
+    metric: str
+    mean: float
+    low: float
+    high: float
+    median: float
+    seeds: int
+    scores: int = 0
+    asked: int = 0
+    not_finite: tuple[tuple[str, str], ...] = ()
+    round: str = ""
+    worst: float = math.nan
+    worst_client: str = ""
+
+
+def worst(found: Sequence[Result], group: str, metric: str) -> Worst | None:
+    """Name the client of a group that a metric is worst for.
+
+    Args:
+        found: runs of one method that differ in their seed.
+        group: "existing" or "new".
+        metric: its name.
+
+    Returns:
+        The client, the first of equals, and its mean over seeds; None where no client has a number, or of metrics of
+        which neither a small nor a large value is bad.
+    """
+    if not (better := direction(metric)):
+        return None
+    values: dict[str, list[float]] = {}
+    for result in found:
+        for row in result.clients:
+            value = float(row.metrics.get(metric, math.nan))
+            if row.group == group and not math.isnan(value):
+                values.setdefault(row.name, []).append(value)
+    means = {client: statistics.fmean(numbers) for client, numbers in values.items()}
+    if not means:
+        return None
+    sign = 1.0 if better == "lower" else -1.0
+    client = max(means, key=lambda client: sign * means[client])
+    return Worst(client, means[client])
+
+
+def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
+    """Summarise runs by method, group and metric.
+
+    Args:
+        found: results of one study.
+        metrics: their names; those of the task when None.
+
+    Returns:
+        A cell for every combination that has numbers.
+    """
+    metrics = comparison_columns(found[0].task) if metrics is None else metrics
+    cells = []
+    for method in dict.fromkeys(result.method for result in found):
+        runs = [result for result in found if result.method == method]
+        for group in GROUPS:
+            for metric in metrics:
+                cell = _cell(method, group, metric, runs)
+                cells += [] if cell is None else [cell]
+    return cells
+
+
+def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell | None:
+    """Summarise a metric over the clients of all runs; None where no client has it."""
+    columns = [result.column(group, metric) for result in runs]
+    known = [[value for value in column if not math.isnan(value)] for column in columns]
+    known = [column for column in known if column]
+    odd = {name: value for result in reversed(runs) for name, value in result.not_finite(group, metric).items()}
+    if not (known or odd):
+        return None
+    numbers = (math.nan,) * 4
+    if known:
+        numbers = *nested_bootstrap(known), statistics.median(value for column in known for value in column)
+    counts = sum(map(len, known)), sum(map(len, columns))
+    rounds = sorted({result.round for result in runs})
+    ends = "-".join(str(number) for number in (rounds[0], *rounds[1:][-1:]))
+    client, value = worst(runs, group, metric) or ("", math.nan)
+    return Cell(method, group, metric, *numbers, len(runs), *counts, tuple(odd.items()), ends, value, client)
+
+
+def run_folder(method: str, seed: int) -> str:
+    """Say what a comparison calls the folder of a run.
+
+    Args:
+        method: its name in the table, with what was varied.
+        seed: of the run.
+
+    Returns:
+        The name, below the folder of the comparison.
+    """
+    return f"{to_folder(method)}-seed{seed}"
+
+
+def scores_sha256(folder: Path | str) -> str | None:
+    """Fingerprint the scores of a run, by which a comparison knows it.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        SHA-256 of its clients.csv; None where it has none.
+    """
+    path = Path(folder) / "clients.csv"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def is_comparison(folder: Path | str) -> bool:
+    """Whether a folder holds a finished comparison.
+
+    Args:
+        folder: any.
+
+    Returns:
+        True where a comparison wrote its table.
+    """
+    return (Path(folder) / FILE).is_file()
+
+
+def load(folder: Path | str) -> list[Result]:
+    """Read the runs of a finished comparison.
+
+    Args:
+        folder: what a comparison was given.
+
+    Returns:
+        The results as `study.compare.compare` gave them, in their order.
+
+    Raises:
+        StudyError: when it is no finished comparison, or one of its runs is not there.
+        DataError: naming the file that cannot be read, or the run that is not the one that was compared.
+        CheckpointError: when a link stands in place of a run.
+
+    Warns:
+        DamageWarning: of files that were altered since they were written.
+    """
+    folder = Path(folder)
+    refuse_links(folder)
+    path = folder / FILE
+    if not path.is_file():
+        what = f"{folder} is not a finished comparison: {FILE} is missing"
+        what, hint = results_ended.unfinished(folder, what, _AGAIN)
+        raise StudyError(what, hint=hint)
+    verify(folder, (FILE,))
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+        runs = [(str(run["folder"]), str(run["method"]), run.get("scores_sha256")) for run in summary["runs"]]
+        varied = {str(name): dict(about) for name, about in summary.get("varied", {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=_AGAIN) from error
+    found = []
+    for name, method, scores in runs:
+        if Path(name).name != name:
+            raise DataError(f"{path} names a run outside of its folder: {name!r}", hint=_AGAIN)
+        refuse_link(folder / name)
+        result = results.load(folder / name)
+        if scores_sha256(folder / name) != scores:
+            what = f"{folder / name} is not the run that was compared: its scores have changed since"
+            raise DataError(what, hint="put that run back, or run compare again with the same --out")
+        if about := varied.get(method):
+            result = replace(result, method=method, labels={**result.labels, "varied": about})
+        found.append(result)
+    if not found:
+        raise DataError(f"{path} names no run", hint=_AGAIN)
+    return found

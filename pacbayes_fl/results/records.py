@@ -1,0 +1,366 @@
+"""What a finished run leaves behind: numbers and names, saved to and loaded from its run folder.
+
+The files are written at the end, `metrics.json` last: a folder that has it is a finished run. Every file is replaced as
+a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pacbayes_fl import names, results_ended
+from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.results.bootstrap import nested_bootstraps
+from pacbayes_fl.results.folder import FILES, refuse_links
+from pacbayes_fl.results.manifest import put, verify
+from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
+
+if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
+    import torch
+    from torch import Tensor
+
+GROUPS: Final = ("existing", "new")
+SUPPOSED: Final = "_if_noise_were_secret"
+SIMULATED_EPSILON: Final = f"epsilon{SUPPOSED}"
+"""What an epsilon is called whose noise came from a seed, and so hides nothing from whoever knows that seed."""
+TASKS: Final = ("regression", "classification")
+_LABELS: Final = MappingProxyType({"privacy": dict, "selections": dict, "calibration_bins": int})  # what tables print
+_FIXED: Final = ("id", "group", "name", "m")
+_PACKAGES: Final = ("pacbayes_fl", "torch", "gpytorch", "linear_operator", "pyro-ppl", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One line of `clients.csv`: a client's metrics in one group.
+
+    Args:
+        id: the stable client number.
+        name: what tables call it.
+        group: "existing" (took part in training) or "new" (never trained).
+        m: its training rows.
+        metrics: numbers by name; NaN says that the metric does not apply, absence that it was not taken. Classifiers
+            have pm.accuracy, pm.nll, pm.brier, pm.ece and pm.mce of the personal model, averaged over draws of its
+            weights, pm.mean_weights.accuracy and so on of its mean weights, and the same with gm. for a global model.
+    """
+
+    id: int
+    name: str
+    group: str
+    m: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what the table could not hold."""
+        if self.group not in GROUPS:
+            raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
+        if taken := [name for name in self.metrics if name in (*_FIXED, "n_clients", "")]:
+            raise StudyError(f"metrics cannot be called {', '.join(map(repr, taken))}", client=self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Everything that tables, plots and reports read of one run.
+
+    Args:
+        study: name of the study.
+        method: name of the method.
+        seed: the run's seed.
+        task: "regression" or "classification".
+        rounds: one record a round.
+        clients: one row per client and group.
+        predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
+            mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
+            in the order of that group's rows and everything in the data's own units. Classification has y_test (int64)
+            and mask_test (bool) [K, M], pm.probs (float32) [K, M, C], the personal models' probabilities averaged over
+            draws, and gm.probs likewise where the method has a global model.
+        labels: what can be said in JSON: names and units of features and target, notes, quantile levels; tuples come
+            back as lists.
+    """
+
+    study: str
+    method: str
+    seed: int
+    task: str
+    rounds: tuple[RoundRecord, ...] = ()
+    clients: tuple[ClientRow, ...] = ()
+    predictions: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """What was run, on how many clients, in one line; the numbers are in `summary`."""
+        counts = [f"{sum(row.group == group for row in self.clients)} {group}" for group in GROUPS]
+        ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
+        told = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
+        return f"Result({names.printable(told)})"
+
+    @property
+    def round(self) -> int:
+        """The round whose models were scored: the last one, unless the labels say another."""
+        return int(self.labels.get("round", self.rounds[-1].round if self.rounds else 0))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics, in the order in which the clients' rows first mention them."""
+        return tuple(dict.fromkeys(name for row in self.clients for name in row.metrics))
+
+    def column(self, group: str, metric: str) -> list[float]:
+        """Return a metric of every client of a group, in the order of the rows; NaN where a client has none."""
+        return [float(row.metrics.get(metric, math.nan)) for row in self.clients if row.group == group]
+
+    def not_finite(self, group: str, metric: str) -> dict[str, str]:
+        """Name the clients of a group whose score is no finite number, with what it is: "nan", "inf" or "-inf"."""
+        scores = {row.name: row.metrics[metric] for row in self.clients if row.group == group and metric in row.metrics}
+        return {name: f"{score:g}" for name, score in scores.items() if not math.isfinite(score)}
+
+    def summary(self, seed: int = 0) -> dict[str, Any]:
+        """Summarise the clients of each group: what `metrics.json` holds.
+
+        Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
+        the 95 % percentile bootstrap of the mean over clients. Clients whose value is NaN are left out, and then
+        the entry says over how many `n_clients` it was taken; `not_finite` names them, and those whose value is
+        infinite, with what they have. A number that is not finite is None. A dot nests: "pm.accuracy" stands in
+        `["pm"]["accuracy"]`.
+
+        Args:
+            seed: of the bootstrap.
+
+        Returns:
+            `{"study", "method", "seed", "task", "round", "groups": {"existing": {"n_clients", "rsmse": {"mean", "std",
+            "median", "interval"}, ...}, "new": ...}}`, ready for JSON; a group without clients is absent. Where the run
+            went on from an older round than its newest, which was damaged, "fell_back" says so.
+        """
+        return copy.deepcopy(self._summary) if seed == 0 else self._summarised(seed)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        """What is written and then shown: with many clients its bootstrap takes seconds."""
+        return self._summarised(0)
+
+    def _summarised(self, seed: int) -> dict[str, Any]:
+        groups: dict[str, Any] = {}
+        for group in GROUPS:
+            if not (n_clients := sum(row.group == group for row in self.clients)):
+                continue
+            groups[group] = {"n_clients": n_clients}
+            columns = {metric: np.asarray(self.column(group, metric), dtype=np.float64) for metric in self.metrics}
+            every = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
+            known = {metric: values for metric, values in every.items() if values.size}
+            with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
+                found = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
+            intervals = dict(zip(known, found, strict=True))
+            for metric, values in every.items():
+                odd = self.not_finite(group, metric)
+                if not (values.size or odd):  # a metric of other groups
+                    continue
+                entry = groups[group]
+                for part in metric.split("."):
+                    entry = entry.setdefault(part, {})
+                entry.update(_statistics(values, intervals.get(metric, (math.nan,) * 3)))
+                if values.size < n_clients:
+                    entry["n_clients"] = int(values.size)
+                if odd:
+                    entry["not_finite"] = odd
+        about = {"study": self.study, "method": self.method, "seed": self.seed, "task": self.task, "round": self.round}
+        fell_back = {"fell_back": list(self.labels["fell_back"])} if "fell_back" in self.labels else {}
+        return about | fell_back | {"groups": groups}
+
+    def save(self, folder: Path | str) -> None:
+        """Write the result files of a run folder, each at once and `metrics.json` last.
+
+        Args:
+            folder: the run folder, made if it does not exist.
+
+        Raises:
+            StudyError: when the labels are not JSON.
+            CheckpointError: when a file cannot be written.
+        """
+        import safetensors.torch
+
+        folder = Path(folder)
+        try:
+            labels = _json(self.labels)
+        except (TypeError, ValueError) as error:
+            raise StudyError(f"labels must be JSON: {error}") from error
+        # a clone each, because safetensors refuses tensors that share memory
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
+        # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
+        put(folder, {"metrics.json": None})
+        written = {
+            "rounds.jsonl": "".join(map(to_line, self.rounds)).encode(),
+            "clients.csv": _clients_csv(self).encode(),
+            "predictions.safetensors": safetensors.torch.save(tensors),
+            "labels.json": labels.encode(),
+            "metrics.json": _json(self.summary()).encode(),
+        }
+        put(folder, written, last=True)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything, numbers bit by bit; NaN equals NaN, and labels are compared as JSON."""
+        if not isinstance(other, Result):
+            return NotImplemented
+        mine, theirs = self.predictions, other.predictions
+        return (
+            (self.study, self.method, self.seed, self.task) == (other.study, other.method, other.seed, other.task)
+            and [*map(to_line, self.rounds)] == [*map(to_line, other.rounds)]
+            and _clients_csv(self) == _clients_csv(other)
+            and _json(self.labels) == _json(other.labels)
+            and mine.keys() == theirs.keys()
+            and all(_same(tensor, theirs[name]) for name, tensor in mine.items())
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Compare two tensors [*] with NaN equal to itself."""
+    a, b = a.cpu(), b.cpu()
+    return a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _json(value: Any) -> str:
+    return names.in_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return float(value) if math.isfinite(value) else None
+
+    mean, low, high = interval
+    with np.errstate(invalid="ignore"):
+        std = float(values.std(ddof=1)) if values.size > 1 else 0.0 if values.size else math.nan
+        median = float(np.median(values)) if values.size else math.nan
+    return {"mean": number(mean), "std": number(std), "median": number(median), "interval": [number(low), number(high)]}
+
+
+def _clients_csv(result: Result) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    metrics = result.metrics
+    table.writerow([*_FIXED, *map(names.to_cell, metrics)])
+    for row in result.clients:  # repr of a float reads back as the same float; an empty cell is a metric not taken
+        cells = [repr(float(row.metrics[name])) if name in row.metrics else "" for name in metrics]
+        table.writerow([row.id, row.group, names.to_cell(row.name), row.m, *cells])
+    return text.getvalue()
+
+
+def no_run(folder: Path, missing: str) -> StudyError:
+    """Say why a folder is not one of a finished run, and what it is instead.
+
+    Args:
+        folder: that was given for one.
+        missing: what it has not.
+
+    Returns:
+        The error.
+    """
+    if not folder.is_dir():
+        return StudyError(f"there is no folder {folder}", hint="runs are in runs/ where no --out was given")
+    runs = sorted(path.parent.name for path in folder.glob("*-seed*/study.toml"))
+    if runs and (folder / "compare.json").is_file():
+        return StudyError(f"{folder} holds a comparison", hint=f"give one of its runs: {', '.join(runs[:6])}")
+    if runs:
+        usual = "run compare again with the same --out: finished runs are read"
+        what, hint = results_ended.unfinished(folder, f"{folder} holds a comparison that has not finished", usual)
+        return StudyError(what, hint=hint)
+    if any((folder / name).is_file() for name in FILES):
+        what, usual = f"{folder} is not a finished run folder: {missing}", "has the run finished? resume with --resume"
+        what, hint = results_ended.unfinished(folder, what, usual)
+        return StudyError(what, hint=hint)
+    return StudyError(f"{folder} is not a run folder: {missing}", hint="`pacbayes-fl run` makes one")
+
+
+def load(folder: Path | str) -> Result:
+    """Read a finished run folder.
+
+    Args:
+        folder: where `Result.save` wrote.
+
+    Returns:
+        A result equal to the one that was saved.
+
+    Raises:
+        StudyError: when a file is missing, so that this is no finished run folder.
+        DataError: naming the file that cannot be read.
+        CheckpointError: when a link stands in place of a file.
+
+    Warns:
+        DamageWarning: of every other file of the folder that was altered or lost.
+    """
+    folder = Path(folder)
+    refuse_links(folder)
+    needed = ("metrics.json", "rounds.jsonl", "clients.csv", "predictions.safetensors", "labels.json")
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise no_run(folder, f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} missing")
+    import safetensors.torch
+
+    with readable(folder / "metrics.json") as path:
+        head = json.loads(path.read_text("utf-8"))
+        study, method, seed, task = (typed(head, key) for key in ("study", "method", "seed", "task"))
+        if task not in TASKS:
+            raise ValueError(f"'task' must be {' or '.join(TASKS)}, got {shown(task)}")
+    with readable(folder / "clients.csv") as path, path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+        if tuple(rows[0][:4]) != _FIXED:
+            raise ValueError(f"expected columns {', '.join(_FIXED)}, got {', '.join(rows[0][:4])}")
+        metrics = [*map(names.from_cell, rows[0][4:])]
+        clients = tuple(
+            ClientRow(
+                int(client),
+                names.from_cell(name),
+                group,
+                int(m),
+                {metric: float(cell) for metric, cell in zip(metrics, cells, strict=True) if cell},
+            )
+            for client, group, name, m, *cells in rows[1:]
+        )
+    with readable(folder / "predictions.safetensors") as path:
+        predictions = safetensors.torch.load(path.read_bytes())
+    with readable(folder / "labels.json") as path:
+        labels = json.loads(path.read_text("utf-8"))
+        for key, kind in _LABELS.items():
+            if not isinstance(labels.get(key, kind()), kind):
+                raise TypeError(f"{key!r} must be {kind.__name__}, got {shown(labels[key])}")
+    result = Result(study, method, seed, task, read_rounds(folder), clients, predictions, labels)
+    verify(folder, needed)  # what can be read may have been altered as well
+    return result
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Say on what a run was computed.
+
+    Args:
+        device: the device that it uses.
+
+    Returns:
+        Versions (None for a package that is not installed), device, threads and platform, ready for JSON.
+    """
+    from importlib import metadata
+
+    import torch
+
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    device = torch.device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "versions": versions,
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,70 @@
+"""What a run would refuse before its first round, asked of several studies before the first of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.errors import PacBayesFLError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.study import held_rows, privacy
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.held_rows import TrainingHistory
+from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search import held_out
+
+
+def check(study: Study, dataset: tables.Dataset) -> None:
+    """Go through everything that a fresh run does before its first round; nothing is trained or written.
+
+    Args:
+        study: what would be run, in a folder of its own.
+        dataset: its data.
+
+    Raises:
+        PacBayesFLError: as the run would, such as when the method does not fit the data, an option the model, or a
+            guarantee of privacy cannot be given.
+    """
+    with TemporaryDirectory() as folder:  # where a ledger would lie
+        privacy.check(study, Path(folder))
+        division = held_rows.divide(study, dataset)
+        history = TrainingHistory().extended(study, dataset, division.dataset)
+        if study.held_out:
+            study = held_out.first(study, held_rows.rows_for_tuning(study, division))
+        method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
+        clients = groups["existing"].train
+        state = engine.start(method, clients, study.plan)
+        aggregator = privacy.open_private(study, method, state, clients, Path(folder))
+        ended = FederationState(state.server, state.clients, study.plan.rounds)
+        for _ in engine.rounds(method, clients, study.plan, ended, aggregator):
+            pass  # there is no round left: it only looks at what it was given
+
+
+def check_all(studies: Mapping[str, Study]) -> None:
+    """Check studies that are to run one after the other; data that they share are read once.
+
+    Args:
+        studies: by the name that an error is to give them.
+
+    Raises:
+        PacBayesFLError: as `check`, naming the study that could not run.
+    """
+    read: tuple[Study, tables.Dataset] | None = None
+    for name, study in studies.items():
+        with _named(name):
+            if read is None or (read[0].data, read[0].seed) != (study.data, study.seed):
+                read = study, load(study)
+            check(study, read[1])
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except PacBayesFLError as error:
+        raise type(error)(f"{name} cannot run, and nothing was run yet: {error}") from error

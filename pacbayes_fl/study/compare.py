@@ -1,0 +1,251 @@
+"""Several methods or values on one study, over several seeds: a table with intervals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pacbayes_fl import files, plots, settings
+from pacbayes_fl.errors import PacBayesFLError, StudyError
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.names import to_cell
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results.comparison import FILE, Cell, run_folder, scores_sha256, table
+from pacbayes_fl.results.folder import FILES
+from pacbayes_fl.results.manifest import intact, put, read, regain, verify
+from pacbayes_fl.results.records import Result
+from pacbayes_fl.results.rounds import RoundRecord, readable
+from pacbayes_fl.study import check
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import run
+from pacbayes_fl.study.search import held_out
+
+COMPARISON: Final = "comparison.json"
+"""What a comparison's folder calls what was asked for: methods, seeds, what varies, and every value of each study."""
+
+_FINISHED: Final = ("device", "threads", "checkpoint_every")  # in what a finished run may differ
+
+
+def compare(
+    studies: Sequence[Study],
+    seeds: int,
+    out: Path | str | None = None,
+    on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
+    vary: str | None = None,
+    resume: bool = False,
+) -> list[Result]:
+    """Run studies that differ in their method or in one value, each over several seeds.
+
+    With a folder, every run has its own below it, and a run that is finished there is read instead of repeated; one
+    that was stopped goes on from its last checkpoint. What any of the runs would refuse is refused before the first.
+
+    Args:
+        studies: one per method and value, on the same data; what `varied` makes, for example.
+        seeds: number of runs of each, with seeds from the study's own upwards.
+        out: folder of the comparison; nothing is written when None.
+        on_run: called before every run; what it returns is called after every round.
+        vary: dotted key of the value in which studies of one method differ, such as "method.fraction"; the method is
+            then called "fedsi fraction=0.03" in the table, in results and in the name of the folder.
+        resume: take only the very comparison that the folder was begun with.
+
+    Returns:
+        The results, seed by seed within study by study. With `vary` their labels say `{"varied": {"key", "value",
+        "method"}}`, which their folders do not: these hold runs as any other.
+
+    Raises:
+        CheckpointError: when a folder holds a run of another study, or is to be resumed and holds another comparison.
+        StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
+            method and value, or one has no such value.
+        PacBayesFLError: as `study.check.check`, naming the method and value that cannot run.
+    """
+    names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
+    may_differ = vary is not None and vary.startswith("data.")
+    if any(study.data != studies[0].data for study in studies) and not may_differ:
+        raise StudyError("the studies to compare have different data")
+    if len(set(names)) < len(names) or not names or seeds < 1:
+        raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
+    runs = [
+        _Run(name, replace(study, seed=seed), None if out is None else Path(out) / run_folder(name, seed))
+        for name, study in zip(names, studies, strict=True)
+        for seed in range(study.seed, study.seed + seeds)
+    ]
+    asked = _asked(names, seeds, studies, vary)
+    if out is not None and resume:
+        _refuse_other(Path(out), asked)
+    _check(runs)
+
+    @cache
+    def begin() -> None:  # not before a run has begun: what is refused leaves nothing
+        if out is not None:
+            put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
+
+    found = []
+    with nullcontext() if out is None else files.fresh_folder(Path(out)):
+        for name, study, folder in runs:
+            on_round = _after(begin, on_run(study) if on_run is not None else None)
+            if folder is not None and _finished(folder):
+                result = results.load(folder)
+            else:
+                result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
+            begin()
+            found.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
+    if out is not None:
+        write(out, found)
+    return found
+
+
+def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | None) -> Callable[[RoundRecord], None]:
+    def told(record: RoundRecord) -> None:
+        begin()
+        if on_round is not None:
+            on_round(record)
+
+    return told
+
+
+def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
+    """Say what a comparison is of, as JSON."""
+    tables = {name: study.table() for name, study in zip(names, studies, strict=True)}
+    return {"methods": list(names), "seeds": seeds, "vary": vary and _told(studies[0], vary), "studies": tables}
+
+
+def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:
+    """Refuse to go on with another comparison than a folder was begun with; in one without any it begins."""
+    if read(out) is None and not (out / COMPARISON).exists():
+        return
+    regain(out)
+    verify(out, (COMPARISON,))
+    with readable(out / COMPARISON) as path:
+        before = json.loads(path.read_text("utf-8"))
+        then, now = ({name: one[name] for name in ("methods", "seeds", "vary")} for one in (before, asked))
+        checkpoint.check_study(then, now, what="comparison")
+        checkpoint.check_study(before["studies"], asked["studies"], (*_FINISHED, "out"), what="comparison")
+
+
+class _Run(NamedTuple):
+    """A run of a comparison: its name in tables, its study with its seed, and its folder, if one is written."""
+
+    name: str
+    study: Study
+    folder: Path | None
+
+
+def _check(runs: Sequence[_Run]) -> None:
+    """Refuse before the first run whatever one of them would refuse: folders of other studies, and what cannot run."""
+    left: dict[str, Study] = {}
+    for name, study, folder in runs:
+        if folder is not None:
+            files.refuse_link(folder)
+        if folder is not None and (folder / "study.toml").is_file():
+            saved = Study.from_toml(folder / "study.toml").table()
+            chosen, _ = held_out.recall(study, folder)
+            checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)
+        if not _finished(folder):
+            left.setdefault(name, study)  # other seeds of it would be refused for the same reasons
+    if len(left) > 1:  # a single one says so itself
+        check.check_all(left)
+
+
+def _finished(folder: Path | None) -> bool:
+    """Whether a run need not go on: it has its scores, and nothing is damaged that it would write again."""
+    if folder is None or not (folder / "metrics.json").is_file() or (manifest := read(folder)) is None:
+        return False
+    again = [name for name, content in FILES.items() if content.again and name in manifest.files]
+    return all(intact(folder, name) for name in again)
+
+
+def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str] = ()) -> list[Study]:
+    """Read a study once for each of several values.
+
+    Args:
+        path: a TOML file or the name of a bundled study.
+        key: dotted, such as "method.fraction".
+        values: as an assignment would give them, such as "0.03" or "[50, 50]".
+        sets: further assignments.
+
+    Returns:
+        The studies.
+
+    Raises:
+        StudyError: when there is no value, or as `Study.from_toml`.
+    """
+    if not values:
+        raise StudyError(f"there is no value of {key!r} to take", hint=f"such as {key}=1,2,4")
+    return [Study.from_toml(path, [*sets, f"{key}={value}"]) for value in values]
+
+
+def _value(study: Study, key: str) -> Any:
+    """Look a dotted key up in what a study has resolved."""
+    value: Any = study.table()
+    for part in _told(study, key).split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise StudyError(f"{study.method.name} on {study.name} has no value {key!r}", hint="such as method.rate")
+        value = value[part]
+    return value
+
+
+def _setting(study: Study, key: str) -> str:
+    value = _value(study, key)
+    return f"{_told(study, key).rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+
+
+def _told(study: Study, key: str) -> str:
+    """Name a key as tables do: the epsilon of a simulation by what it is."""
+    simulated = key == "privacy.epsilon" and study.privacy.randomness == "simulation"
+    return f"privacy.{results.SIMULATED_EPSILON}" if simulated else key
+
+
+def _named(result: Result, name: str, key: str, value: Any) -> Result:
+    about = {"key": key, "value": value, "method": result.method}
+    return replace(result, method=name, labels={**result.labels, "varied": about})
+
+
+def write(out: Path | str, found: Sequence[Result]) -> None:
+    """Write a comparison's table, `compare.csv` and `compare.json`, and its box plots where matplotlib is installed.
+
+    Args:
+        out: folder of the comparison.
+        found: results of one study.
+    """
+    out = Path(out)
+    cells = table(found, list(dict.fromkeys(name for result in found for name in result.metrics)))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(Cell._fields)
+    for cell in cells:
+        odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
+        row = cell._replace(not_finite=odd)._asdict()  # type: ignore[arg-type]
+        writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
+    places = [run_folder(one.method, one.seed) for one in found]
+    runs = [
+        {"folder": place, "method": one.method, "seed": one.seed, "scores_sha256": scores_sha256(out / place)}
+        for place, one in zip(places, found, strict=True)
+    ]
+    summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
+    if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
+        summary["varied"] = settings_of
+    if bins := {one.method: one.labels["calibration_bins"] for one in found if "calibration_bins" in one.labels}:
+        summary["calibration_bins"] = bins
+    if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
+        summary["privacy"] = spent
+    table_json = (json.dumps(summary, indent=1) + "\n").encode()
+    put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json}, last=True)
+    try:
+        plots.save_joint(found, out / "figures")
+    except PacBayesFLError as error:
+        warnings.warn(f"no box plots: {error}", stacklevel=2)
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    """Give a cell as JSON can hold it, a number that is not finite as None."""
+    values = cell._asdict().items()
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}

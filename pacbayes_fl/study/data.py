@@ -1,0 +1,370 @@
+"""From a study's [data] table to batches that a method can take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data import archives, scaling, split, tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Scaling, Shared
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, outside
+from pacbayes_fl.study import sources
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import DataPart
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ScaledGroup:
+    """Clients of one group as a method sees them, and the way back to the data's own units.
+
+    Args:
+        train: rows in the method's units and its model's dtype.
+        test: rows in the method's units.
+        raw: the same rows in the data's own units.
+        units: standardisation by each client's training rows, in which metrics are reported.
+        used: scaling to the method's units: `units`, but for columns that are scaled across clients or not at all.
+        shared: what of `used` is the same for all clients.
+        validation: rows in the method's units, where there are any.
+    """
+
+    train: ClientBatch
+    test: ClientBatch
+    raw: tables.Group
+    units: Scaling
+    used: Scaling
+    shared: Shared
+    validation: ClientBatch | None = None
+
+    def bring(self, batch: ClientBatch) -> ClientBatch:
+        """Bring other rows of the same clients into the method's units and dtype.
+
+        Args:
+            batch: rows in the data's own units, x [K, N, *feature].
+
+        Returns:
+            The scaled rows.
+        """
+        return self.used.apply(batch).to(dtype=self.train.x.dtype)
+
+    def select(self, index: Tensor) -> ScaledGroup:
+        """Take clients.
+
+        Args:
+            index: positions [k], int64, on the CPU.
+
+        Returns:
+            The group of those k clients.
+        """
+        raw = self.raw.select(index)
+        units, used = (Scaling(*(t[index.to(t.device)] for t in one)) for one in (self.units, self.used))
+        validation = None if self.validation is None else self.validation.select(index)
+        train, test = self.train.select(index).trim(), self.test.select(index)
+        return ScaledGroup(train, test, raw, units, used, self.shared, validation)
+
+
+def load(study: Study) -> tables.Dataset:
+    """Generate or read a study's data, and check that no test or validation row is a training row.
+
+    Args:
+        study: its [data] table says what.
+
+    Returns:
+        The data set in its own units.
+
+    Raises:
+        StudyError: when an environment variable in a path is not set, or the generator refuses an option.
+        DataError: when the file or its rows cannot be used.
+    """
+    options = {name: _expand(value) for name, value in study.data.options.items()}
+    if study.data.time is not None and Path(study.data.source).suffix not in tables.TABLES:
+        what = f"[data] time names a column of a table, and {study.data.source!r} is none"
+        raise StudyError(what, hint="drop it, or give a .csv or .parquet")
+    if study.data.follow_seed:
+        options = {"seed": study.seed} | options
+    source = sources.find(study.data.source)
+    dataset = _read_file(study.data) if source is None else source.load(options)
+    if source is not None and source.published:  # positions are compared when they are shared out
+        return dataset
+    if study.data.duplicate_rows == "refuse":
+        for group in dataset.groups.values():
+            split.assert_disjoint(group.train, group.test, times=group.times)
+            if group.validation is not None:
+                split.assert_disjoint(group.train, group.validation, "validation")
+    return dataset
+
+
+def _read_file(part: DataPart) -> tables.Dataset:
+    path = Path(_expand(part.source))
+    if not path.suffix:
+        known = ", ".join(sources.names())
+        raise StudyError(f"[data] source must be one of {known} or a file, got {part.source!r}")
+    if part.options:
+        raise StudyError(f"[data] options are for generators, not for the file {path.name}")
+    task: tables.Task = "classification" if part.task == "classification" else "regression"
+    return tables.read(path, part.client, part.target, part.test_share, task, part.time)
+
+
+def _expand(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    expanded = os.path.expandvars(value)
+    if missing := re.search(r"\$\{?(\w+)", expanded):
+        raise StudyError(
+            f"[data] the environment variable {missing[1]} is not set, and {value!r} needs it",
+            hint=f"export {missing[1]}=/path/to/data",
+        )
+    return expanded
+
+
+def scale(
+    group: tables.Group,
+    shared: Shared,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    columns: Sequence[str] = (),
+) -> ScaledGroup:
+    """Bring a group into a method's units, on its device.
+
+    Images are left as they are, for all clients look at the world in the same way, and so are labels.
+
+    Args:
+        group: rows in the data's own units.
+        shared: how every column is scaled; see `study.scaling.settle`.
+        device: where the method runs.
+        dtype: of the method's model; the data's own when None.
+        columns: names of the features and of the target, for warnings.
+
+    Returns:
+        The scaled group.
+    """
+    batches = [group.train, group.test, *([] if group.validation is None else [group.validation])]
+    raw = [batch.to(device) for batch in batches]
+    if raw[0].x.dim() > 3:  # images: no copy, they are large
+        units = used = scaling.identity(raw[0])
+        scaled = [batch.to(dtype=dtype) for batch in raw]
+    else:
+        units = scaling.fit(raw[0], shared, columns)
+        used = shared.impose(units)
+        scaled = [used.apply(batch).to(dtype=dtype) for batch in raw]
+    own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
+    return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])
+
+
+def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:
+    """Bring the columns of a user's table into the order of those that a run was trained on.
+
+    Args:
+        table: as read.
+        features: the run's columns.
+
+    Returns:
+        The table in the run's order.
+
+    Raises:
+        DataError: naming a client, what is missing and what is too many.
+    """
+    wanted = tuple(column.name for column in features)
+    if set(table.features) != set(wanted):
+        missing = [name for name in wanted if name not in table.features]
+        extra = [name for name in table.features if name not in wanted]
+        raise DataError(
+            f"features must be {', '.join(wanted)}; missing: {', '.join(missing) or 'none'}, "
+            f"not known: {', '.join(extra) or 'none'}",
+            client=next(iter(table.clients), None),
+        )
+    order = [table.features.index(name) for name in wanted]
+    return table._replace(clients={name: (x[:, order], y) for name, (x, y) in table.clients.items()}, features=wanted)
+
+
+def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
+    """Check that a run goes on with the data that it was started with; clients may come and go, with a warning.
+
+    Args:
+        before: as the run saved it.
+        now: as it is today.
+
+    Raises:
+        DataError: when columns differ, or rows of a client that is in both, naming it.
+    """
+    for what, old, new in (("features", before.features, now.features), ("target", [before.target], [now.target])):
+        if [column.name for column in old] != [column.name for column in new]:
+            raise DataError(
+                f"{what} were {', '.join(column.name for column in old)} when the run was started, "
+                f"now {', '.join(column.name for column in new)}",
+                hint="restore the data, or choose another --out",
+            )
+    check_rows(rows_by_client(before), rows_by_client(now))
+
+
+def check_rows(old_rows: Mapping[str, Any], new_rows: Mapping[str, Any]) -> None:
+    """Compare clients by fingerprints of their rows.
+
+    Args:
+        old_rows: as the run saved them, by name.
+        new_rows: as they are today.
+
+    Raises:
+        DataError: naming a client that is in both with other rows.
+    """
+    for name in old_rows.keys() & new_rows.keys():
+        if old_rows[name] != new_rows[name]:
+            hint = "restore the data, or choose another --out"
+            raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
+    for names, text in ((new_rows.keys() - old_rows.keys(), "joined"), (old_rows.keys() - new_rows.keys(), "left")):
+        if names:
+            warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=outside())
+
+
+def to_saved(dataset: tables.Dataset) -> dict[str, Array]:
+    """Say what a run folder keeps of its data: all rows; of published images only the positions and fingerprints.
+
+    Args:
+        dataset: the data set.
+
+    Returns:
+        Arrays for data.npz.
+    """
+    if dataset.rows is None:
+        return tables.to_arrays(dataset)
+    return tables.to_positions(dataset) | {"image_sha256": np.array(_fingerprints(dataset))}
+
+
+def _fingerprints(dataset: tables.Dataset) -> list[str]:
+    return [f"{name} {digest}" for name, digest in dataset.provenance["sha256"].items()]
+
+
+def check_saved(path: Path, now: tables.Dataset) -> None:
+    """Check that a run goes on with the data that it was started with, tables or images.
+
+    Args:
+        path: the data.npz that the run saved.
+        now: the data as they are today.
+
+    Raises:
+        DataError: as `check_same_rows`; of images, naming the client whose positions differ, or the files that do.
+    """
+    if now.rows is None:
+        check_same_rows(tables.read(path), now)
+        return
+    before, hint = archives.read_npz(path), "restore the data, or choose another --out"
+    if "image_sha256" not in before:
+        raise DataError(f"{path} is not of a run on images", hint=hint)
+    for old, new in zip(before["image_sha256"].tolist(), _fingerprints(now), strict=True):
+        if old != new:
+            raise DataError(f"the files of {new.split()[0]} are not those that the run was started with", hint=hint)
+    mine, theirs = positions_by_client(before), positions_by_client(now.rows)
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
+
+
+def positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[int], list[int]]]:
+    """Say which rows of published images each client has.
+
+    Args:
+        rows: from `tables.to_positions`.
+
+    Returns:
+        By name its domain, and the positions of its rows with their parts.
+    """
+    return {
+        str(name): (str(rows["client_domain"][k]), rows["position"][own].tolist(), rows["part"][own].tolist())
+        for k, name in enumerate(rows["client_name"])
+        for own in [rows["owner"] == k]
+    }
+
+
+def reopen(study: Study, path: Path) -> tables.Dataset:
+    """Read the data that a run folder keeps; images are made again from the study's [data] table.
+
+    Args:
+        study: of the run.
+        path: its data.npz.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: when images are not where they were, or not what they were.
+    """
+    source = sources.find(study.data.source)
+    if source is None or not source.published:
+        return tables.read(path)
+    dataset = load(study)
+    check_saved(path, dataset)
+    return dataset
+
+
+def check_environment(folder: Path, now: tables.Dataset) -> None:
+    """Check that the rows that a run folder keeps are those that its environment.json, where it is, has the print of.
+
+    Args:
+        folder: of the run.
+        now: as data.npz has them.
+
+    Raises:
+        DataError: when they are not, or it cannot be read.
+    """
+    path, hint = folder / "environment.json", "restore data.npz, or run the study anew"
+    if not path.is_file():  # predictions do not need it, certificates do
+        return
+    try:
+        known = json.loads(path.read_text("utf-8"))["data"]["split_sha256"]
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+    if known != provenance(now)["split_sha256"]:
+        raise DataError(f"the rows in {folder / 'data.npz'} are not those that {path.name} says were run", hint=hint)
+
+
+def rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
+    """Fingerprint every client.
+
+    Args:
+        dataset: all rows.
+
+    Returns:
+        By name its group, and the fingerprint of its training and test rows.
+    """
+    return {
+        name: (label, split.split_hash(group.train.select(at), group.test.select(at)))
+        for label, group in dataset.groups.items()
+        for k, name in enumerate(group.train.names)
+        for at in [torch.tensor([k])]
+    }
+
+
+def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:
+    """Say where a data set came from, with a fingerprint of which rows are training and which test rows.
+
+    Args:
+        dataset: the data set.
+
+    Returns:
+        The manifest or source, and `split_sha256`.
+    """
+    if dataset.rows is not None:  # of positions: pixels are many, and have a fingerprint of their own
+        digest = hashlib.sha256()
+        for name in sorted(dataset.rows):
+            digest.update(f"{name} {dataset.rows[name].tolist()}\n".encode())
+        return {**dataset.provenance, "split_sha256": digest.hexdigest()}
+    batches = [
+        batch
+        for group in dataset.groups.values()
+        for batch in (group.train, group.test, group.validation)
+        if batch is not None
+    ]
+    return {**dataset.provenance, "split_sha256": split.split_hash(*batches)}

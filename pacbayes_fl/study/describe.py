@@ -1,0 +1,248 @@
+"""What is known of everything that a study, a certificate or a table of results can name: read from its record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pacbayes_fl import settings
+from pacbayes_fl.bounds import BOUNDS
+from pacbayes_fl.data.partitions import PARTITIONS
+from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.methods import METHODS, Recipe
+from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.results.metrics import METRICS
+from pacbayes_fl.study import sources
+from pacbayes_fl.study.file import PARTS
+from pacbayes_fl.study.models import KINDS, kinds_over
+from pacbayes_fl.study.parts import CertifyPart, DataPart
+
+_NUMBERS: Final = MappingProxyType(
+    {"risk": "0.03", "kl": "500", "n": "30000", "beta": "3000", "log_z": "-300"}  # of examples
+)
+
+
+class Row(NamedTuple):
+    """An option in a table of options.
+
+    Args:
+        cells: its name and values, one for each column.
+        text: what it may be, and what it means.
+    """
+
+    cells: tuple[str, ...]
+    text: str
+
+
+class Options(NamedTuple):
+    """A table of options.
+
+    Args:
+        title: whose options they are.
+        head: names of the columns.
+        rows: an option each.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+class Description(NamedTuple):
+    """What is known of a name.
+
+    Args:
+        family: what it is the name of.
+        name: the name.
+        title: one line.
+        facts: labels and what they say.
+        options: tables of its options.
+        examples: commands.
+    """
+
+    family: str
+    name: str
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    options: tuple[Options, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+def describe(name: str) -> tuple[Description, ...]:
+    """Describe a name.
+
+    Args:
+        name: of a method, bound, metric, source of data, kind of model, partition or table of a study.
+
+    Returns:
+        What is known of it, once for each family that has the name.
+
+    Raises:
+        StudyError: when nothing has it, with the nearest name that something has.
+    """
+    found = [one(name) for names, one in _families() if name in names]
+    if not found:
+        every = dict.fromkeys(each for names, _ in _families() for each in names)
+        raise StudyError(f"nothing is called {shown(name)}", hint=settings.nearest(name, every))
+    return tuple(found)
+
+
+def every_name() -> dict[str, tuple[str, ...]]:
+    """Name all that can be described, by family."""
+    return {one(names[0]).family: names for names, one in _families()}
+
+
+def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], ...]:
+    return (
+        (tuple(METHODS), _method),
+        (tuple(BOUNDS), _bound),
+        (tuple(METRICS), _metric),
+        (sources.every(), _source),
+        (tuple(KINDS), _model),
+        (tuple(PARTITIONS), _partition),
+        (tuple(_tables()), _table),
+    )
+
+
+def _tables() -> Mapping[str, type]:
+    return {"data": DataPart, **dict(PARTS), "report.certify": CertifyPart}
+
+
+def _value(value: object) -> str:
+    """Write a value as a study has it, or "-" where there is none."""
+    return "-" if value is dataclasses.MISSING else settings.to_value(settings.plain(value))
+
+
+def _row(option: Option, values: Iterable[str]) -> Row:
+    meaning = option.meaning[:1].upper() + option.meaning[1:]
+    allowed = option.allowed[:1].upper() + option.allowed[1:]
+    return Row((option.name, *values, option.symbol), f"{allowed}. {meaning}".strip())
+
+
+def _options(title: str, options: Mapping[str, Option]) -> tuple[Options, ...]:
+    """List options with their defaults; nothing where there are none."""
+    rows = tuple(_row(option, [_value(option.default)]) for option in options.values())
+    return (Options(title, ("option", "default", "symbol"), rows),) if rows else ()
+
+
+def _method(name: str) -> Description:
+    recipe = METHODS[name]
+    facts = [(label, text) for label, text in recipe.product._asdict().items()]
+    facts += [("federated", "rows stay with the clients" if recipe.federated else "no: rows leave the clients")]
+    facts += [("rounds", "many" if recipe.rounds else "one: there is nothing to repeat")]
+    facts += [("model kinds", ", ".join(kinds_over(recipe.model)))]
+    facts += [("tuned", ", ".join(recipe.search) or "nothing: `tune` has no search space for it")]
+    if recipe.held_out:
+        text = 'may be left open as "held-out": rows that a federation was not given choose it'
+        facts += [(one.option, text) for one in recipe.held_out]
+    first = next(iter(options_of(recipe.options).values()), None)
+    example = f"pacbayes-fl run polynomial --set method.name={name}"
+    more = [f"{example} --set method.{first.name}={_value(first.default)}"] if first else []
+    return Description("method", name, recipe.title, tuple(facts), _presets(recipe), (example, *more))
+
+
+def _presets(recipe: Recipe) -> tuple[Options, ...]:
+    """List a method's options with the values of its presets side by side, and what else these set."""
+    usual = options_of(recipe.options)
+    rows = []
+    for option in usual.values():
+        given = [table.get("method", {}).get(option.name, option.default) for table in recipe.presets.values()]
+        rows.append(_row(option, map(_value, given)))
+    tables = {"model": KINDS[kinds_over(recipe.model)[0]].table, **dict(PARTS)}
+    for part, kind in tables.items():
+        for option in options_of(kind).values():
+            values = [table.get(part, {}).get(option.name, option.default) for table in recipe.presets.values()]
+            if any(option.name in table.get(part, {}) for table in recipe.presets.values()):
+                rows.append(_row(option._replace(name=f"{part}.{option.name}"), map(_value, values)))
+    head = ("option", *recipe.presets, "symbol")
+    return (Options("options of [method], by preset", head, tuple(rows)),) if rows else ()
+
+
+def _bound(name: str) -> Description:
+    bound = BOUNDS[name]
+    facts = tuple((label, text) for label, text in bound.described() if label != "bound")
+    if bound.group is None:
+        numbers = " ".join(f"--{key.replace('_', '-')} {_NUMBERS[key]}" for key in bound.needs if key in _NUMBERS)
+        prior = "'row-level DP' --epsilon 0.001" if bound.private else "split"
+        examples = [f"pacbayes-fl bound {name} {numbers} --delta 0.025 --prior {prior} --independent"]
+    else:
+        examples = [f"python -c \"from pacbayes_fl import bounds; help(bounds.BOUNDS['{name}'].function)\""]
+    if bound.certifiable:
+        beta = " --beta rows" if "beta" in bound.needs else ""
+        examples += [f"pacbayes-fl certify runs/split --bound {name}{beta}"]
+    return Description("bound", name, bound.summary, facts, (), tuple(examples))
+
+
+def _metric(name: str) -> Description:
+    metric = METRICS[name]
+    facts = [
+        ("label", metric.label),
+        ("unit", metric.unit or "none"),
+        ("better", metric.better or "neither end"),
+        ("task", ", ".join(metric.tasks)),
+        *(("option", f"report.{one.setting} = {_value(one.default)}") for one in metric.options),
+        *([("search", f"`tune --score {metric.search}` makes it small")] if metric.search else []),
+    ]
+    examples = ("pacbayes-fl show runs/first", "pacbayes-fl show runs/first --json")
+    return Description("metric", name, metric.meaning, tuple(facts), (), examples)
+
+
+def _source(name: str) -> Description:
+    source = sources.find(name)
+    if source is None:
+        raise StudyError(f"there is no source {name!r}")
+    independent = "count as independent draws, as bounds need them" if source.rows_independent else "are no such draws"
+    facts = (
+        ("targets", "labels of classes" if source.classes else "numbers"),
+        ("rows", f"the rows of a client {independent}"),
+    )
+    method = " --set method.name=pfedbayes" if source.classes else ""
+    options = _options("options of [data.options]", sources.options_of(name))
+    return Description(
+        "source of data",
+        name,
+        source.title,
+        facts,
+        options,
+        (f"pacbayes-fl run polynomial --set data.source={name}{method}",),
+    )
+
+
+def _model(name: str) -> Description:
+    kind = KINDS[name]
+    able = [method for method, recipe in METHODS.items() if recipe.model == kind.over]
+    facts = (
+        ("over", f"a prior over {kind.over}"),
+        ("inputs", "images" if kind.images else "flat rows and images" if kind.over == "weights" else "flat rows"),
+        ("methods", ", ".join(able)),
+    )
+    data = " --set data.source=mnist" if kind.images else ""
+    example = f"pacbayes-fl run polynomial{data} --set method.name={able[0]} --set model.kind={name}"
+    return Description(
+        "kind of model", name, kind.title, facts, _options("options of [model]", options_of(kind.table)), (example,)
+    )
+
+
+def _partition(name: str) -> Description:
+    one = PARTITIONS[name]
+    source = "femnist" if one.needs_owners else "mnist"
+    facts = (
+        ("data", "sets whose rows have owners" if one.needs_owners else "every set of images"),
+        ("test rows", f"of the {one.pool} pool where data.options.pool does not say it"),
+    )
+    example = f"--set method.name=pfedbayes --set data.source={source} --set data.options.partition={name}"
+    options = _options("options of [data.options], beside those of every partition", options_of(one.options))
+    return Description("partition", name, one.title, facts, options, (f"pacbayes-fl run polynomial {example}",))
+
+
+def _table(name: str) -> Description:
+    kind = _tables()[name]
+    title = (kind.__doc__ or "").partition("\n")[0]
+    options = {key: one for key, one in options_of(kind).items() if not dataclasses.is_dataclass(one.default)}
+    first, *_ = options.values()
+    example = (
+        f"pacbayes-fl run polynomial --set {name}.{first.name}={_value(1 if first.default is None else first.default)}"
+    )
+    return Description("table of a study", name, title, (), _options(f"options of [{name}]", options), (example,))

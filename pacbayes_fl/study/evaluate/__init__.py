@@ -1,0 +1,1 @@
+"""Scores of a trained federation on every group of clients."""

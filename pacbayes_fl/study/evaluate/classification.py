@@ -1,0 +1,228 @@
+"""Scores, predictions and learning curves of classifiers: personal models ("pm") and the global model ("gm")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import AnyMethod, FederationState, Then
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.predictive import ClassPredictive
+from pacbayes_fl.results.metrics import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
+from pacbayes_fl.results.recorded import ENTROPY
+from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.evaluate.regression import Report, notes, state_of
+
+_BINS = 20  # of a histogram of entropy
+_CLIENTS = 5  # that have one
+_LAST = 100  # rounds among which the papers take the best one
+_VALUES = 2**23  # input numbers predicted in one go: it bounds the activations in memory
+
+
+def predictive(posterior: Any, x: Tensor, at_mean: bool = False) -> ClassMixture:
+    """Predict labels, a block of rows at a time; all blocks see the same draws of the weights.
+
+    Args:
+        posterior: of K clients.
+        x: inputs [K, N, *feature].
+        at_mean: take the mean weights instead of the average over draws.
+
+    Returns:
+        Probabilities [K, N, C].
+    """
+    predict = posterior.predict_at_mean if at_mean else posterior.predict
+    step = max(1, _VALUES // max(1, x[:, 0].numel()))
+    return ClassMixture(torch.cat([predict(block).log_probs for block in x.split(step, 1)], 1))
+
+
+def _models(
+    method: AnyMethod, state: FederationState, train: ClientBatch, plan: FederationPlan, then: Then
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield the name of a model, positions [k] of clients, and what is made of its posterior for them."""
+    for name, found in zip(MODELS, (engine.personalise, engine.global_models), strict=True):
+        for index, made in found(method, state, train, plan, then):
+            yield name, index, made
+
+
+def evaluate(
+    method: AnyMethod,
+    state: FederationState,
+    group: str,
+    scaled: ScaledGroup,
+    plan: FederationPlan,
+    metrics: Mapping[str, Metric],
+) -> Report:
+    """Score the personal model of every client of a group, and the global model if there is one, on its test rows.
+
+    Probabilities are averaged over all draws of the weights ("pm.accuracy" and so on), and taken at the mean weights
+    ("pm.mean_weights.accuracy") where the weights are uncertain.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        group: "existing" or "new".
+        scaled: the group's rows.
+        plan: gives chunk, waste and seed.
+        metrics: what to score by, from `study.evaluate.regression.metrics_of`.
+
+    Returns:
+        A row per client, and the probabilities of its test rows, NaN in padding.
+    """
+    test = scaled.test
+    columns: dict[str, Tensor] = {}
+    probs: dict[str, Tensor] = {}
+
+    def score(prefix: str, index: Tensor, rows: ClientBatch, found: ClassPredictive) -> None:
+        for name, metric in metrics.items():
+            values = metric(found, rows.y, rows.mask)
+            columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
+
+    def both(index: Tensor, posterior: Any) -> tuple[ClassMixture, ClassMixture | None]:
+        x = test.select(index.cpu()).x
+        return predictive(posterior, x), predictive(posterior, x, at_mean=True) if posterior.uncertain else None
+
+    state = state_of(method, state, group, scaled)
+    for model, index, (found, at_mean) in _models(method, state, scaled.train, plan, both):
+        rows = test.select(index.cpu())
+        score(model, index, rows, found)
+        if at_mean is not None:
+            score(f"{model}.{MEAN_WEIGHTS}", index, rows, at_mean)
+        shape = (*test.y.shape, found.probs.shape[-1])
+        blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
+        blank[index] = torch.where(rows.mask.unsqueeze(-1), found.probs.float(), torch.nan)
+    lists = {name: column.tolist() for name, column in columns.items()}
+    sizes = [int(m) for m in scaled.train.size.tolist()]
+    out = [
+        ClientRow(i, name, group, m, {metric: values[k] for metric, values in lists.items()})
+        for k, (i, name, m) in enumerate(zip(test.ids, test.names, sizes, strict=True))
+    ]
+    return Report(out, {f"{group}.y_test": test.y, f"{group}.mask_test": test.mask} | probs)
+
+
+def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, float]:
+    """Average the headline metric of existing clients' models at their mean weights: the points of a learning curve.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        scaled: rows of the existing clients.
+        plan: gives chunk, waste and seed.
+
+    Returns:
+        "pm.accuracy" and "gm.accuracy" on test rows, the same with "validation." in front on validation rows.
+    """
+    metric = headline("classification")
+    parts = {"": scaled.test} | ({} if scaled.validation is None else {f"{VALIDATION}.": scaled.validation})
+    values: dict[str, list[Tensor]] = {}
+
+    def scores(index: Tensor, posterior: Any) -> dict[str, Tensor]:
+        chosen = {part: batch.select(index.cpu()) for part, batch in parts.items()}
+        found = {part: predictive(posterior, rows.x, at_mean=True) for part, rows in chosen.items()}
+        return {part: metric(found[part], rows.y, rows.mask) for part, rows in chosen.items()}
+
+    for model, _, by_part in _models(method, state, scaled.train, plan, scores):
+        for part, found in by_part.items():
+            values.setdefault(f"{part}{model}.{metric.name}", []).append(found)
+    return {name: float(torch.cat(found).nanmean()) for name, found in values.items()}
+
+
+def histograms(
+    method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan
+) -> dict[str, tuple[float, ...]]:
+    """Sort the test rows of a few existing clients by how uncertain their personal model is.
+
+    The entropy of the probabilities averaged over all draws, over ln C, in equal bins on [0, 1].
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        scaled: rows of the existing clients.
+        plan: gives chunk, waste and seed.
+
+    Returns:
+        Shares of rows by bin, under "entropy.CLIENT".
+    """
+    first = range(min(_CLIENTS, scaled.train.clients))
+    some = scaled.select(torch.tensor(first))
+    state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).some(first))
+    found = {}
+
+    def predicted(index: Tensor, posterior: Any) -> ClassMixture:
+        return predictive(posterior, some.test.select(index.cpu()).x)
+
+    for index, mixture in engine.personalise(method, state, some.train, plan, predicted):
+        rows = some.test.select(index.cpu())
+        share = mixture.entropy / math.log(mixture.probs.shape[-1])
+        for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):
+            counts = torch.histc(values[mask].double().cpu(), _BINS, 0.0, 1.0)
+            found[f"{ENTROPY}.{name}"] = tuple((counts / counts.sum()).tolist())
+    return found
+
+
+def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Say what other rules of choosing a round would have reported; results are those of the last round.
+
+    Args:
+        rounds: of a run, some of them evaluated.
+
+    Returns:
+        By model and rule the round and its test accuracy, at the mean weights; rules without a number are left out.
+    """
+    last = rounds[-1].round if rounds else 0
+    score = headline("classification").name
+    rules = {
+        "best_validation": (f"{VALIDATION}.{{}}.{score}", 0, "the evaluated round with the best validation accuracy"),
+        f"best_of_last_{_LAST}_test_rounds": (
+            f"{{}}.{score}",
+            last - _LAST,
+            f"the papers' rule: the best of the evaluated rounds among the last {_LAST}; it looks at test rows",
+        ),
+    }
+    out: dict[str, Any] = {}
+    for model in MODELS:
+        for rule, (key, after, words) in rules.items():
+            wanted = key.format(model)
+            known = [r for r in rounds if r.round > after and math.isfinite(r.values.get(wanted, math.nan))]
+            if known:
+                best = max(known, key=lambda record: record.values[wanted])  # the first of equals
+                value = best.values[f"{model}.{score}"]
+                out.setdefault(model, {})[rule] = {"round": best.round, score: value, "rule": words}
+    return out
+
+
+def labels(
+    method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
+    """Say in words what the numbers of a run are.
+
+    Args:
+        method: of the run.
+        rows: of all groups.
+        rounds: of the run.
+        metrics: what was scored by, from `study.evaluate.regression.metrics_of`.
+
+    Returns:
+        `labels.json`.
+    """
+    out: dict[str, Any] = {
+        "model": "pm: each client's own model; gm: the global model, as it is for that client",
+        "rows": "test rows of every client",
+        "evaluation_point": f"after the last round's aggregation; {method.personal_model}",
+        "selection": "last round",
+        "selections": selections(rounds),
+        "rounds": "accuracies in rounds.jsonl are of existing clients at their mean weights, to be watched; entropies "
+        "are of probabilities averaged over the draws",
+    }
+    out |= notes(metrics)
+    kept = [row.metrics["kept"] for row in rows if "kept" in row.metrics]
+    return out | method.about() | ({"kept": math.fsum(kept) / len(kept)} if kept else {})

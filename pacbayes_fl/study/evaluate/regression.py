@@ -1,0 +1,281 @@
+"""Scores and predictions of a state: what goes into a run's tables and figures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.scaling import power_of_two, standardised
+from pacbayes_fl.errors import outside
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.guard import listed
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.posteriors.predictive import RegressionPredictive
+from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
+from pacbayes_fl.results.records import ClientRow
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.file import Study
+
+_SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
+_FAR = 1e3
+BAND = (0.025, 0.975)
+"""Levels of the lower and upper end of every predictive band."""
+
+
+class Report(NamedTuple):
+    """Rows of `clients.csv` and tensors of `predictions.safetensors` for one group."""
+
+    rows: list[ClientRow]
+    predictions: dict[str, Tensor]
+
+
+def metrics_of(study: Study, task: str) -> dict[str, Metric]:
+    """Look up what a run of a study is scored by.
+
+    Args:
+        study: its table [report] has the options of metrics.
+        task: "regression" or "classification".
+
+    Returns:
+        Metrics by name, in the order of the columns of result files, with the study's values of their options.
+    """
+    return {name: metric.at(vars(study.report)) for name, metric in of_task(task).items()}
+
+
+def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Say in words what metrics are.
+
+    Args:
+        metrics: with the values of their options.
+
+    Returns:
+        A part of `labels.json`: a note by metric, and the values of options that axes say.
+    """
+    return {name: value for metric in metrics.values() for name, value in metric.labels().items()}
+
+
+def state_of(
+    method: Method[Any, Any, Any, Any], state: FederationState, group: str, scaled: ScaledGroup
+) -> FederationState:
+    """Give the state in which a group personalises: its own for existing clients, a fresh one for new clients.
+
+    Args:
+        method: the algorithm.
+        state: of the federation.
+        group: "existing" or "new".
+        scaled: the group's rows.
+
+    Returns:
+        The state, with as many clients as the group has.
+    """
+    if group == "existing":
+        return state
+    return state._replace(kept=Kept.start(method, method.broadcast(state.server), scaled.train))
+
+
+class Views(NamedTuple):
+    """A predictive distribution in two units.
+
+    Args:
+        standard: in units of the client's training targets.
+        own: in `unit`s of the data's own.
+        unit: powers of two [k], 1 unless targets are so large or small that their squares leave the range of numbers.
+    """
+
+    standard: RegressionPredictive
+    own: RegressionPredictive
+    unit: Tensor
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density in the data's own units.
+
+        Args:
+            y: targets [k, N], in these units.
+
+        Returns:
+            [k, N], in nats.
+        """
+        unit = self.unit.unsqueeze(-1)
+        return self.own.log_prob(y / unit) - unit.log()
+
+
+def unit_of(std: Tensor) -> Tensor:
+    """Choose the unit in which targets of some spread are calculated with.
+
+    Args:
+        std: standard deviation [*], in units of y.
+
+    Returns:
+        Powers of two [*], in units of y: 1, but where squares of the spread would leave the range of numbers.
+    """
+    return torch.where((std > _SQUARE) & (std < 1.0 / _SQUARE), 1.0, power_of_two(std))
+
+
+def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
+    """Give a predictive distribution in standardised units and in the data's own.
+
+    Args:
+        predictive: a `RegressionPredictive` in the method's units.
+        scaled: the group it belongs to.
+        index: positions of its clients there [k].
+
+    Returns:
+        The distribution in both.
+    """
+    loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
+    kind = scaled.shared.kinds[-1]
+    if kind == "none":
+        return Views(predictive.rescale(-loc / std, 1.0 / std), predictive, torch.ones_like(std))
+    own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
+    unit = unit_of(own_std)
+    own = predictive.rescale(own_loc / unit, own_std / unit)
+    if kind == "pooled":
+        predictive = predictive.rescale((own_loc - loc) / std, own_std / std)
+    return Views(predictive, own, unit)
+
+
+def evaluate(
+    method: Method[Any, Any, Any, Any],
+    state: FederationState,
+    group: str,
+    scaled: ScaledGroup,
+    plan: FederationPlan,
+    metrics: Mapping[str, Metric],
+) -> Report:
+    """Personalise every client of a group on its training rows and score it on its test rows.
+
+    Metrics are taken in each client's standardised units, as in the paper; those that change with the unit also in the
+    data's own, under a name that ends in "_raw".
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        group: "existing" or "new".
+        scaled: the group's rows.
+        plan: gives chunk, waste and seed.
+        metrics: what to score by, from `metrics_of`.
+
+    Returns:
+        A row per client, and its predictions of test rows in the data's own units.
+    """
+    test = scaled.raw.test
+    empty = test.y.new_full(test.y.shape, torch.nan)
+    tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
+    columns: dict[str, Tensor] = {}
+    far = test.y.new_zeros(test.clients)
+    state = state_of(method, state, group, scaled)
+    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+        own_rows = test.select(index.cpu())
+        standard, own, unit = units_of(found, scaled, index)
+        loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
+        y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
+        scores = {name: metric(standard, y, own_rows.mask) for name, metric in metrics.items()}
+        own_y, each = own_rows.y / unit.unsqueeze(-1), unit.unsqueeze(-1)
+        for name, metric in metrics.items():
+            if metric.raw:
+                raw = metric(own, own_y, own_rows.mask)
+                scores[RAW.format(name)] = raw * unit if metric.raw == "times unit" else raw + unit.log()
+        for name, values in scores.items():
+            columns.setdefault(name, values.new_full((test.clients,), torch.nan))[index] = values
+        far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
+        lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
+        numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
+        for tensor, values in zip(tensors.values(), numbers, strict=True):
+            tensor[index] = torch.where(own_rows.mask, values, torch.nan)
+    _say_far(test.names, far.tolist())
+    sizes = [int(m) for m in scaled.train.size.tolist()]
+    names = (test.ids, test.names, sizes)
+    lists = {name: column.tolist() for name, column in columns.items()}
+    rows_out = [
+        ClientRow(i, name, group, m, {metric: values[k] for metric, values in lists.items()})
+        for k, (i, name, m) in enumerate(zip(*names, strict=True))
+    ]
+    return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
+
+
+def _predicted(scaled: ScaledGroup, index: Tensor, posterior: Any) -> Any:
+    """Predict the test rows of some clients of a group."""
+    return posterior.predict(scaled.test.select(index.cpu()).x)
+
+
+def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
+    """Warn of predictions that cannot have been learned from the targets that a client has."""
+    those = [name for name, distance in zip(names, far, strict=True) if distance > _FAR]
+    if those:
+        what = (
+            f"predictions of {listed(those)} are up to {max(far):.2g} standard deviations of their own targets away "
+            "from these: local training has diverged, or the rows asked for are far from all others"
+        )
+        warnings.warn(what, stacklevel=outside())
+
+
+def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
+    parts = {"train": scaled.raw.train, "test": scaled.raw.test}
+    return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
+
+
+def curve(
+    method: Method[Any, Any, Any, Any], state: FederationState, scaled: ScaledGroup, plan: FederationPlan
+) -> dict[str, float]:
+    """Average the headline metric of existing clients' test rows over clients: a point of the learning curve.
+
+    Args:
+        method: the algorithm.
+        state: after some round.
+        scaled: rows of the existing clients.
+        plan: gives chunk, waste and seed.
+
+    Returns:
+        Under its name the mean over clients that have one (it has no unit, so it is taken in the method's), else NaN,
+        and "unscored", how many have none, where there are such.
+    """
+    metric, values = headline("regression"), []
+    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+        rows = scaled.test.select(index.cpu())
+        values.append(metric(found, rows.y, rows.mask))
+    scores = torch.cat(values)
+    unscored = int(scores.isnan().sum())
+    return {metric.name: float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})
+
+
+def labels(
+    method_name: str, options: Mapping[str, Any], features: Any, target: Any, metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
+    """Say in words what the numbers of a run are.
+
+    Args:
+        method_name: of the run.
+        options: of the method.
+        features: columns of the data.
+        target: column of the data.
+        metrics: what was scored by, from `metrics_of`.
+
+    Returns:
+        `labels.json`.
+    """
+    out: dict[str, Any] = {
+        "feature_name": [column.name for column in features],
+        "feature_unit": [column.unit for column in features],
+        "target_name": target.name,
+        "target_unit": target.unit,
+        "band": list(BAND),
+        "model": "personal, after conditioning on the client's training rows",
+        "rows": "test rows of every client",
+        "selection": "last round",
+        "rounds": f"{headline('regression').name} in rounds.jsonl is of the existing clients' test rows, "
+        "to be watched, not chosen by",
+    }
+    out |= notes(metrics)
+    if "particles" in options:
+        out["particles"] = options["particles"]
+    if method_name == "pfedgp":
+        out["particles"] = 1
+    return out

@@ -1,0 +1,298 @@
+"""A study: everything that a run depends on, as frozen values, from a TOML file and back."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pacbayes_fl import settings
+from pacbayes_fl.errors import PrivacyError, StudyError, shown
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.methods import METHODS, HeldOut, Recipe
+from pacbayes_fl.results.records import SIMULATED_EPSILON
+from pacbayes_fl.study import models, sources
+from pacbayes_fl.study.listing import BUNDLED
+from pacbayes_fl.study.models import GPModel, NetworkModel, check_task
+from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+
+PARTS: tuple[tuple[str, type], ...] = (
+    ("federation", FederationPart),
+    ("report", ReportPart),
+    ("privacy", PrivacyPart),
+)
+"""Tables that are the same for every method, by name."""
+
+TEMPERATURE = HeldOut("temperature", lambda options: (), after=True)
+"""What [model] may leave open, a number: of classifiers, the temperature of their predictions."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a run depends on.
+
+    Args:
+        name: what tables and folders call it.
+        seed: of every random draw of the run.
+    """
+
+    name: str = "study"
+    seed: int = 0
+    data: DataPart = field(default_factory=DataPart)
+    model: GPModel | NetworkModel = field(default_factory=GPModel)
+    method: MethodPart = field(default_factory=MethodPart)
+    federation: FederationPart = field(default_factory=FederationPart)
+    report: ReportPart = field(default_factory=ReportPart)
+    privacy: PrivacyPart = field(default_factory=PrivacyPart)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the library knows of the study's method."""
+        return METHODS[self.method.name]
+
+    @property
+    def held_out(self) -> tuple[HeldOut, ...]:
+        """What is still to be chosen by held-out training rows: options of the method, and the temperature."""
+        options = self.method.options
+        asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]
+        return (*asked, TEMPERATURE) if self.model.temperature == "held-out" else tuple(asked)
+
+    @property
+    def plan(self) -> FederationPlan:
+        """The study's federation as the engine takes it; one round where there is nothing to repeat."""
+        names = FederationPlan.__dataclass_fields__.keys() & FederationPart.__dataclass_fields__.keys()
+        plan = FederationPlan(seed=self.seed, **{name: getattr(self.federation, name) for name in names})
+        return plan if self.recipe.rounds else replace(plan, rounds=1)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str = "study", sets: Sequence[str] = ()) -> Study:
+        """Build a study from a nested table.
+
+        Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
+        what `tune` writes), in the table itself, in the preset, and in the defaults. Where `sets` choose another method
+        or source of data than the table, the table's [method] or [data], which is not for that one, does not count;
+        nor does its [model] where one of the methods is on functions and the other on networks.
+
+        Args:
+            table: parts by name.
+            where: what errors call the table.
+            sets: assignments such as "method.tau=0.5".
+
+        Returns:
+            The study, every value resolved.
+
+        Raises:
+            StudyError: naming an unknown key or method, where it stands, and the nearest valid one; or when the method
+                cannot learn what the data hold.
+            PrivacyError: when there is a [privacy] table without a budget.
+        """
+        table, given = (_budgeted(each, where) for each in assigned(table, sets))
+        full = settings.merge(table, given)
+        tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
+        valid = ("name", "seed", *tables)
+        for key, value in full.items():
+            if key not in valid:
+                raise StudyError(f"{where}: unknown key {shown(key)}", hint=settings.nearest(key, valid))
+            if key in tables and not isinstance(value, Mapping):
+                raise StudyError(f"{where}: {key} must be a table, got {shown(value)}", hint=f"set {key}.KEY to VALUE")
+        chosen = full.get("method", {})
+        name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
+        methods = full.get("methods", {})
+        for known in (str(name), *methods):
+            if known not in METHODS:
+                raise StudyError(f"{where}: unknown method {shown(known)}", hint=settings.nearest(known, METHODS))
+        recipe = METHODS[name]
+        if str(preset) not in recipe.presets:
+            raise StudyError(
+                f"{where}: unknown preset {shown(preset)}", hint=settings.nearest(str(preset), recipe.presets)
+            )
+        for known, own in methods.items():
+            _check_own(known, own, f"{where} [methods.{known}")
+        base = settings.merge(settings.merge(recipe.presets[preset], table), methods.get(name, {}))
+        layered = settings.merge(base, given)
+        options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
+        data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
+        source = sources.find(data.source)
+        if data.task == "classification" or (source is not None and source.classes):
+            check_task(name, classification=True)
+        parts: dict[str, Any] = {
+            part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
+        }
+        parts["model"] = models.parse(recipe.model, layered.get("model", {}), f"{where} [model]")
+        _check_private(layered.get("privacy"), where)
+        method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
+        seed = full.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
+        return cls(_name(full.get("name", where), where), seed, data, method=method, **parts)
+
+    @classmethod
+    def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
+        """Read a study from a TOML file, or a bundled one by its name.
+
+        Args:
+            path: the file, or a name such as "polynomial".
+            sets: assignments such as "method.tau=0.5".
+
+        Returns:
+            The study.
+
+        Raises:
+            StudyError: when there is no such study or file, or as `from_table`.
+        """
+        return cls.from_table(*read_table(path), sets)
+
+    def table(self) -> dict[str, Any]:
+        """Give the study as a nested table of plain values, nothing implied.
+
+        The epsilon of a simulation, which is nobody's privacy, has a name that says so.
+        """
+        table = settings.as_table(self)
+        table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
+            self.method.options
+        )
+        if self.privacy.randomness == "simulation":
+            part = table["privacy"]
+            table["privacy"] = {SIMULATED_EPSILON if key == "epsilon" else key: part[key] for key in part}
+        return table
+
+    def to_toml(self) -> str:
+        """Write the study as TOML, nothing implied."""
+        return settings.to_toml(self.table())
+
+    def differences(self) -> dict[str, tuple[Any, Any]]:
+        """Say where the study's values differ from the preset "paper".
+
+        Returns:
+            Dotted key -> (the study's value, the paper preset's value).
+        """
+        mine = self.table()
+        paper = Study.from_table({"method": {"name": self.method.name, "preset": "paper"}}).table()
+        return {
+            f"{part}.{key}": (mine[part][key], paper[part][key])
+            for part in ("method", "model", "federation")
+            for key in paper[part]
+            if mine[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
+        }
+
+
+def _name(name: Any, where: str) -> str:
+    """Take any text for a name that can be written, and that is not blank."""
+    if not isinstance(name, str) or not name.strip() or name.encode(errors="ignore").decode() != name:
+        raise StudyError(f"{where} name must be text, and not blank, got {shown(name)}")
+    return name
+
+
+def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Read assignments; where they choose another method or source of data, the table's part for its own is dropped.
+
+    Args:
+        table: of a study.
+        sets: assignments such as "method.tau=0.5".
+
+    Returns:
+        What of the table still counts, and the nested table of the assignments, to be laid over it.
+
+    Raises:
+        StudyError: when an assignment has no "=".
+    """
+    given: dict[str, Any] = {}
+    for assignment in sets:
+        settings.override(given, assignment)
+    given = _anchored(given, Path.cwd())
+    for part, key, default in (("method", "name", "pac-pfl"), ("data", "source", DataPart.source)):
+        before, after = table.get(part, {}), given.get(part, {})
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            chosen = before.get(key, default)
+            if key in after and after[key] != chosen:  # NaN is not itself
+                dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
+                table = {name: value for name, value in table.items() if name not in dropped}
+    return table, given
+
+
+def _budgeted(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Read the epsilon of a simulation, which has a name of its own: giving it asks for a simulation."""
+    part = table.get("privacy")
+    if not isinstance(part, Mapping) or SIMULATED_EPSILON not in part:
+        return table
+    if "epsilon" in part or part.get("randomness", "simulation") != "simulation":
+        what = f"{where} [privacy] {SIMULATED_EPSILON} is the epsilon of a simulation alone"
+        raise PrivacyError(what, hint="give privacy.epsilon instead, or privacy.randomness = 'simulation'")
+    rest = {key: value for key, value in part.items() if key != SIMULATED_EPSILON}
+    return {**table, "privacy": {"epsilon": part[SIMULATED_EPSILON], "randomness": "simulation"} | rest}
+
+
+def _check_private(part: Any, where: str) -> None:
+    """Refuse a [privacy] table that does not say how private: its other keys alone would train in the clear."""
+    if isinstance(part, Mapping) and "epsilon" not in part:
+        given = ", ".join(map(str, part)) or "nothing"
+        what = f"{where} [privacy] gives {given} without epsilon, so that nothing would be private"
+        raise PrivacyError(what, hint="set privacy.epsilon to a budget, or to 'none' to train without privacy")
+
+
+def _model(method: Any) -> str | None:
+    """Say what the model of a method is; nothing of a name that is not known."""
+    recipe = METHODS.get(str(method))
+    return None if recipe is None else recipe.model
+
+
+def _check_own(method: str, own: Any, where: str) -> None:
+    """Check [methods.NAME], also of a method that is not the chosen one: a slip there would show only much later."""
+    recipe = METHODS[method]
+    kinds = {"method": recipe.options, **dict(PARTS)}
+    if not isinstance(own, Mapping):
+        raise StudyError(f"{where}] must be a table, got {shown(own)}")
+    for part, values in own.items():
+        if part == "model":
+            models.parse(recipe.model, values, f"{where}.model]")
+        elif part in kinds:
+            settings.parse(kinds[part], values, f"{where}.{part}]")
+        else:
+            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(PARTS))}")
+
+
+def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
+    """Read the table of a study.
+
+    Args:
+        path: a TOML file, or the name of a bundled study.
+
+    Returns:
+        The table, its `name` filled in, and what errors should call it.
+
+    Raises:
+        StudyError: when there is no such file or it is not TOML.
+    """
+    file = BUNDLED / f"{path}.toml" if (BUNDLED / f"{path}.toml").is_file() else Path(path)
+    if not file.is_file():
+        names = sorted(bundled.stem for bundled in BUNDLED.glob("*.toml"))
+        raise StudyError(f"there is no study {str(path)!r}", hint=settings.nearest(str(path), names))
+    try:
+        table = settings.read_toml(file.read_text(encoding="utf-8"), file.name)
+        if not table:
+            raise StudyError(f"{file.name} is empty", hint="`list studies` names examples")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{file.name} is not TOML: {error}") from error
+    return {"name": file.stem} | _anchored(table, file.parent), file.name
+
+
+def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
+
+    def anchored(key: str, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
+        if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
+            return value
+        is_path = key == "root" or (key in ("source", "weather") and Path(value).suffix)  # a folder may have no suffix
+        return str((folder / value).resolve()) if is_path else value
+
+    data = table.get("data")
+    if not isinstance(data, dict):
+        return table
+    data = {key: anchored(key, value) if key == "source" else value for key, value in data.items()}
+    if isinstance(data.get("options"), dict):
+        data["options"] = {key: anchored(key, value) for key, value in data["options"].items()}
+    return table | {"data": data}

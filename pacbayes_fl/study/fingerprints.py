@@ -1,0 +1,59 @@
+"""Fingerprints of clients' rows under a run's salt: by them a run knows rows again that it does not keep."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pacbayes_fl.data import split, tables
+from pacbayes_fl.study.data import positions_by_client, rows_by_client
+
+
+def of_training_rows(dataset: tables.Dataset, salt: str) -> dict[str, str]:
+    """Fingerprint the training rows of every existing client, in their order.
+
+    Args:
+        dataset: all rows.
+        salt: of the run, in hexadecimal digits.
+
+    Returns:
+        SHA-256 in hexadecimal digits, by client.
+    """
+    train = dataset.groups["existing"].train
+    if dataset.rows is None:
+        texts = {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
+    else:
+        where = positions_by_client(dataset.rows)
+        texts = {name: repr(where[name]) for name in train.names}
+    return _salted(texts, salt)
+
+
+def of_all_rows(dataset: tables.Dataset, salt: str) -> dict[str, list[str]]:
+    """Fingerprint the training and test rows of every client of every group.
+
+    Args:
+        dataset: all rows.
+        salt: of the run, in hexadecimal digits.
+
+    Returns:
+        The group, and SHA-256 in hexadecimal digits, by client.
+    """
+    if dataset.rows is None:
+        known = rows_by_client(dataset)
+        group_of = {name: label for name, (label, _) in known.items()}
+        texts = {name: f"{rows}" for name, (_, rows) in known.items()}
+    else:
+        files, where = sorted(dataset.provenance["sha256"].items()), positions_by_client(dataset.rows)
+        group_of = {name: label for label, name in _members(dataset.groups)}
+        texts = {name: f"{where[name]} {files}" for name in group_of}
+    return {name: [group_of[name], code] for name, code in _salted(texts, salt).items()}
+
+
+def _members(groups: Mapping[str, tables.Group]) -> Iterable[tuple[str, str]]:
+    return ((label, name) for label, group in groups.items() for name in group.train.names)
+
+
+def _salted(texts: Mapping[str, str], salt: str) -> dict[str, str]:
+    return {name: hashlib.sha256(f"{salt} {text}".encode()).hexdigest() for name, text in texts.items()}

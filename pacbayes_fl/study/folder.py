@@ -1,0 +1,415 @@
+"""The folder of a run: what a run that goes on reads of its past, and what every run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from pacbayes_fl import results_ended, tensors
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Shared
+from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
+from pacbayes_fl.federation import checkpoint, engine, lock, stop
+from pacbayes_fl.federation.checkpoint import Checkpoint
+from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.watch import Watch
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results.folder import RELEASED, refuse_links
+from pacbayes_fl.results.manifest import put
+from pacbayes_fl.results.records import Result, environment
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import held_rows, resuming, saved_rows
+from pacbayes_fl.study import scaling as study_scaling
+from pacbayes_fl.study.data import check_environment, load, provenance
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.held_rows import CertificateSplit, TrainingHistory
+from pacbayes_fl.study.prepare import device_of
+from pacbayes_fl.study.search import held_out
+
+
+class Settled(NamedTuple):
+    """What a run is made of before its first round, as its folder keeps it.
+
+    Args:
+        study: what is run, with what was chosen.
+        notes: how that was chosen.
+        dataset: all rows.
+        division: what the training sees of them, and what it does not.
+        history: clients that ever took part.
+        shared: what all clients' scaling has in common.
+    """
+
+    study: Study
+    notes: Mapping[str, Any]
+    dataset: tables.Dataset
+    division: CertificateSplit
+    history: TrainingHistory
+    shared: Shared
+
+
+class RunFolder:
+    """The folder of a run; `NoFolder` is its twin for a run that is kept nowhere.
+
+    A run calls `recall`, then `dataset`, `check_rows`, `history`, `scaling` and `restore`, which only read; `open`,
+    once nothing can be refused any more; after every round `append` and, where a checkpoint is due, `save`; and
+    `finish`.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take a path; nothing is read yet."""
+        self.path = path
+        self.fell_back: Sequence[str] = ()
+        self._saved: Checkpoint | None = None
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What was saved beside the newest intact round; nothing before the first."""
+        return MappingProxyType({}) if self._saved is None else self._saved.meta
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep other runs out of the folder.
+
+        Raises:
+            StudyError: when it is a release.
+            CheckpointError: when another run uses it.
+        """
+        resuming.refuse_release(self.path)
+        return lock.RunLock(self.path)
+
+    def recall(self, study: Study, resume: bool) -> tuple[Study, Mapping[str, Any]]:
+        """Find out where a run of a study goes on.
+
+        Args:
+            study: what to run.
+            resume: whether a run that is there may go on.
+
+        Returns:
+            The study with what the run has chosen before, and how that was chosen.
+
+        Raises:
+            StudyError, CheckpointError, DataError: as `study.resuming.recall`.
+        """
+        found = resuming.recall(study, self.path, resume)
+        self._saved, self.fell_back = found.saved, found.fell_back
+        return found.study, found.notes
+
+    def load(self) -> tuple[Study, tables.Dataset, int]:
+        """Read what was trained, on which rows, and how many private releases its state has seen.
+
+        Returns:
+            The study, for the devices of this machine, all rows, and the number of releases.
+
+        Raises:
+            StudyError: when the folder is no run's.
+            CheckpointError: when there is no intact round, or a link stands in place of a file.
+            DataError: when the rows are not where they were, or not what they were.
+        """
+        refuse_links(self.path)
+        if (self.path / RELEASED).is_file():
+            what = f"{self.path} is a release of a run, which holds nothing of its clients"
+            raise StudyError(what, hint="join takes a release; predict and certify take the run")
+        if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
+            raise results.no_run(self.path, "study.toml or data.npz is missing")
+        self._saved, self.fell_back = resuming.newest_round(self.path)
+        with checkpoint.meant(self._saved):
+            study = Study.from_table(self.meta["study"], str(self.path))  # whatever became of study.toml
+            released = int(self.meta.get("released", 0))
+        if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
+            study = replace(study, federation=replace(study.federation, device="cpu"))
+        dataset = saved_rows.data_of(study, self.path)
+        check_environment(self.path, dataset)
+        return study, dataset, released
+
+    def dataset(self, study: Study) -> tables.Dataset:
+        """Read the data of a study from their source; those of a run that goes on must be what they were.
+
+        Args:
+            study: what to run.
+
+        Returns:
+            The data set.
+
+        Raises:
+            DataError: when the rows are not where they were, or not what they were.
+        """
+        return saved_rows.data_again(study, self.path)
+
+    def check_rows(self, division: CertificateSplit) -> None:
+        """Check that the training does not see now what it did not see before.
+
+        Args:
+            division: of the data as they are today.
+
+        Raises:
+            DataError: naming the first client that has other rows.
+        """
+        if (self.path / saved_rows.ROWS).is_file():  # else they follow from the rows, which are those of before
+            held_rows.check(self.path, division)
+
+    def history(self) -> TrainingHistory:
+        """Read which clients ever took part.
+
+        Returns:
+            The history; empty before the first round.
+
+        Raises:
+            DataError: when it cannot be read.
+        """
+        return TrainingHistory.read(self.path, self._saved is not None)
+
+    def scaling(self, dataset: tables.Dataset) -> Shared | None:
+        """Read how columns were scaled.
+
+        Args:
+            dataset: gives the columns.
+
+        Returns:
+            What all clients' scaling has in common; None before the first round, when the training rows settle it.
+
+        Raises:
+            DataError: when it cannot be read, or is of other columns.
+        """
+        return None if self._saved is None else study_scaling.read(self.path, dataset)
+
+    def restore(self, method: AnyMethod, clients: ClientBatch, study: Study) -> FederationState:
+        """Give the state in which a run goes on.
+
+        Args:
+            method: the algorithm.
+            clients: rows of all clients of today.
+            study: what to run.
+
+        Returns:
+            The newest intact round, with its states given to today's clients by id; the start without one.
+
+        Raises:
+            CheckpointError: when what was saved is no state of this method.
+        """
+        saved = self._saved
+        if saved is None:
+            return engine.start(method, clients, study.plan)
+        with checkpoint.meant(saved):
+            return _restored(method, clients, study, saved)
+
+    def rounds(self, last: int) -> tuple[RoundRecord, ...]:
+        """Read the records of the rounds.
+
+        Args:
+            last: the round after which they are left out.
+
+        Returns:
+            The records in their order.
+
+        Raises:
+            DataError: naming the line that cannot be read.
+        """
+        return tuple(record for record in results_rounds.read_rounds(self.path) if record.round <= last)
+
+    def open(self, settled: Settled, last: int) -> list[RoundRecord]:
+        """Write what a run is made of, before its first round.
+
+        Args:
+            settled: study, rows and scaling.
+            last: rounds that are finished; the records of later ones are dropped.
+
+        Returns:
+            The records of the rounds that are finished.
+
+        Raises:
+            CheckpointError: when a file cannot be written.
+        """
+        study, dataset = settled.study, settled.dataset
+        if study.report.keep == "all":
+            held_rows.save(self.path, settled.division)  # before the data: where they are, this is looked for
+        study_scaling.save(self.path, settled.shared, dataset)
+        put(self.path, {"metrics.json": None, results_ended.FILE: None})  # of fewer rounds: they say that it is over
+        if settled.notes:
+            held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
+        about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
+        files = {
+            "study.toml": study.to_toml().encode(),
+            "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
+        }
+        put(self.path, files)
+        saved_rows.save(self.path, study, dataset)
+        settled.history.save(self.path)
+        return list(results_rounds.truncate_rounds(self.path, last))
+
+    def listen(self) -> AbstractContextManager[StopRequest | stop.StopSignal]:
+        """Note signals that ask the run to stop after its round."""
+        return stop.StopSignal()
+
+    def append(self, record: RoundRecord) -> None:
+        """Add the record of a round; see `results.rounds.append_round`."""
+        results_rounds.append_round(self.path, record)
+
+    def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
+        """Save a round, so that the run can go on after it.
+
+        Args:
+            study: what is run.
+            clients: rows of all clients.
+            state: after the round.
+            paid: what the state has seen of a private run's ledger.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+        kept = Kept.of(state.kept, clients.clients)
+        known = kept.present or (0,)
+        own = kept.select(known)
+        flat = tensors.leaves({"server": state.server, "clients": own})
+        meta: dict[str, Any] = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
+        if len(known) < clients.clients and tensors.leaves(own):
+            meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
+        meta["watch"] = state.watch.to_save()
+        if self.fell_back:
+            meta["fell_back"] = list(self.fell_back)
+        checkpoint.save(self.path, state.round, flat, {**meta, **paid})
+
+    def end(self, saved: int, error: PacBayesFLError) -> None:
+        """Write down that a run has ended in an error, which would come again.
+
+        Args:
+            saved: the last round that held.
+            error: that ended it.
+        """
+        put(self.path, {results_ended.FILE: results_ended.to_json(saved, error)})
+
+    def finish(self, result: Result) -> None:
+        """Write the results of a run.
+
+        Args:
+            result: of the run.
+
+        Raises:
+            StudyError, CheckpointError: as `Result.save`.
+        """
+        result.save(self.path)
+
+
+class StopRequest(NamedTuple):
+    """Whether a run was asked to stop; without a folder nobody asks, and signals end the process as usual."""
+
+    requested: bool = False
+
+
+class NoFolder:
+    """The twin of `RunFolder` for a run that is kept nowhere: it has no past, and nothing is written."""
+
+    path = None
+    fell_back: Sequence[str] = ()
+    meta: Mapping[str, Any] = MappingProxyType({})
+
+    def lock(self) -> AbstractContextManager[object]:
+        """There is nothing to keep others out of."""
+        return nullcontext()
+
+    def recall(self, study: Study, resume: bool) -> tuple[Study, Mapping[str, Any]]:
+        """Give the study back: nothing was chosen before."""
+        return study, MappingProxyType({})
+
+    def dataset(self, study: Study) -> tables.Dataset:
+        """Read the data of a study from their source."""
+        return load(study)
+
+    def check_rows(self, division: CertificateSplit) -> None:
+        """Any division will do."""
+
+    def history(self) -> TrainingHistory:
+        """Nobody has taken part before."""
+        return TrainingHistory()
+
+    def scaling(self, dataset: tables.Dataset) -> Shared | None:
+        """Nothing is settled: the training rows settle it."""
+        return None
+
+    def restore(self, method: AnyMethod, clients: ClientBatch, study: Study) -> FederationState:
+        """Give the start."""
+        return engine.start(method, clients, study.plan)
+
+    def rounds(self, last: int) -> tuple[RoundRecord, ...]:
+        """There are no rounds before those of this run."""
+        return ()
+
+    def open(self, settled: Settled, last: int) -> list[RoundRecord]:
+        """Begin without records."""
+        return []
+
+    def listen(self) -> AbstractContextManager[StopRequest | stop.StopSignal]:
+        """Leave signals alone."""
+        return nullcontext(StopRequest())
+
+    def append(self, record: RoundRecord) -> None:
+        """The record is in the result alone."""
+
+    def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
+        """The state is in memory alone."""
+
+    def end(self, saved: int, error: PacBayesFLError) -> None:
+        """The error tells whoever asked for the run."""
+
+    def finish(self, result: Result) -> None:
+        """The result is in memory alone."""
+
+
+Folder = RunFolder | NoFolder
+
+
+def folder_of(path: Path | str | None) -> Folder:
+    """Give what keeps a run.
+
+    Args:
+        path: of its folder; None where nothing is to be written.
+
+    Returns:
+        The folder, or its twin.
+    """
+    return NoFolder() if path is None else RunFolder(Path(path))
+
+
+def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Checkpoint) -> FederationState:
+    """Match a saved round to today's clients, by id."""
+    _check_finite(saved)
+    fresh = engine.start(method, clients, study.plan)
+    flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
+    server = tensors.unleaves(
+        {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False
+    )
+    states = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
+    known_before = tensors.unleaves({"clients": fresh.kept.select((0,))}, states, exact=False)["clients"]
+    match = checkpoint.match_clients(saved.meta.get("kept", saved.meta["ids"]), clients.ids)
+    known = [(match.target.tolist(), tensors.select(known_before, match.source.to(clients.x.device)))]
+    seen = set(saved.meta["ids"])
+    if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
+        today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
+        known.append((joined, today.select(joined)))
+    kept = fresh.kept.after(known)
+    watch = Watch.from_saved(saved.meta.get("watch", {}))
+    return FederationState(server["server"], kept, saved.round, watch)
+
+
+def _check_finite(saved: Checkpoint) -> None:
+    """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
+    name_of = dict(zip(saved.meta["ids"], saved.meta.get("names", saved.meta["ids"]), strict=True))
+    ids = saved.meta.get("kept", saved.meta["ids"])
+    for name, tensor in saved.tensors.items():
+        if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+            continue
+        whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
+        client = None if whose is None else name_of[ids[int((~whose).nonzero()[0])]]
+        hint = f"restore checkpoints/round_{saved.round:06d} from a copy, or remove it: the round before is then used"
+        raise CheckpointError(f"the saved state is not finite: {name}", client=client, round=saved.round, hint=hint)

@@ -1,0 +1,330 @@
+"""Table [model] of a study: a prior over functions or a network, and every kind of model by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+
+from pacbayes_fl import options, settings
+from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
+from pacbayes_fl.options import by_name, option
+
+Over = Literal["functions", "weights"]
+
+
+class ModelSize(NamedTuple):
+    """How many weights a model has, before it is made.
+
+    Args:
+        weights: their number, or less.
+        options: of the study that decide it, in words.
+    """
+
+    weights: int
+    options: str
+
+
+@dataclass(frozen=True)
+class GPModel:
+    """Table [model]: the deep-kernel GP prior, `models.functions.deep_kernel_gp.DeepKernelGP`.
+
+    Args:
+        mean_widths: hidden units of the mean network's layers; "zero" is a zero mean, an empty list a linear one.
+        kernel_widths: hidden units of the kernel network's layers.
+        feature_dim: features that the kernel sees.
+        learn_lengthscale: whether the kernel's lengthscale is a hyper-parameter that is learned.
+        learn_outputscale: whether its output scale is.
+        noise_std: of the Gaussian noise that learning starts from, in standardised units.
+    """
+
+    temperature: ClassVar[float] = 1.0
+    single: ClassVar[bool] = False
+
+    mean_widths: Literal["zero"] | tuple[int, ...] = option((32, 32), low=1)
+    kernel_widths: tuple[int, ...] = option((32, 32), low=1)
+    feature_dim: int = option(2, low=1)
+    learn_lengthscale: bool = False
+    learn_outputscale: bool = False
+    noise_std: float = option(NOISE_STD, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[model]")
+
+    def build(self, shape: tuple[int, ...], classes: int | None = None) -> DeepKernelGP:
+        """Make the prior for inputs of d features.
+
+        Args:
+            shape: (d,), of one input.
+            classes: None: such a prior is for regression.
+
+        Returns:
+            The prior.
+        """
+        return DeepKernelGP(
+            math.prod(shape),
+            None if self.mean_widths == "zero" else self.mean_widths,
+            self.kernel_widths,
+            self.feature_dim,
+            self.learn_lengthscale,
+            self.learn_outputscale,
+            self.noise_std,
+        )
+
+    def size(self, inputs: int, classes: int | None) -> ModelSize:
+        """Count the weights of the two networks.
+
+        Args:
+            inputs: d, numbers of one input.
+            classes: None.
+
+        Returns:
+            Their number.
+        """
+        widths = [] if self.mean_widths == "zero" else [(inputs, *self.mean_widths, 1)]
+        weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
+        return ModelSize(weights, "model.mean_widths, model.kernel_widths or model.feature_dim")
+
+
+@dataclass(frozen=True)
+class NetworkModel:
+    """Table [model] of a method on networks with weights.
+
+    Args:
+        kind: see `KINDS`: "mlp" for flat rows and images; "cnn" and "vgg" for images.
+        widths: hidden units of the MLP's layers.
+        likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise.
+        noise_std: of the Gaussian likelihood, in standardised units.
+        dtype: of the weights, and of the rows that a method gets.
+        temperature: T of predicted probabilities of classes, p^(1/T) / Z, of which training does not know; "held-out"
+            lets a study choose the one under which training rows that a federation was not given are most likely.
+    """
+
+    kind: str = option("mlp", names=lambda: kinds_over("weights"))
+    widths: tuple[int, ...] = option((100,), low=1)
+    likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
+    noise_std: float = option(NOISE_STD, above=0)
+    dtype: Literal["float32", "float64"] = "float32"
+    temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[model]")
+
+    @property
+    def single(self) -> bool:
+        """Whether weights take four bytes each."""
+        return self.dtype == "float32"
+
+    def build(self, shape: tuple[int, ...], classes: int | None) -> BayesianNetwork:
+        """Make the network for inputs of a shape.
+
+        Args:
+            shape: of one input: (d,) of a flat row, (channels, H, W) of an image.
+            classes: C of labels 0..C-1; None for regression.
+
+        Returns:
+            The network.
+
+        Raises:
+            StudyError: when the likelihood or the temperature is not for these targets, or the kind not for these
+                inputs.
+        """
+        if classes is None and self.temperature != 1.0:
+            what = f"[model] temperature {self.temperature!r} is for classes, and the targets are numbers"
+            raise StudyError(what, hint="leave it out; data.task = 'classification' makes labels of a table's targets")
+        kind, likelihood = KINDS[self.kind], self.likelihood_of(classes)
+        if kind.images and len(shape) != 3:
+            raise StudyError(
+                f"[model] kind {self.kind!r} is for images, the data have rows of {math.prod(shape)} features",
+                hint="set model.kind to 'mlp'",
+            )
+        network: BayesianNetwork = kind.make(self, shape, likelihood, torch.float32 if self.single else torch.float64)
+        return network
+
+    def size(self, inputs: int, classes: int | None) -> ModelSize:
+        """Count the weights.
+
+        Args:
+            inputs: d, numbers of one input.
+            classes: C of labels 0..C-1; None for regression.
+
+        Returns:
+            Their number.
+        """
+        return KINDS[self.kind].size(self, inputs, 1 if classes is None else classes)
+
+    def likelihood_of(self, classes: int | None) -> Likelihood:
+        """Give the likelihood of targets.
+
+        Args:
+            classes: C of labels 0..C-1; None for numbers.
+
+        Returns:
+            The one that was asked for, or that goes with such targets.
+
+        Raises:
+            StudyError: when the one that was asked for is not for them.
+        """
+        wanted = self.likelihood if self.likelihood != "auto" else "gaussian" if classes is None else "categorical"
+        if (wanted == "categorical") != (classes is not None):
+            have = "numbers" if classes is None else f"labels of {classes} classes"
+            hint = "set model.likelihood to 'auto'; data.task = 'classification' makes labels of a table's targets"
+            raise StudyError(f"[model] likelihood {wanted!r} is not for targets that are {have}", hint=hint)
+        return Gaussian(self.noise_std) if classes is None else Categorical(classes)
+
+
+def _no_network(
+    table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype
+) -> BayesianNetwork:
+    raise StudyError(f"[model] kind {table.kind!r} is no network")
+
+
+def _unknown(table: NetworkModel, inputs: int, outputs: int) -> ModelSize:
+    return ModelSize(0, "model.kind")
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of model.
+
+    Args:
+        name: what studies call it.
+        title: one line for people.
+        over: what it is a prior over: "functions" or the "weights" of a network, as a method's `Recipe.model` asks for.
+        table: dataclass of the table [model]: `GPModel`, `NetworkModel`, or one on these with options of its own.
+        make: of a network: gives it from the table, the shape of one input, the likelihood and the dtype.
+        images: whether it is for images alone.
+        size: of a network: counts its weights from the table, the numbers of one input and the outputs; 0 where memory
+            need not be judged before it is made.
+    """
+
+    name: str
+    title: str
+    over: Over
+    table: type[GPModel] | type[NetworkModel]
+    make: Callable[[Any, tuple[int, ...], Likelihood, torch.dtype], BayesianNetwork] = _no_network
+    images: bool = False
+    size: Callable[[Any, int, int], ModelSize] = _unknown
+
+
+def _mlp(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianMLP((math.prod(shape), *table.widths, likelihood.outputs), likelihood, dtype)
+
+
+def _mlp_size(table: NetworkModel, inputs: int, outputs: int) -> ModelSize:
+    return ModelSize(_fully_connected((inputs, *table.widths, outputs)), "model.widths")
+
+
+def _cnn(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianCNN((shape[0], shape[1], shape[2]), likelihood, dtype)
+
+
+def _vgg(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
+    return BayesianVGG((shape[0], shape[1], shape[2]), likelihood, dtype)
+
+
+KINDS: Mapping[str, ModelKind] = by_name(
+    ModelKind(
+        "deep-kernel-gp",
+        "Gaussian process whose mean and kernel see the input through networks",
+        "functions",
+        GPModel,
+    ),
+    ModelKind(
+        "mlp",
+        "ReLU network of fully connected layers, for flat rows and images",
+        "weights",
+        NetworkModel,
+        _mlp,
+        size=_mlp_size,
+    ),
+    ModelKind("cnn", "LeNet-5 with ReLU and max pooling", "weights", NetworkModel, _cnn, images=True),
+    ModelKind("vgg", "small VGG with batch norm", "weights", NetworkModel, _vgg, images=True),
+)
+"""All kinds of models by name; the first one over functions or weights is the one without a word. A new one is one
+more record here."""
+
+
+def kinds_over(over: str) -> tuple[str, ...]:
+    """Name the kinds of models over functions or weights.
+
+    Args:
+        over: "functions" or "weights".
+
+    Returns:
+        The names, the usual one first.
+    """
+    return tuple(name for name, kind in KINDS.items() if kind.over == over)
+
+
+def table_of(over: str, given: Any = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
+    """Say which dataclass a table [model] is of.
+
+    Args:
+        over: what the method's model is a prior over.
+        given: the table.
+
+    Returns:
+        The dataclass of the kind that it names, or of the usual one.
+    """
+    names = kinds_over(over)
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    return KINDS[kind if kind in names else names[0]].table
+
+
+def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
+    """Read a table [model].
+
+    Args:
+        over: what the method's model is a prior over.
+        given: the table.
+        where: what errors call it, such as "study.toml [model]".
+
+    Returns:
+        The dataclass of the kind that it names.
+
+    Raises:
+        StudyError: when there is no such kind, or as `settings.parse`.
+    """
+    table, names = table_of(over, given), kinds_over(over)
+    has_kind = "kind" in {field.name for field in fields(table)}
+    if isinstance(given, Mapping) and "kind" in given and (has_kind or given["kind"] in names):
+        if given["kind"] not in names:
+            raise StudyError(f"{where} kind must be one of {', '.join(map(repr, names))}, got {shown(given['kind'])}")
+        given = given if has_kind else {key: value for key, value in given.items() if key != "kind"}
+    return settings.parse(table, given, where)
+
+
+def _fully_connected(sizes: Sequence[int]) -> int:
+    """Count the weights and biases of a network."""
+    return sum((before + 1) * after for before, after in pairwise(sizes))
+
+
+def check_task(method: str, classification: bool) -> None:
+    """Refuse a method of regression on data with classes.
+
+    Args:
+        method: name of `METHODS`.
+        classification: whether the targets are labels.
+
+    Raises:
+        StudyError: saying which methods can learn them.
+    """
+    if classification and METHODS[method].model != "weights":
+        able = ", ".join(name for name, recipe in METHODS.items() if recipe.model == "weights")
+        raise StudyError(
+            f"{method} is a method of regression, and the data have classes",
+            hint=f"choose one of {able}, such as --set method.name=pfedbayes",
+        )

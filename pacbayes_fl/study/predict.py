@@ -1,0 +1,255 @@
+"""Predictions of a finished run: for its own clients, and for clients that never trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data import tables, user_images
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Scaling
+from pacbayes_fl.data.split import fingerprints
+from pacbayes_fl.errors import DataError, NumericalError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.study import scaling
+from pacbayes_fl.study.data import ScaledGroup, match_columns, scale
+from pacbayes_fl.study.evaluate.classification import predictive
+from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
+from pacbayes_fl.study.prepare import device_of
+from pacbayes_fl.study.release import Served, served
+from pacbayes_fl.study.run import Trained
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted targets of one client, in the data's own units.
+
+    Args:
+        client: its name.
+        mean: [M].
+        std: [M], observation noise included.
+        lower: 2.5 % quantile [M].
+        upper: 97.5 % quantile [M].
+    """
+
+    client: str
+    mean: Tensor
+    std: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """Predicted labels of one client, by probabilities averaged over draws of its weights.
+
+    Args:
+        client: its name.
+        label: the most probable one [M], int64.
+        probability: of that label [M].
+        entropy: of all probabilities [M], in nats.
+    """
+
+    client: str
+    label: Tensor
+    probability: Tensor
+    entropy: Tensor
+
+
+AnyPrediction = Prediction | ClassPrediction
+
+
+def predict(trained: Trained, client: str, path: Path | str, later: Path | str | None = None) -> Any:
+    """Predict rows of a table for a client that the run knows.
+
+    Args:
+        trained: as `open_run` gives it.
+        client: name of an existing or new client of the run.
+        path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
+            clients' rows in it are ignored, a missing client column means that all rows are this client's.
+        later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
+            those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
+            once, with "allow" as often as the table has it more often than the training rows.
+
+    Returns:
+        A `Prediction`, or a `ClassPrediction` of a run on labels: one number a row and kind.
+
+    Raises:
+        DataError: when the client or a column is not known.
+        NumericalError: when a prediction is not finite, naming its row.
+    """
+    known = served(trained)
+    for name, group in trained.groups.items():
+        if client in group.train.names:
+            k = group.train.names.index(client)
+            table = _table(known, path, need_target=False, default=client)
+            if client not in table.clients:
+                raise DataError(f"{path} has no rows of it", client=client)
+            part = group.select(torch.tensor([k]))
+            state = state_of(trained.method, trained.state, name, part)
+            if name == "existing":
+                state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).some([k]))
+            if later is not None:
+                part = _extend(known, part, client, later)
+            return _require_finite([_predict(known, state, part, client, table.clients[client][0])])[0]
+    names = [name for group in trained.groups.values() for name in group.train.names]
+    raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
+
+
+def join(trained: Trained | Served, path: Path | str) -> dict[str, Any]:
+    """Let clients personalise that never trained, and predict the rows of theirs that have no target.
+
+    Args:
+        trained: a run, as `open_run` gives it, or a release, as `open_release` does.
+        path: CSV or Parquet with a client column, the run's features and the target, or .npz of a run on images; rows
+            to predict have an empty (or nan) target, or `test` in a `split` column, or the label -1 in an .npz.
+
+    Returns:
+        Predictions as of `predict` by client; of its training rows where it has no rows to predict. A client without
+        any target gets the prior's prediction, with the existing clients' average standardisation.
+
+    Raises:
+        DataError: when columns are missing, rows cannot be used, or a client took part in the training.
+        NumericalError: when a prediction is not finite, naming the client and its row.
+    """
+    return {one.client: one for one in joined(trained, path)}
+
+
+def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPrediction]:
+    """Let clients personalise that never trained, one after another; see `join`.
+
+    Args:
+        trained: as `join`.
+        path: as `join`.
+
+    Yields:
+        The prediction of each client, but for those that are not finite.
+
+    Raises:
+        DataError, NumericalError: as `join`, the latter after the last client.
+    """
+    known = trained if isinstance(trained, Served) else served(trained)
+    table = _table(known, path, need_target=True, default=None)
+    seen = () if isinstance(trained, Served) else trained.history.clients
+    for name in table.clients:
+        if name in seen:
+            raise DataError("it took part in the training", client=name, hint="ask for its predictions with predict")
+    refused = []
+    for name, (x, y) in table.clients.items():
+        ask = y.isnan() if table.split is None else table.split[name]
+        group = _scaled(known, _pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
+        state = state_of(known.method, FederationState(known.server, (), known.round), "new", group)
+        found = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
+        if _first_bad(found) is None:
+            yield found
+        else:
+            refused.append(found)
+    _require_finite(refused)
+
+
+def _scaled(known: Served, own: ClientBatch, empty: bool) -> ScaledGroup:
+    """Scale a client that joins by its own rows, or as the average client where it has none."""
+    columns = scaling.names(known.schema)
+    group = scale(tables.Group(own, own), known.shared, device_of(known.study), known.dtype, columns)
+    if not empty:
+        return group
+    name, average = own.names[0], known.shared.average
+    if average is None and not known.schema.feature_shape:
+        what = "has no rows with a target, and the average units of others are nothing that it may know"
+        raise DataError(what, client=name, hint="give it rows with targets")
+    warnings.warn(f"{name} has no rows with a target: the prior's prediction, in average units", stacklevel=2)
+    if average is None:  # images are left as they are
+        return group
+    average = Scaling(*(leaf.to(group.train.x.device) for leaf in average))
+    return replace(group, units=average, used=known.shared.impose(average))
+
+
+def _first_bad(prediction: AnyPrediction) -> int | None:
+    """Return the first row of which a number is not finite."""
+    numbers = [getattr(prediction, field.name) for field in fields(prediction) if field.name != "client"]
+    bad = ~torch.stack([one.double().isfinite() for one in numbers]).all(0)
+    return int(bad.nonzero()[0]) if bool(bad.any()) else None
+
+
+def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPrediction]:
+    """Refuse predictions that are no numbers, by their first client and row."""
+    bad = [(one, row) for one in predictions if (row := _first_bad(one)) is not None]
+    if not bad:
+        return predictions
+    one, row = bad[0]
+    values = ", ".join(f"{f.name} {float(getattr(one, f.name)[row]):g}" for f in fields(one) if f.name != "client")
+    others = f"; nor are those of {', '.join(other.client for other, _ in bad[1:6])}" if len(bad) > 1 else ""
+    hint = "look at its rows: one may be far outside of what the run was trained on"
+    raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
+
+
+def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
+    data, dataset = known.study.data, known.schema
+    if dataset.feature_shape:
+        return user_images.read(Path(path), dataset.feature_shape, default)
+    table = tables.read_table(
+        Path(path),
+        data.client,
+        dataset.target.name,
+        need_target=need_target,
+        default_client=default,
+        task="regression" if dataset.classes is None else "classification",
+        time=data.time,
+    )
+    return match_columns(table, dataset.features)
+
+
+def _extend(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
+    """Add later rows of one client, in the units that its training rows gave it, but for those that it had."""
+    table = _table(known, path, need_target=True, default=client)
+    if client not in table.clients:
+        raise DataError(f"{path} has no rows of it", client=client)
+    more = _pad(known, client, *table.clients[client])
+    times = group.raw.times
+    old, new = None, None
+    if times is not None and table.times is not None:
+        kind = known.schema.time_kind
+        if kind not in ("", table.time_kind):  # no row would be known again
+            what = f"{path}: its times are of the kind {table.time_kind!r}, and those of the run of {kind!r}"
+            raise DataError(what, client=client, hint="write all times in one way")
+        old, new = times.train.double(), table.times[client].double().unsqueeze(0)
+    had = Counter(fingerprints(group.raw.train, 0, old))
+    once, fresh = known.study.data.duplicate_rows == "refuse", []
+    for row in fingerprints(more, 0, new):
+        fresh.append(had[row] <= 0)
+        had[row] += 1 if once else -1
+    if repeats := fresh.count(False):
+        what = f"{repeats} of {len(fresh)} later rows of {client} are training rows of its or given twice"
+        warnings.warn(f"{what}: each is conditioned on once", stacklevel=2)
+    kept = torch.tensor(fresh)
+    if not bool(kept.any()):
+        return group
+    more = ClientBatch.stack([(more.x[0][kept], more.y[0][kept])], more.names, more.ids).to(group.train.x.device)
+    return replace(group, train=group.train.extend(group.bring(more)))
+
+
+def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
+    """Check the rows of one client as those of the run's own were checked."""
+    return ClientBatch.pad([(x, y)], [client], dtype=known.raw, classes=known.schema.classes, allow_empty=True)
+
+
+def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
+    asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
+    index, posterior = next(engine.personalise(known.method, state, group.train, known.study.plan))
+    rows = group.bring(asked).x
+    if known.schema.classes is not None:
+        mixture = predictive(posterior, rows)
+        top = mixture.probs.max(-1)
+        return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
+    _, own, unit = units_of(posterior.predict(rows), group, index)
+    lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
+    return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))

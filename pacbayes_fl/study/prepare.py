@@ -1,0 +1,142 @@
+"""From a study and its data to a method and clients that it can take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.scaling import Shared, untouched
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.pac_pfl.folds import Folded
+from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD
+from pacbayes_fl.methods.tempered import Tempered
+from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
+from pacbayes_fl.study import scaling, size
+from pacbayes_fl.study.data import ScaledGroup, scale
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.models import check_task
+
+
+def device_of(study: Study) -> torch.device:
+    """Choose the device that a study asks for.
+
+    Args:
+        study: its [federation] device is "auto", "cpu" or "cuda".
+
+    Returns:
+        The device.
+
+    Raises:
+        StudyError: when CUDA is asked for and there is none.
+    """
+    wanted = study.federation.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise StudyError(
+            "[federation] device is 'cuda', and there is no CUDA device", hint="device = 'auto' takes what there is"
+        )
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def prepare(
+    study: Study,
+    dataset: tables.Dataset,
+    fold_of: Mapping[int, int] = MappingProxyType({}),
+    shared: Shared | None = None,
+) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
+    """Build a study's method and bring its data into the method's units.
+
+    A temperature that is still to be chosen is 1.
+
+    Args:
+        study: what to run.
+        dataset: its data.
+        fold_of: fold of every existing client by id, of a study whose certificates need folds.
+        shared: how columns are scaled, of a run that goes on; settled by the training rows when None.
+
+    Returns:
+        The method, and the clients by group.
+
+    Raises:
+        StudyError: when the method or the model is not for such data, is too large for the memory, or cannot be trained
+            in folds, or when columns cannot be scaled as asked.
+        PrivacyError: when a private run would scale them across clients.
+    """
+    inner, dtype = _inner(study, dataset)
+    size.check_method(study, inner, dataset)
+    method = _wrapped(study, inner, fold_of)
+    return method, _scaled(study, method, dataset, dtype, shared)
+
+
+def build(study: Study, schema: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
+    """Build a study's method for whoever has the columns of its data and none of their rows.
+
+    Args:
+        study: what was run.
+        schema: its columns; groups are not looked at.
+
+    Returns:
+        The method, and the dtype of its rows; None for the data's own.
+
+    Raises:
+        StudyError: as `prepare`.
+    """
+    inner, dtype = _inner(study, schema)
+    return _wrapped(study, inner, {}), dtype
+
+
+def _inner(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
+    check_task(study.method.name, dataset.classes is not None)
+    shape = dataset.feature_shape or (len(dataset.features),)
+    size.check_model(study, math.prod(shape), dataset.classes)
+    with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
+        model = study.model.build(shape, dataset.classes)
+        dtype = model.dtype if isinstance(model, BayesianNetwork) else None
+        method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
+    return method, dtype
+
+
+def _wrapped(
+    study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]
+) -> Method[Any, Any, Any, Any]:
+    """Put folds and a temperature around a method, where the study has them."""
+    if study.report.certify.scheme == "folds":
+        method = _folded(study, method, fold_of)
+    if study.model.temperature not in (1.0, "held-out"):
+        method = Tempered(method, float(study.model.temperature))
+    return method
+
+
+def _scaled(
+    study: Study,
+    method: Method[Any, Any, Any, Any],
+    dataset: tables.Dataset,
+    dtype: torch.dtype | None,
+    shared: Shared | None,
+) -> dict[str, ScaledGroup]:
+    """Bring all groups into the method's units, by what the existing clients settle."""
+    if shared is None:
+        shared = scaling.settle(study, dataset)
+    if method.raw_units:
+        shared = untouched(len(dataset.features))._replace(average=shared.average)
+    how = device_of(study), dtype, scaling.names(dataset)
+    existing = scale(dataset.groups["existing"], shared, *how)
+    if shared.average is None and study.privacy.epsilon is None and not dataset.feature_shape:
+        existing = replace(existing, shared=shared._replace(average=existing.units.average()))
+    others = {name: scale(group, existing.shared, *how) for name, group in dataset.groups.items() if name != "existing"}
+    return {name: others.get(name, existing) for name in dataset.groups}
+
+
+def _folded(study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]) -> Folded:
+    """Train a hyper-posterior for every fold of the existing clients without them."""
+    if not (isinstance(method, FederatedSVGD) and method.personal_messages):
+        raise StudyError(
+            f"{study.method.name} cannot be trained in folds of clients", hint="report.certify.scheme = 'split'"
+        )
+    return Folded(method, study.report.certify.folds, fold_of)

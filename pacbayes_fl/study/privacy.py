@@ -1,0 +1,306 @@
+"""Private studies: what [privacy] asks for becomes a mechanism, cohorts and a ledger, and labels say what was given."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import PrivacyError, outside
+from pacbayes_fl.federation import private, reduction
+from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.privacy import accounting
+from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier, rounded
+from pacbayes_fl.privacy.ledger import Ledger
+from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
+from pacbayes_fl.results.records import SUPPOSED
+from pacbayes_fl.study.file import TEMPERATURE, Study
+from pacbayes_fl.study.parts import PrivacyPart
+
+Round = TypeVar("Round")
+
+_DELTA: Final = 0.1  # of the largest that means anything, 1 / N
+_WEAK: Final = 1e-3  # a delta above it, or above 1 / N^1.1, is remarked
+_HIDDEN: Final = MappingProxyType({"add-or-remove": "one that sends zeros instead", "replace": "one replaced"})
+
+
+def check(study: Study, folder: Path | None) -> None:
+    """Refuse what no budget pays for, before anything is read or trained.
+
+    Args:
+        study: any; one that is not private passes.
+        folder: of the run, None where there is none.
+
+    Raises:
+        PrivacyError: when a private study has no folder for its ledger, asks for a robust aggregate, or looks at
+            training rows outside of rounds.
+    """
+    if study.privacy.epsilon is None:
+        if replace(study.privacy, randomness="system") != PrivacyPart():
+            what = "[privacy] epsilon = 'none': this run is not private, whatever the other keys of the table say"
+            warnings.warn(what, stacklevel=outside())
+        return
+    if folder is None:
+        what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
+        raise PrivacyError(what, hint="give the run a folder: --out DIR")
+    reduction.check_private(study.plan)
+    for asked in study.held_out:
+        refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
+    if study.report.certify.scheme == "folds":
+        what = "[report.certify] scheme = 'folds' trains several times, and a budget is for one training"
+        raise PrivacyError(what, hint="report.certify.scheme = 'split' or 'none'")
+
+
+def refuse_choice(study: Study, key: str) -> None:
+    """Refuse to choose an option of a private study by its training rows: their scores are no part of the budget.
+
+    Args:
+        study: any; one that is not private passes.
+        key: dotted, of what is to be chosen.
+
+    Raises:
+        PrivacyError: when the study is private.
+    """
+    if study.privacy.epsilon is not None:
+        what = f"{key} would be chosen by training rows, which the budget does not pay for"
+        raise PrivacyError(what, hint=f"set {key} to a value")
+
+
+def open_private(
+    study: Study,
+    method: AnyMethod,
+    state: FederationState,
+    clients: ClientBatch,
+    folder: Path | None,
+    saved: Mapping[str, Any] = MappingProxyType({}),
+) -> PrivateAggregator | None:
+    """Open the private aggregation of a study's rounds.
+
+    Args:
+        study: what to run.
+        method: the algorithm.
+        state: where the run goes on.
+        clients: rows of all clients.
+        folder: of the run.
+        saved: what was saved beside that state; nothing before the first round.
+
+    Returns:
+        The aggregator; None where the study is not private.
+
+    Raises:
+        PrivacyError: as `check` and `federation.private.open_private`, when delta is too large, the parts of [privacy]
+            do not fit one another or the federation, no noise keeps the budget, or what was spent is not known.
+    """
+    part, plan = study.privacy, study.plan
+    check(study, folder)
+    if part.epsilon is None or folder is None:
+        return None
+    remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
+    cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
+    delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
+    paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
+    limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
+    released = int(saved.get("released", 0))
+    ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
+    if paper:
+        mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, rounds)
+    else:  # at the delta of the first release, whoever has left since
+        multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
+        mechanism = Mechanism(part.mechanism, part.clip, multiplier)
+    for remark in _remarks(ledger.budget.delta, clients.clients):
+        warnings.warn(remark, stacklevel=outside())
+    seed = plan.seed if simulated else None
+    return private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+
+
+def checkpoint_every(study: Study) -> int:
+    """Say after how many rounds a run is saved: a private one after every round, so that what was paid for is kept.
+
+    Args:
+        study: what is run.
+
+    Returns:
+        The number of rounds.
+    """
+    return study.federation.checkpoint_every if study.privacy.epsilon is None else 1
+
+
+def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:
+    """Choose cohorts whose account holds; where clients remember who was drawn, that of a fixed size gains nothing."""
+    paper = part.mechanism == "paper_algorithm_3"
+    usual: CohortKind = "poisson" if not paper else "all" if remembers else "fixed"
+    kind: CohortKind = part.cohort or ("all" if size is None else usual)
+    if kind != "all" and size is None:
+        raise PrivacyError(f"[privacy] cohort = {kind!r} needs the size of a cohort", hint="give federation.cohort")
+    moves_in = kind == "fixed" or (kind == "all" and size is not None and size < clients)  # one for another
+    neighbours: Neighbours = part.neighbours or ("replace" if paper or moves_in else "add-or-remove")
+    return Cohorts(clients, None if size is None else min(size, clients), kind, neighbours)
+
+
+def _delta(part: PrivacyPart, clients: int) -> float:
+    pure = part.mechanism in ("laplace", "knorm")
+    delta = part.delta if part.delta is not None else 0.0 if pure else _DELTA / clients
+    if delta * clients >= 1:
+        what = f"[privacy] delta must be below 1 / N = {1 / clients:.3g}, got {delta:g}"
+        raise PrivacyError(what, hint="with more, publishing one client at random would count as private")
+    if part.mechanism == "gaussian" and not delta:
+        what = "Gaussian noise has no guarantee with delta = 0"
+        raise PrivacyError(what, hint="privacy.delta = 'none' takes 0.1 / N; or privacy.mechanism = 'laplace'")
+    return delta
+
+
+def _remarks(delta: float, clients: int) -> list[str]:
+    """Say where a delta is legal and weak: with probability delta a guarantee may fail for good."""
+    limits = {f"{_WEAK:g}": _WEAK, f"N^-1.1 = {clients**-1.1:.3g}": clients**-1.1}
+    above = [name for name, limit in limits.items() if delta > limit]
+    if not above:
+        return []
+    what = f"delta = {rounded(delta)} is above {' and above '.join(above)} for N = {clients} clients, which is weak"
+    return [f"{what}: set privacy.delta to less, such as {10.0 ** math.floor(math.log10(min(limits.values()))):g}"]
+
+
+def stop_when_spent(rounds: Iterator[Round]) -> Iterator[Round]:
+    """Run rounds until there are no more, or the budget does not allow another one: then warn and end.
+
+    Args:
+        rounds: of the engine.
+
+    Yields:
+        What the engine yields.
+    """
+    try:
+        yield from rounds
+    except PrivacyError as error:
+        if error.cause != "budget spent":
+            raise
+        warnings.warn(f"the run ends before its last round: {error}", stacklevel=outside())
+
+
+def epsilon_spent(aggregator: PrivateAggregator | None) -> dict[str, float]:
+    """Say what was spent so far, for the record of a round.
+
+    Args:
+        aggregator: of the run; None where it is not private.
+
+    Returns:
+        "epsilon", at the budget's delta, under another name in a simulation; nothing without one.
+    """
+    return {} if aggregator is None else {_called("epsilon", aggregator.ledger.simulated): aggregator.ledger.epsilon()}
+
+
+def _called(number: str, simulated: bool) -> str:
+    """Name a number of a guarantee by what it is."""
+    return f"{number}{SUPPOSED}" if simulated else number
+
+
+def to_save(aggregator: PrivateAggregator | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """Say what a checkpoint must know of the ledger.
+
+    Args:
+        aggregator: of the run; None where it is not private.
+        saved: what was saved beside the state, before this run's first round; after a round None.
+
+    Returns:
+        "released", the number of releases of which a state may hold anything; nothing without one.
+    """
+    if aggregator is None:
+        return {}
+    return {"released": len(aggregator.ledger) if saved is None else int(saved.get("released", 0))}
+
+
+def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:
+    """Say what a finished run's releases tell of one client: what a prior drawn by them costs a certificate.
+
+    Args:
+        study: of the run.
+        folder: of the run.
+        released: how many releases its last state has seen.
+        at: probability with which the certificate may fail.
+
+    Returns:
+        The guarantee that costs it least; None where the run is not private.
+
+    Raises:
+        PrivacyError: when the ledger is damaged or was lost.
+    """
+    if study.privacy.epsilon is None:
+        return None
+    simulated = study.privacy.randomness == "simulation"
+    charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released, simulated=simulated).charges
+    return accounting.replacement(charges, at)
+
+
+def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> dict[str, Any]:
+    """Say what a run has given.
+
+    Args:
+        study: that was run.
+        aggregator: of the run; None where it is not private.
+        rounds: finished.
+
+    Returns:
+        "privacy" with numbers and a statement in words, numbers that are not finite as None; nothing without one.
+        In a simulation the numbers of a guarantee are called "epsilon_if_noise_were_secret" and so on.
+    """
+    if aggregator is None:
+        return {}
+    part, mechanism, cohorts, given = (
+        study.privacy,
+        aggregator.mechanism,
+        aggregator.cohorts,
+        aggregator.ledger.statement(),
+    )
+    claimed = part.epsilon if mechanism.kind == "paper_algorithm_3" else None
+    charges = aggregator.ledger.charges
+    releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
+    crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
+    simulated = part.randomness == "simulation"
+    words = ["a simulation: its noise comes from the seed and hides nothing from whoever knows that"] * simulated
+    words += [
+        f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds",
+        f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
+        f"on the sum of {' and '.join(crowds)}",
+    ]
+    if claimed is not None:
+        called = _called("epsilon", simulated)
+        words.append(f"PAC-PFL claims {called} = {claimed:g} for this noise, which does not hold")
+    if rounds < study.plan.rounds:
+        words.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
+    words += (remarks := _remarks(given.delta, cohorts.clients))
+    words.append("other runs on the same rows add to it")
+    words.append("test scores and all else in the run folder were measured outside of the guarantee")
+    numbers = {"epsilon": given.epsilon, "rho": given.rho, "pure": given.pure}
+    return {
+        "privacy": {
+            "mechanism": mechanism.kind,
+            "clip": mechanism.clip,
+            "multiplier": min(used),
+            "delta": given.delta,
+            **{_called(name, simulated): value if math.isfinite(value) else None for name, value in numbers.items()},
+            "claimed": claimed,
+            "cohort": cohorts.kind,
+            "neighbours": cohorts.neighbours,
+            "releases": releases,
+            "rounds": rounds,
+            "randomness": part.randomness,
+            "remarks": remarks,
+            "statement": "; ".join(words),
+        }
+    }
+
+
+def _drawn(cohorts: Cohorts) -> str:
+    everybody = f"{cohorts.clients} clients"
+    if cohorts.kind == "all":
+        return everybody if cohorts.divisor == cohorts.clients else f"{cohorts.divisor:g} of {everybody}"
+    hidden = "whom nobody may know"
+    if cohorts.kind == "fixed":
+        return f"{cohorts.divisor:g} of {everybody}, drawn anew in every round, {hidden}"
+    return f"{cohorts.divisor:g} expected of {everybody}, each drawn by itself in every round, {hidden}"

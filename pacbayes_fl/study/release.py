@@ -1,0 +1,268 @@
+"""What of a run may leave its folder: the server's model, and what who joins or serves needs beside it.
+
+Nothing of a client is in a release: no row, name or id, no fingerprint, no score, no state of its own. Of a private
+run all numbers in it are made of noisy releases, so that its guarantee covers them. Of any other the model of the
+server was made of all clients' rows, and nobody has bounded what it tells of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from pacbayes_fl import results_ended, tensors
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.scaling import Shared
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
+from pacbayes_fl.files import checksum, make_folder
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.privacy import ledger
+from pacbayes_fl.results.folder import RELEASED, write_atomic
+from pacbayes_fl.study import scaling
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.prepare import build, device_of
+from pacbayes_fl.study.run import Trained, open_run
+
+FORMAT_VERSION: Final = 1
+SIGN: Final = RELEASED
+"""The file by which a folder is known as a release: columns and checksums of all others."""
+
+WITHHELD: Final = "withheld"
+_MODEL: Final = "server.safetensors"
+_LABELS: Final = ("feature_name", "feature_unit", "target_name", "target_unit", "classes", "band", "model", "scaling")
+_WORDS: Final = MappingProxyType(
+    {
+        "private": "made of noisy releases alone, so that the guarantee of the run covers it",
+        "simulated": "made of releases whose noise comes from the seed in the study, so that they hide nothing",
+        "clear": "not private: the server's model was made of all clients' rows, and no bound on what it tells",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a run's server knows and sends to clients, without the clients.
+
+    Args:
+        study: what was run.
+        method: the algorithm.
+        server: its state.
+        round: rounds finished.
+        schema: columns of the data; no rows.
+        shared: what all clients' scaling has in common.
+        dtype: of the rows that the method takes.
+        raw: of rows in the data's own units.
+    """
+
+    study: Study
+    method: Method[Any, Any, Any, Any]
+    server: Any
+    round: int
+    schema: tables.Dataset
+    shared: Shared
+    dtype: torch.dtype
+    raw: torch.dtype
+
+
+def served(trained: Trained) -> Served:
+    """Leave the clients of a run aside.
+
+    Args:
+        trained: as `study.open_run` gives it.
+
+    Returns:
+        What the server knows.
+    """
+    known, schema = trained.groups["existing"], replace(trained.dataset, groups={}, provenance={}, rows=None)
+    state, dtypes = trained.state, (known.train.x.dtype, known.raw.train.x.dtype)
+    return Served(trained.study, trained.method, state.server, state.round, schema, known.shared, *dtypes)
+
+
+def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
+    """Write what of a run may leave its folder into another one.
+
+    Args:
+        folder: of a run.
+        out: folder of the release, which is empty or does not exist.
+        public_scaling: moments over all clients' rows, by which columns are scaled, may be published.
+
+    Returns:
+        What the release is, in words.
+
+    Raises:
+        StudyError: when the folder is not a run's, the other one holds something, or the method's server holds rows.
+        PrivacyError: when columns are scaled by moments of all clients' rows and nobody has said that these are public.
+        CheckpointError: when there is no intact round, or a file cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StudyError(f"{out} is not empty, and a release is written into a folder of its own", hint="another --out")
+    trained = open_run(folder)
+    if not trained.method.federated:
+        what = f"the server of {trained.study.method.name} is given the clients' rows and holds what it makes of them"
+        raise StudyError(what, hint="release a run of a method whose rows stay with the clients")
+    known = served(trained)
+    files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
+    if not known.schema.feature_shape:
+        files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
+    private = known.study.privacy.epsilon is not None
+    if private:
+        files[ledger.NAME] = (folder / ledger.NAME).read_bytes()
+    simulated = known.study.privacy.randomness == "simulation"
+    words = _WORDS["clear" if not private else "simulated" if simulated else "private"]
+    if public_scaling and scaling.FILE in files:
+        words += "; with moments of all clients' rows, which were said to be public"
+    files["labels.json"] = _json(_labels(trained, folder) | {"release": words})
+    files[SIGN] = _json(_sealed(_about(known), files))
+    make_folder(out)
+    for name, data in files.items():  # the sign last: without it nothing takes the folder for a release
+        write_atomic(out / name, data)
+    return words
+
+
+def _study(known: Served) -> Study:
+    """Leave out of a study where its data are and how they were dealt out."""
+    task: Any = "auto" if known.schema.classes is None else "classification"
+    return replace(
+        known.study,
+        data=replace(known.study.data, source=WITHHELD, options={}, follow_seed=False, task=task),
+    )
+
+
+def _model(known: Served) -> bytes:
+    """Write the server's state; of what no client is ever sent, such as moments of its optimiser, that of the start."""
+    method, server = known.method, known.server
+    start = method.init_server(torch.Generator().manual_seed(known.study.seed))
+    sent = tensors.leaves(method.broadcast(server))
+    flat, first = tensors.leaves(server), tensors.leaves(start)
+    for name, leaf in first.items():
+        without = {**flat, name: leaf.to(flat[name].device)}
+        again = tensors.leaves(method.broadcast(tensors.unleaves(server, without, exact=False)))
+        if all(torch.equal(again[key], sent[key]) for key in sent):
+            flat = without
+    return safetensors.torch.save({name: leaf.detach().cpu().clone().contiguous() for name, leaf in flat.items()})
+
+
+def _public(known: Served, public: bool) -> Shared:
+    """Give what may be known of the clients' scaling."""
+    if public:
+        return known.shared
+    columns = scaling.names(known.schema)
+    if pooled := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind == "pooled"]:
+        what = f"{', '.join(pooled)}: scaled by moments of all clients' rows, which nobody has said are public"
+        raise PrivacyError(what, hint="--public-scaling says so; or run with data.scale = 'client'")
+    return known.shared._replace(average=None)
+
+
+def _labels(trained: Trained, folder: Path) -> dict[str, Any]:
+    """Say what predictions are, and of a private run what was spent; nothing that was measured."""
+    try:
+        found = json.loads((folder / "labels.json").read_text("utf-8"))
+        kept = {name: found[name] for name in _LABELS if name in found}
+    except UNREADABLE as error:
+        what, usual = f"{folder / 'labels.json'} cannot be read: {error}", "finish the run with --resume"
+        what, hint = results_ended.unfinished(folder, what, usual)
+        raise DataError(what, hint=hint) from error
+    spent = trained.study.privacy.epsilon is not None
+    return kept | ({"privacy": found["privacy"]} if spent and "privacy" in found else {})
+
+
+def _about(known: Served) -> dict[str, Any]:
+    schema = known.schema
+    return {
+        "format_version": FORMAT_VERSION,
+        "round": known.round,
+        "features": [list(column) for column in schema.features],
+        "target": list(schema.target),
+        "classes": schema.classes,
+        "feature_shape": list(schema.feature_shape),
+        "dtypes": [str(known.dtype).removeprefix("torch."), str(known.raw).removeprefix("torch.")],
+    }
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _sealed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    body = {**about, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
+    return body | {"checksum": checksum(body)}
+
+
+def is_release(folder: Path | str) -> bool:
+    """Whether a folder is a release and not a run's.
+
+    Args:
+        folder: any.
+
+    Returns:
+        True where `open_release` would read it.
+    """
+    return (Path(folder) / SIGN).is_file()
+
+
+def open_release(folder: Path | str) -> Served:
+    """Open a release to join with it, or to serve its model.
+
+    Args:
+        folder: as `release` wrote it.
+
+    Returns:
+        What the server knows; its device is the one of today.
+
+    Raises:
+        CheckpointError: when a file is damaged, missing, or of a later version.
+        StudyError: when the folder is no release.
+    """
+    folder = Path(folder)
+    about = _checked(folder)
+    study = Study.from_toml(folder / "study.toml")
+    if study.federation.device == "cuda" and not torch.cuda.is_available():  # released elsewhere
+        study = replace(study, federation=replace(study.federation, device="cpu"))
+    try:
+        features = tuple(tables.Column(*pair) for pair in about["features"])
+        target, shape = tables.Column(*about["target"]), tuple(about["feature_shape"])
+        dtype, raw = (getattr(torch, name) for name in about["dtypes"])
+        schema = tables.Dataset({}, features, target, {}, about["classes"], shape)
+        method, _ = build(study, schema)
+        flat = safetensors.torch.load((folder / _MODEL).read_bytes())
+        start = method.init_server(torch.Generator().manual_seed(study.seed))
+        server = tensors.unleaves(start, flat, exact=False)
+    except (*UNREADABLE, SafetensorError, ShapeError) as error:
+        raise CheckpointError(f"{folder} cannot be read as a release: {error}", hint="release the run anew") from error
+    server = tensors.tree_map(lambda leaf: leaf.to(device_of(study)), server)
+    return Served(study, method, server, int(about["round"]), schema, scaling.read(folder, schema), dtype, raw)
+
+
+def _checked(folder: Path) -> Mapping[str, Any]:
+    """Read what a release says of itself, and compare all of its files with it."""
+    hint = "release the run anew"
+    try:
+        about: dict[str, Any] = json.loads((folder / SIGN).read_text("utf-8"))
+        intact = about.pop("checksum") == checksum(about)
+        digests, version = dict(about["sha256"]), about["format_version"]
+    except FileNotFoundError:
+        raise StudyError(f"{folder} is not a release: {SIGN} is missing") from None
+    except UNREADABLE as error:
+        raise CheckpointError(f"{folder / SIGN} is damaged: {error}", hint=hint) from error
+    if not intact:
+        raise CheckpointError(f"{folder / SIGN} is damaged", hint=hint)
+    if version != FORMAT_VERSION:
+        what = f"{folder} has release format {version}, this pacbayes_fl reads {FORMAT_VERSION}"
+        raise CheckpointError(what, hint="update pacbayes_fl")
+    for name, digest in digests.items():
+        try:
+            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{folder / name} is missing or cannot be read", hint=hint) from error
+        if found != digest:
+            raise CheckpointError(f"{folder / name} is damaged", hint=hint)
+    return about

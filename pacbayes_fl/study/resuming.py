@@ -1,0 +1,148 @@
+"""Going on with a run, or opening one: its folder must hold what it should, and be of the study that is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from pacbayes_fl import results_ended
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
+from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.results import manifest as results_manifest
+from pacbayes_fl.results.folder import FILES, RELEASED
+from pacbayes_fl.study import held_rows, saved_rows
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.search import held_out
+
+_FINISH: Final = "finish the run with --resume"
+_SIGNS: Final = ("study.toml", held_rows.HISTORY, "checkpoints", "metrics.json")
+_WATCHED: Final = ("checkpoints/", "privacy.json")  # have checksums and errors of their own
+_NEEDED: Final = ("rounds.jsonl", held_rows.HISTORY)
+_OPENED: Final = (*_NEEDED, saved_rows.ROWS, saved_rows.PRINTS, "scaling.json", held_rows.FILE)
+
+
+class SavedRun(NamedTuple):
+    """What a folder holds of a run that is to go on.
+
+    Args:
+        study: that is asked for, with what the run has chosen.
+        notes: how that was chosen.
+        saved: its newest round that is intact; None where none was saved.
+        fell_back: newer rounds that were damaged, now or before, and which round stood in for them.
+    """
+
+    study: Study
+    notes: Mapping[str, Any] = MappingProxyType({})
+    saved: checkpoint.Checkpoint | None = None
+    fell_back: Sequence[str] = ()
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not, or what is left of one."""
+    return any((folder / name).exists() for name in _SIGNS)
+
+
+def refuse_release(folder: Path) -> None:
+    """Refuse a folder that has left a run, before anything is written into it.
+
+    Args:
+        folder: any.
+
+    Raises:
+        StudyError: when it is a release.
+    """
+    if (folder / RELEASED).is_file():
+        raise StudyError(f"{folder} is a release of a run, and no run is kept in it", hint="choose another --out")
+
+
+def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
+    """Read what a folder holds of a run of a study, and check that it is whole and of that study.
+
+    Args:
+        study: what to run.
+        folder: of the run, locked by the caller; None where nothing is written.
+        resume: whether a run that is there may go on.
+
+    Returns:
+        What there is; only the study where there is no run.
+
+    Raises:
+        StudyError: when there is a run and `resume` is not asked for, or it has finished more rounds than that.
+        CheckpointError: when it is of another study, or no round is intact.
+        DataError: when a file that the run cannot write again was altered or lost.
+
+    Warns:
+        DamageWarning: of other files that were altered or lost, and of rounds that are damaged.
+    """
+    if folder is None or not holds_run(folder):
+        return SavedRun(study)
+    if not resume:
+        usual = f"{folder} holds a run already"
+        what, hint = results_ended.unfinished(folder, usual, "go on with --resume, or choose another --out")
+        raise StudyError(what, hint=hint)
+    saved = _newest(folder)
+    results_manifest.regain(folder)
+    kept = [name for name, content in FILES.items() if not content.again or (saved is None and name == "study.toml")]
+    results_manifest.verify(folder, kept, _WATCHED)
+    _complete(folder, saved)
+    study, notes = held_out.recall(study, folder)
+    toml = folder / "study.toml"
+    with checkpoint.meant(saved):
+        before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
+    checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
+    if saved is None:
+        return SavedRun(study, notes)
+    if saved.round > study.plan.rounds:
+        raise StudyError(f"{folder} has finished round {saved.round}, and rounds is {study.plan.rounds}")
+    return SavedRun(study, notes, saved, _fallen(saved))
+
+
+def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
+    """Read the newest intact round of a run that is to be predicted with, and check what else that needs.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The round, and the newer ones for which it stands in.
+
+    Raises:
+        CheckpointError: when there is no intact round.
+        DataError: when a file was altered or lost on which predictions or certificates rest.
+
+    Warns:
+        DamageWarning: of other files that were altered or lost, and of rounds that are damaged.
+    """
+    saved = _newest(folder)
+    if saved is None:
+        raise CheckpointError(f"{folder} holds no saved round", hint=results_ended.next_step(folder, _FINISH))
+    results_manifest.verify(folder, _OPENED, _WATCHED)
+    _complete(folder, saved)
+    return saved, _fallen(saved)
+
+
+def _newest(folder: Path) -> checkpoint.Checkpoint | None:
+    """Read the newest intact round; none may be there, but not where some were saved."""
+    saved, manifest = checkpoint.load(folder), results_manifest.read(folder)
+    if saved is None and manifest is not None and any(name.startswith("checkpoints/r") for name in manifest.files):
+        what = f"{folder / 'checkpoints'} is missing: it holds the state of the run after its last rounds"
+        raise CheckpointError(what, hint="restore it from a copy, or run the study anew with another --out")
+    return saved
+
+
+def _complete(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
+    """Refuse a run with a saved round that has lost what no other file holds, whatever its manifest says."""
+    for name in _NEEDED if saved is not None else ():
+        if not (folder / name).is_file():
+            hint = "restore it from a copy, or run the study anew with another --out"
+            raise DataError(f"{folder / name} is missing: it holds {FILES[name].holds}", hint=hint)
+
+
+def _fallen(saved: checkpoint.Checkpoint) -> Sequence[str]:
+    for message in saved.warnings:
+        warnings.warn(message, DamageWarning, stacklevel=outside())
+    with checkpoint.meant(saved):
+        return tuple(dict.fromkeys((*map(str, saved.meta.get("fell_back", ())), *saved.warnings)))

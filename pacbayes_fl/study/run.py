@@ -1,0 +1,354 @@
+"""Running a study: data, model, method and federation come together here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.privacy.accounting import Replacement
+from pacbayes_fl.results.folder import leaving
+from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import held_rows, privacy, saved_rows, scaling
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.evaluate import classification, regression
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.folder import Folder, RunFolder, Settled, folder_of
+from pacbayes_fl.study.held_rows import TrainingHistory
+from pacbayes_fl.study.prepare import device_of, prepare
+from pacbayes_fl.study.search import held_out
+
+__all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "run", "train"]
+
+OnRound = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A federation after its last round, with everything that a prediction needs.
+
+    Args:
+        study: what was run.
+        method: the algorithm.
+        state: after the last round.
+        groups: clients by group.
+        dataset: rows in their own units.
+        held: training rows of existing clients that the training never saw, in the data's own units.
+        rounds: the record of every round.
+        notes: what else labels should say, such as how an option was chosen that the study leaves open.
+        replacement: gives, for the delta of a certificate, what all releases of a private run together tell of one
+            client, by its ledger; None without one.
+        history: clients that ever took part.
+        folder: of the run, where its state was read from one: there requests of certificates are counted.
+        fell_back: newer rounds that were damaged, and which round was used in their place.
+    """
+
+    study: Study
+    method: AnyMethod
+    state: FederationState
+    groups: Mapping[str, ScaledGroup]
+    dataset: tables.Dataset
+    held: ClientBatch | None = None
+    rounds: tuple[RoundRecord, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
+    history: TrainingHistory = field(default_factory=TrainingHistory)
+    folder: Path | None = None
+    fell_back: Sequence[str] = ()
+
+    @property
+    def round(self) -> int:
+        """Rounds finished."""
+        return self.state.round
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run(study: Study, out: Path | str | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
+    """Run a study: train, personalise, score; with a folder, write everything there.
+
+    Args:
+        study: what to run.
+        out: run folder; nothing is written when None.
+        resume: go on from the folder's last intact checkpoint.
+        on_round: called after every round with its record, and before the first with one of round 0 for each candidate
+            of an option that the study leaves open.
+
+    Returns:
+        The result, also in the folder.
+
+    Raises:
+        StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
+            the study asks for, or is a release.
+        PrivacyError: when the study asks for a guarantee that it cannot have.
+        CheckpointError: when the folder is in use, belongs to another study, or holds no intact round.
+        DataError: when rows of a client that the run knows have changed.
+        KeyboardInterrupt: after SIGTERM, SIGHUP or Ctrl-C, when the state has been saved.
+    """
+    folder = folder_of(out)
+    with _threads(study.federation.threads), folder.lock():
+        trained = train(study, folder.path, resume, on_round)
+        result = report(trained)
+        folder.finish(result)
+    return result
+
+
+def train(study: Study, folder: Path | None = None, resume: bool = False, on_round: OnRound | None = None) -> Trained:
+    """Run a study's rounds.
+
+    Args:
+        study: what to run.
+        folder: run folder, locked by the caller; nothing is written when None.
+        resume: go on from the folder's last intact checkpoint.
+        on_round: as `run`.
+
+    Returns:
+        The federation after its last round.
+
+    Raises:
+        StudyError, CheckpointError, KeyboardInterrupt: as `run`.
+    """
+    privacy.check(study, folder)
+    return _trained(study, folder_of(folder), resume, on_round or _unheard)
+
+
+def _unheard(record: RoundRecord) -> None:
+    """What becomes of a record that nobody asked to hear of."""
+
+
+class _Federation(NamedTuple):
+    """A study that is ready to go on: its method, its clients and their state."""
+
+    settled: Settled
+    method: AnyMethod
+    groups: Mapping[str, ScaledGroup]
+    state: FederationState
+
+    @property
+    def clients(self) -> ClientBatch:
+        """The rows that the training sees."""
+        return self.groups["existing"].train
+
+    def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
+        """Say what has become of it after its last round, at the learning rates to which it had to come."""
+        settled = self.settled
+        return Trained(
+            settled.study,
+            engine.at_rates(self.method, state),
+            state,
+            self.groups,
+            settled.dataset,
+            settled.division.bound_rows,
+            history=settled.history,
+            folder=folder.path,
+            fell_back=folder.fell_back,
+            **more,
+        )
+
+
+def _assembled(
+    study: Study, notes: Mapping[str, Any], dataset: tables.Dataset, folder: Folder, on_trial: OnRound = _unheard
+) -> _Federation:
+    """Divide the rows, check them, settle what is left open, build the method, and give clients their states.
+
+    So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
+    """
+    division = held_rows.divide(study, dataset)  # before anything looks at the rows
+    history = folder.history().extended(study, dataset, division.dataset)
+    folder.check_rows(division)
+    if study.held_out:
+        study, notes = held_out.choose(study, held_rows.rows_for_tuning(study, division), on_trial)
+    folds = history.fold_of(dataset.groups["existing"].train)
+    method, groups = prepare(study, division.dataset, folds, folder.scaling(dataset))
+    state = folder.restore(method, groups["existing"].train, study)
+    settled = Settled(study, notes, dataset, division, history, groups["existing"].shared)
+    return _Federation(settled, method, groups, state)
+
+
+def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> Trained:
+    study, notes = folder.recall(study, resume)
+    begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
+    study = begun.settled.study
+    saved_rows.check(study, begun.method)
+    engine.check(begun.method, begun.clients, study.plan, begun.state)
+    aggregator = privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.meta)
+    records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
+    state = _rounds(begun, folder, aggregator, records, on_round)
+    if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
+        records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
+    notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **_of_rates(state)}
+    return begun.trained(state, folder, rounds=tuple(records), notes=notes)
+
+
+def _rounds(
+    begun: _Federation,
+    folder: Folder,
+    aggregator: PrivateAggregator | None,
+    records: list[RoundRecord],
+    on_round: OnRound,
+) -> FederationState:
+    """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
+    study, clients, state = begun.settled.study, begun.clients, begun.state
+    every, rounds = privacy.checkpoint_every(study), study.plan.rounds
+    paid = privacy.to_save(aggregator, folder.meta)
+    left = engine.rounds(begun.method, clients, study.plan, state, aggregator)
+    with folder.listen() as stop:
+        try:
+            for record, after in privacy.stop_when_spent(left):
+                state, paid = after, privacy.to_save(aggregator)
+                last = record.round == rounds
+                record = _scored(begun, state, record, aggregator, last)
+                records.append(record)
+                on_round(record)
+                folder.append(record)
+                stopping = stop.requested
+                if stopping or last or record.round % every == 0:
+                    folder.save(study, clients, state, paid)
+                if stopping:
+                    raise KeyboardInterrupt
+        except (ClientError, NumericalError) as error:
+            folder.save(study, clients, state, paid)  # nothing is lost: the last good round is on disk
+            folder.end(state.round, error)
+            raise
+    if state.round == 0 or state.round < rounds:
+        folder.save(study, clients, state, paid)
+    return state
+
+
+def _of_rates(state: FederationState) -> dict[str, Any]:
+    """What labels say of learning rates that a run had to give up."""
+    times = state.watch.halved
+    return {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
+
+
+def _scored(
+    begun: _Federation, state: FederationState, record: RoundRecord, aggregator: PrivateAggregator | None, last: bool
+) -> RoundRecord:
+    """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
+    study, group, method = begun.settled.study, begun.groups["existing"], engine.at_rates(begun.method, state)
+    every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
+    classes = not group.train.y.is_floating_point()
+    if study.recipe.rounds and (last or record.round % every == 0):
+        scores = (classification.curve if classes else regression.curve)(method, state, group, study.plan)
+        record = replace(record, values={**record.values, **scores, **privacy.epsilon_spent(aggregator)})
+    if classes and (last or record.round in study.report.uncertainty_rounds):
+        record = replace(record, histograms=classification.histograms(method, state, group, study.plan))
+    return record
+
+
+def report(trained: Trained) -> Result:
+    """Score a trained federation on every group of clients.
+
+    Args:
+        trained: after its last round.
+
+    Returns:
+        The result: a row per client and group, predictions, and the record of the rounds.
+    """
+    study, task = trained.study, _task(trained)
+    evaluate = regression.evaluate if task == "regression" else classification.evaluate
+    metrics = regression.metrics_of(study, task)
+    reports = []
+    for name, group in trained.groups.items():
+        one = evaluate(trained.method, trained.state, name, group, study.plan, metrics)
+        reports.append(one._replace(rows=_described(trained, one.rows) if name == "existing" else one.rows))
+    rows = tuple(row for one in reports for row in one.rows)
+    return Result(
+        study.name,
+        study.method.name,
+        study.seed,
+        task,
+        trained.rounds,
+        rows,
+        saved_rows.shown(study, {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}),
+        _labels(trained, rows) | {**trained.notes},
+    )
+
+
+def _task(trained: Trained) -> str:
+    return "regression" if trained.dataset.classes is None else "classification"
+
+
+_DESCRIBED = 64  # clients whose states are looked at together
+
+
+def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
+    """Add what the method says of every client's state to the rows of those clients."""
+    kept = Kept.of(trained.state.kept, len(rows))
+    said: dict[str, list[float]] = {}
+    for at in range(0, len(rows), _DESCRIBED):
+        some = trained.method.describe(kept.select(range(at, min(at + _DESCRIBED, len(rows)))))
+        for name, values in some.items():
+            said.setdefault(name, []).extend(values.tolist())
+    return [
+        replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
+        for k, row in enumerate(rows)
+    ]
+
+
+def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
+    study, dataset = trained.study, trained.dataset
+    metrics = regression.metrics_of(study, _task(trained))
+    differences: dict[str, Any] = {
+        "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
+        "round": trained.state.round,
+        "files": leaving(study.privacy.epsilon is not None and study.privacy.randomness == "system"),
+        **({} if trained.method.raw_units else scaling.words(trained.groups["existing"].shared, dataset)),
+    }
+    if trained.fell_back:
+        differences["fell_back"] = list(trained.fell_back)
+    if "test_rows" in dataset.provenance:
+        differences["test_rows"] = dataset.provenance["test_rows"]
+    if dataset.classes is not None:
+        words = classification.labels(trained.method, rows, trained.rounds, metrics)
+        return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
+    options = study.table()["method"]
+    words = (
+        regression.labels(study.method.name, options, dataset.features, dataset.target, metrics)
+        | trained.method.about()
+    )
+    return words | differences
+
+
+def open_run(folder: Path | str) -> Trained:
+    """Open a run folder to predict with it: its study, its data and its last intact round, from the folder alone.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The federation as it was saved.
+
+    Raises:
+        CheckpointError: when there is no intact round, or a link stands in place of a file.
+        StudyError: when the folder is not a run's.
+        DataError: when the images of its study are not where they were, or not what they were, or the rows that it
+            keeps are not those that it was run with.
+    """
+    place = RunFolder(Path(folder))
+    study, dataset, released = place.load()
+    begun = _assembled(study, {}, dataset, place)
+    spent = partial(privacy.replacement, study, place.path, released)
+    return begun.trained(begun.state, place, rounds=place.rounds(begun.state.round), replacement=spent)

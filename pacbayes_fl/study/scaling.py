@@ -1,0 +1,174 @@
+"""How a study scales its columns: settled once on the training rows, and kept with the run for clients to come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import settings
+from pacbayes_fl.data import scaling, tables
+from pacbayes_fl.data.scaling import ColumnScale, Scaling, Shared
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
+from pacbayes_fl.results.folder import FILES
+from pacbayes_fl.results.manifest import put
+from pacbayes_fl.study.file import Study
+
+FILE: Final = "scaling.json"
+"""What a run folder calls what all clients' scaling has in common."""
+
+
+def names(dataset: tables.Dataset) -> list[str]:
+    """Return the names of the features and, last, of the target."""
+    return [column.name for column in (*dataset.features, dataset.target)]
+
+
+def settle(study: Study, dataset: tables.Dataset) -> Shared:
+    """Say how every column of a study is scaled, by the rows that its training sees.
+
+    Args:
+        study: its [data] says how; columns that it says nothing of are looked at.
+        dataset: rows in their own units.
+
+    Returns:
+        What all clients' scaling has in common.
+
+    Raises:
+        StudyError: when a column is not known, or images or folds cannot have what is asked for.
+        PrivacyError: when moments of all clients' rows would be published beside a private run's releases.
+    """
+    data, columns = study.data, names(dataset)
+    if dataset.feature_shape:
+        if data.scale != "client" or data.column_scale:
+            raise StudyError("[data] scale is for columns, and images are left as they are", hint="drop it")
+        return scaling.untouched(1)
+    for name in data.column_scale:
+        if name not in columns:
+            raise StudyError(f"[data] column_scale: no column {name!r}", hint=settings.nearest(name, columns))
+    default: ColumnScale | None = None if data.scale == "client" else data.scale
+    asked = [data.column_scale.get(name, default) for name in columns]
+    asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
+    why = ""
+    if study.privacy.epsilon is not None:
+        why = "a private run releases nothing else of others' rows"
+    elif study.report.certify.scheme == "folds":
+        why = "with report.certify.scheme = 'folds' a client's prior knows nothing of its rows"
+    if dataset.classes is not None:
+        asked[-1] = "none"
+    if why and "pooled" in asked:
+        what = f"[data] scale = 'pooled' of {columns[asked.index('pooled')]!r} takes moments of all clients' rows, and"
+        kind = PrivacyError if study.privacy.epsilon is not None else StudyError
+        raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
+    return scaling.settle(dataset.groups["existing"].train, asked, columns, why)
+
+
+def words(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
+    """Say which columns are not scaled by client, and how these are.
+
+    Args:
+        shared: of a run.
+        dataset: gives the names of its columns.
+
+    Returns:
+        "scaling" by what it is, with the names of columns; nothing where all are scaled by client.
+    """
+    if dataset.feature_shape:
+        return {}
+    every = list(zip(names(dataset), shared.kinds, strict=True))
+    every = every[: -1 if dataset.classes is not None else None]
+    found = {
+        label: ", ".join(name for name, one in every if one == kind)
+        for label, kind in (("across clients", "pooled"), ("own units", "none"))
+    }
+    found = {label: text for label, text in found.items() if text}
+    return {"scaling": found} if found else {}
+
+
+def save(folder: Path, shared: Shared, dataset: tables.Dataset) -> None:
+    """Write what all clients' scaling has in common; nothing of images, which are left as they are.
+
+    Args:
+        folder: of the run.
+        shared: of its clients.
+        dataset: gives the names of its columns.
+
+    Raises:
+        CheckpointError: when it cannot be written.
+    """
+    if not dataset.feature_shape:
+        put(folder, {FILE: to_json(shared, dataset)})
+
+
+def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
+    """Write what all clients' scaling has in common as `read` takes it.
+
+    Args:
+        shared: of the clients.
+        dataset: gives the names of its columns.
+
+    Returns:
+        The contents of the file.
+    """
+    columns = [
+        {"name": name, "scale": kind} | ({"mean": float(mean), "std": float(std)} if kind == "pooled" else {})
+        for name, kind, mean, std in zip(names(dataset), *shared[:3], strict=True)
+    ]
+    average = None if shared.average is None else dict(zip(Scaling._fields, map(_plain, shared.average), strict=True))
+    text = json.dumps({"columns": columns, "average": average}, indent=1, allow_nan=False)
+    return (text + "\n").encode()
+
+
+def _plain(leaf: Tensor) -> Any:
+    return leaf[0].double().cpu().tolist()
+
+
+def read(folder: Path, dataset: tables.Dataset) -> Shared:
+    """Read what all clients' scaling has in common, so that who joins or goes on is scaled as the others were.
+
+    Args:
+        folder: of a run.
+        dataset: gives the columns that it must be of.
+
+    Returns:
+        As it was saved.
+
+    Raises:
+        DataError: when it is missing, cannot be read, or is of other columns.
+    """
+    if dataset.feature_shape:
+        return scaling.untouched(1)
+    path, hint = folder / FILE, "restore it, or run the study anew"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        columns, known = found["columns"], found["average"]
+        kinds = tuple(column["scale"] for column in columns)
+        if [column["name"] for column in columns] != names(dataset) or not {*kinds} <= {"client", "pooled", "none"}:
+            raise ValueError(f"it is not of the columns {', '.join(names(dataset))}")
+        mean, std = (
+            _numbers([one.get(name, default) for one in columns], [len(columns)]) for name, default in _DEFAULTS
+        )
+        average = None
+        if known is not None:
+            shape = {"x": [len(columns) - 1], "y": []}
+            average = Scaling(*(_numbers(known[name], shape[name[0]])[None] for name in Scaling._fields))
+        if not bool((std > 0).all()):
+            raise ValueError("a standard deviation is not positive")
+        return Shared(kinds, mean, std, average)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+
+
+_DEFAULTS: Final = (("mean", 0.0), ("std", 1.0))
+
+
+def _numbers(values: Any, shape: list[int]) -> Tensor:
+    """Return finite numbers of a shape."""
+    found = torch.tensor(values, dtype=torch.float64)
+    if not bool(found.isfinite().all()) or list(found.shape) != shape:
+        raise ValueError("a moment is not a finite number")
+    return found

@@ -1,0 +1,1 @@
+"""Choosing among values: by held-out rows, and by tuning."""

@@ -1,0 +1,496 @@
+"""Certificates of finished runs: every number by hand, and every premise that a run cannot vouch for."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import BOUNDS, Provenance, SaturatingSquare, ZeroOne, from_record
+from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
+from pacbayes_fl.certify.clients import certify, checked
+from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certify.rows import UNDECLARED
+from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
+from pacbayes_fl.methods.base import Refined
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.privacy.accounting import Charge, replacement
+from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, tables_of
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import Trained, open_run, run, train
+from tests.bounds.own import REFINED_PINSKER
+from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny_images import tiny_images, write_root
+
+SPLIT, FOLDS = "report.certify.scheme=split", "report.certify.scheme=folds"
+
+
+class Opened:
+    """Run a study once and open its folder."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders, self._known = folders, dict[tuple[str, ...], Path]()
+
+    def folder(self, *sets: str) -> Path:
+        if sets not in self._known:
+            self._known[sets] = self._folders.mktemp("run")
+            run(tiny(*sets), self._known[sets])
+        return self._known[sets]
+
+    def __call__(self, *sets: str) -> Trained:
+        return uncounted(self.folder(*sets))
+
+
+def uncounted(folder: Path) -> Trained:
+    """Open a run whose requests cost nothing, so that one test does not pay for another."""
+    return replace(open_run(folder), folder=None)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    return Opened(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_root(tmp_path_factory.mktemp("images"))
+
+
+def lines(table: CertifiedRun, group: str) -> list[CertifiedClient]:
+    return [line for line in table.clients if line.group == group]
+
+
+def standardised(x: Tensor, y: Tensor, over: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Bring rows into the units of other rows."""
+    (a, b) = over
+    return (x - a.mean(0)) / a.std(0, correction=0), (y - b.mean()) / b.std(correction=0)
+
+
+def average_units(clients: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means and standard deviations of clients' rows, averaged over the clients."""
+    each = [(x.mean(0), x.std(0, correction=0), y.mean(), y.std(correction=0)) for x, y in clients]
+    a, b, c, d = (torch.stack(leaves).mean(0) for leaves in zip(*each, strict=True))
+    return a, b, c, d
+
+
+def gp(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Posterior mean and covariance of one particle's GP at new inputs, densely; and its log evidence."""
+    model = trained.method.model if hasattr(trained.method, "model") else trained.method.inner.model
+    everything = torch.cat((x, new)).unsqueeze(0)
+    prior, noise = model.prior(theta.view(1, 1, -1), everything)
+    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), float(noise)
+    m = len(x)
+    gram = covariance[:m, :m] + s2 * torch.eye(m, dtype=torch.float64)
+    gain = covariance[m:, :m] @ torch.linalg.inv(gram)
+    log_z = torch.distributions.MultivariateNormal(mean[:m], gram).log_prob(y) if m else torch.zeros(())
+    after = covariance[m:, m:] - gain @ covariance[:m, m:]
+    return mean[m:] + gain @ (y - mean[:m]), after, float(log_z)
+
+
+def by_hand(
+    trained: Trained, seen: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], theta: Tensor
+) -> tuple[float, float]:
+    """Empirical Gibbs risk on a client's rows, and KL of its mixture of GPs from what it was after the seen rows."""
+    weights, divergences, risks = {"p": [], "q": []}, [], []  # type: ignore[var-annotated]
+    everything = tuple(torch.cat(pair) for pair in zip(seen, own, strict=True))
+    for one in theta:
+        before_mean, before, log_p = gp(trained, one, *seen, own[0])
+        mean, after, log_q = gp(trained, one, everything[0], everything[1], own[0])
+        jitter = 1e-9 * torch.eye(len(own[0]), dtype=torch.float64)
+        divergences.append(bounds.full_gaussian_kl(mean, after + jitter, before_mean, before + jitter))
+        weights["p"].append(log_p)
+        weights["q"].append(log_q)
+        risks.append(SaturatingSquare().expected(mean, after.diagonal(), own[1]).mean())
+    p, q = (torch.softmax(torch.tensor(weights[key], dtype=torch.float64), 0) for key in ("p", "q"))
+    kl = bounds.mixture_kl(q, torch.stack(divergences), p)
+    return float((q * torch.stack(risks)).sum()), float(kl)
+
+
+def client_rows(batch: object, k: int) -> tuple[Tensor, Tensor]:
+    return batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]  # type: ignore[attr-defined]
+
+
+def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
+    trained = opened(SPLIT)
+    table = certify(trained, Request())
+    assert trained.held is not None
+    raw = trained.groups["existing"].raw.train
+    for k, line in enumerate(lines(table, "existing")):
+        units = client_rows(raw, k)
+        seen = standardised(*units, units)
+        own = standardised(*client_rows(trained.held, k), units)
+        risk, kl = by_hand(trained, seen, own, trained.state.server.particles)
+        assert (line.rows, line.risk) == (3, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)  # the dense oracle needs jitter
+        again = bounds.seeger(
+            line.risk, line.kl, 3, 0.05, bounds.Premises(Provenance("split"), True, SaturatingSquare())
+        )
+        assert line.bound == pytest.approx(float(again.value), abs=1e-12)
+    assert table.reasons == {"existing": [], "new": []}
+
+
+def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> None:
+    trained = opened()
+    table = certify(trained, Request())
+    assert table.reasons["existing"] == [
+        "the prior saw the rows of the bound (split them, or leave the client out of its training): "
+        "report.certify.scheme = 'split', or certify --retrain"
+    ]
+    assert lines(table, "existing") == []
+    known = [client_rows(trained.groups["existing"].raw.train, k) for k in range(4)]
+    x_mean, x_std, y_mean, y_std = average_units(known)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    for k, line in enumerate(lines(table, "new")):
+        x, y = client_rows(trained.groups["new"].raw.train, k)
+        own = (x - x_mean) / x_std, (y - y_mean) / y_std
+        risk, kl = by_hand(trained, none, own, trained.state.server.particles)
+        assert (line.rows, line.risk) == (7, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)
+    assert len(lines(table, "new")) == 2
+    certificate = from_record(table.certificates["new"])
+    assert certificate.valid and certificate.prior.source == "disjoint clients"
+
+
+def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: Opened) -> None:
+    sets = (FOLDS, "report.certify.folds=2")
+    trained = opened(*sets)
+    table = certify(trained, Request())
+    fold_of = trained.method.fold_of  # type: ignore[attr-defined]
+    raw = trained.groups["existing"].raw.train
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    for k, line in enumerate(lines(table, "existing")):
+        fold = fold_of[raw.ids[k]]
+        others = [client_rows(raw, j) for j in range(4) if fold_of[raw.ids[j]] != fold]
+        x_mean, x_std, y_mean, y_std = average_units(others)
+        x, y = client_rows(raw, k)
+        risk, kl = by_hand(
+            trained, none, ((x - x_mean) / x_std, (y - y_mean) / y_std), trained.state.server.particles[fold]
+        )
+        assert (line.rows, line.risk) == (7, pytest.approx(risk, abs=1e-9))
+        assert line.kl == pytest.approx(kl, abs=1e-4)
+    assert table.reasons == {"existing": [], "new": []}
+    assert from_record(table.certificates["existing"]).prior.source == "other clients"
+
+
+def test_a_global_prior_has_seen_no_row_of_the_client(opened: Opened) -> None:
+    trained = opened(SPLIT, "report.certify.prior=global")
+    line = lines(certify(trained, Request()), "existing")[1]
+    assert trained.held is not None
+    units = client_rows(trained.groups["existing"].raw.train, 1)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    own = standardised(*client_rows(trained.held, 1), units)
+    risk, kl = by_hand(trained, none, own, trained.state.server.particles)
+    assert (line.risk, line.kl) == (pytest.approx(risk, abs=1e-9), pytest.approx(kl, abs=1e-4))
+
+
+def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp_path: Path) -> None:
+    more = [f"data.options.{name}" for name in ("train=10", "test=2")]
+    run(tiny_images(root, SPLIT, *more, "method.zeta=1.0"), tmp_path)
+    trained = uncounted(tmp_path)
+    table = certify(trained, Request(draws=300))
+    method, plan, message = trained.method, trained.study.plan, trained.method.broadcast(trained.state.server)
+    assert trained.held is not None
+    noise = Noise(plan.seed, 0, trained.held.ids, None, plan.noise)
+    train = trained.groups["existing"].train
+    prior = method.personalise(message, trained.state.clients, train, noise)
+    apart = Noise(plan.seed, 2**32 - 4, trained.held.ids, None, plan.noise)
+    refined = method.refine(prior, train, trained.held, apart)
+    drawn = Noise(plan.seed, 2**32 - 3, trained.held.ids, None, plan.noise)
+    risk = gibbs_risk(refined.posterior, trained.held, ZeroOne(), 300, drawn).risk
+    found = lines(table, "existing")
+    assert [line.risk for line in found] == pytest.approx(risk.tolist(), abs=1e-6)
+    assert [line.kl for line in found] == pytest.approx(refined.kl.tolist(), rel=1e-4)
+    premises = bounds.Premises(Provenance("split"), True)
+    own = bounds.seeger(risk, refined.kl, 25, 0.05, premises, monte_carlo=bounds.MonteCarlo(300, 0.01))
+    assert [line.bound for line in found] == pytest.approx(own.value.tolist(), rel=1e-4)
+    assert from_record(table.certificates["existing"]).delta_split == pytest.approx(
+        {"bound": 0.04, "Monte Carlo": 0.01}
+    )
+    together = from_record(table.summary["existing"])
+    assert float(together.terms["kl"]) == pytest.approx(float(refined.kl.sum()), rel=1e-4)
+    assert float(together.terms["n"]) == 100
+    assert min(line.bound for line in found) < 0.99  # a bound of 1 would agree with any other
+
+
+@pytest.mark.parametrize("name", ["bpfed", "cfedbayes", "sfedbayes", "fedsi", "fedsi-fac", "pac-pfl-bnn"])
+def test_every_uncertain_network_is_certified(root: Path, tmp_path: Path, name: str) -> None:
+    sets = [one for one in quick(name) if not one.startswith("method.clusters")]
+    run(tiny_images(root, SPLIT, *sets, "federation.rounds=2"), tmp_path)
+    table = certify(open_run(tmp_path), Request(draws=5))
+    assert table.reasons == {"existing": [], "new": []}
+    assert len(table.clients) == 6
+    for line in table.clients:
+        assert 0 <= line.risk <= 1 and 0 <= line.test_risk <= 1 and 0 <= line.kl < math.inf
+        assert line.risk <= line.bound <= 1
+
+
+@pytest.mark.parametrize("name", ["ridge", "pooled-gp", "pooled-ridge"])
+def test_a_method_without_uncertainty_or_with_rows_of_others_is_refused(opened: Opened, name: str) -> None:
+    with pytest.raises(AssumptionError, match="no posterior over hypotheses"):
+        certify(opened(SPLIT, *quick(name)), Request())
+
+
+def test_an_exact_gibbs_posterior_over_draws_from_the_prior(opened: Opened) -> None:
+    sets = [one for one in quick("pac-pfl-bnn") if "importance_draws" not in one and "posterior" not in one]
+    sets += ["method.posterior=importance", "method.importance_draws=20", "federation.rounds=2"]
+    trained = opened(*sets)
+    table = certify(trained, Request("gibbs", beta="rows"))
+    raw, scaled = trained.groups["new"].raw.train, [leaf.mean(0) for leaf in trained.groups["existing"].used]
+    x = torch.where(raw.mask[..., None], (raw.x - scaled[0]) / scaled[1], 0.0).float()
+    y = torch.where(raw.mask, (raw.y - scaled[2]) / scaled[3], 0.0).float()
+    batch = replace(raw, x=x, y=y)
+    empty = replace(batch, x=0 * x[:, :1], y=0 * y[:, :1], mask=torch.zeros_like(raw.mask[:, :1]))
+    plan = trained.study.plan
+    noise = Noise(plan.seed, 0, batch.ids, None, plan.noise)
+    message = trained.method.broadcast(trained.state.server)
+    prior = trained.method.personalise(message, trained.method.init_clients(message, empty), empty, noise)
+    weights, risks = finite_risks(prior, batch, SaturatingSquare())  # type: ignore[arg-type]
+    log_z = torch.logsumexp(weights.log() - 7.0 * risks, 1)
+    value = -log_z / 7 + 1 / 8 + math.log(20) / 7
+    assert [line.bound for line in lines(table, "new")] == pytest.approx(value.tolist(), rel=1e-5)
+    assert table.reasons["new"] == []
+    assert all(line.kl <= math.log(20 * 2) for line in lines(table, "new"))
+    with pytest.raises(AssumptionError, match="finite list of hypotheses"):
+        certify(opened(), Request("gibbs", beta="rows"))
+
+
+PRIVATE = {
+    "laplace": ("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0"),
+    "gaussian": ("privacy.epsilon=5", "privacy.delta=0.01"),
+}
+
+
+@pytest.mark.parametrize("kind", list(PRIVATE))
+def test_a_prior_that_was_released_with_privacy_is_paid_for(opened: Opened, kind: str) -> None:
+    trained = opened(*PRIVATE[kind])
+    table = certify(trained, Request("theorem-3.2", beta=7.0))
+    assert table.reasons["existing"] == []
+    assert "drawn with privacy" in table.reasons["new"][0]
+    certificate = from_record(table.certificates["existing"])
+    assert certificate.prior.source == "client-level DP" and certificate.valid
+    spent = json.loads((opened.folder(*PRIVATE[kind]) / "privacy.json").read_text())["releases"]
+    charges = [
+        Charge(**each | {"cohorts": Cohorts(**each["cohorts"])}) for each in spent for _ in range(each.pop("count"))
+    ]
+    guarantee = replacement(charges, 0.04)  # of the delta, a fifth might go to an estimate
+    assert (certificate.prior.epsilon, certificate.prior.delta) == pytest.approx(guarantee)
+    assert kind != "laplace" or guarantee.nats(0.04) <= 0.6  # twice its epsilon, of which max-information makes 3.6
+    for line in lines(table, "existing"):
+        tail = (line.kl + guarantee.nats(0.05) + math.log(20)) / 7 + 1 / 8
+        assert line.bound == pytest.approx(line.risk + tail, rel=1e-6)
+    raw = trained.groups["existing"].raw.train
+    others = [client_rows(raw, k) for k in (1, 2, 3)]
+    x_mean, x_std, y_mean, y_std = average_units(others)
+    x, y = client_rows(raw, 0)
+    none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    risk, _ = by_hand(trained, none, ((x - x_mean) / x_std, (y - y_mean) / y_std), trained.state.server.particles)
+    assert lines(table, "existing")[0].risk == pytest.approx(risk, abs=1e-9)
+    jointly = certify(trained, Request(jointly=True, tried=3))
+    joint = from_record(jointly.certificates["existing"])
+    assert joint.valid and joint.prior.epsilon == pytest.approx(replacement(charges, 0.04 / (6 * 3)).epsilon)
+    assert len(lines(jointly, "existing")) == 4 and {line.rows for line in lines(jointly, "existing")} == {7}
+
+
+def test_clients_together_share_delta(opened: Opened) -> None:
+    trained = opened(SPLIT)  # 4 existing clients and 2 new ones
+    alone, jointly = certify(trained, Request(delta=0.05 / 6)), certify(trained, Request(delta=0.05, jointly=True))
+    assert [line.bound for line in jointly.clients] == [line.bound for line in alone.clients]
+
+
+def test_rows_that_nobody_declared_independent_give_no_certificate(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    for sets, expected in (((), 1), (("report.certify.independent=true",), 0)):
+        run(on_csv(path, SPLIT, *sets), tmp_path / str(expected))
+        table = certify(open_run(tmp_path / str(expected)), Request())
+        assert [len(reasons) for reasons in table.reasons.values()] == [expected, expected]
+        if expected:
+            assert table.reasons["existing"] == table.reasons["new"] == [UNDECLARED]
+            reasons = certify(open_run(tmp_path / "1"), Request("new-clients", beta=4.0, tried=None)).reasons["new"]
+            for key in ("(report.certify.drawn_clients = true, where they are)", UNDECLARED, "(--tried)"):
+                assert sum(key in reason for reason in reasons) == 1
+
+
+def test_what_was_tried_costs_or_breaks_the_premise(opened: Opened) -> None:
+    trained = opened(SPLIT)
+    once, often, uncounted = (certify(trained, Request(tried=tried)) for tried in (1, 10, None))
+    pairs = list(zip(once.clients, often.clients, strict=True))
+    assert all(a.bound <= b.bound for a, b in pairs) and any(a.bound < b.bound for a, b in pairs)
+    assert "uncounted" in uncounted.reasons["existing"][0]
+
+
+def test_certificates_are_kept_and_say_the_same_when_they_are_computed_again(tmp_path: Path) -> None:
+    run(tiny(SPLIT), tmp_path)
+    table = certify(open_run(tmp_path), Request("catoni", beta=4.0))
+    table.save(tmp_path)
+    (read,) = tables_of(tmp_path)
+    assert read == table and read.number == 1 and read.model["round"] == 12
+    again = from_record(read.certificates["existing"])
+    assert again.recompute().tolist() == pytest.approx([line.bound for line in lines(table, "existing")], rel=1e-12)
+    json.loads(
+        (tmp_path / "certificates" / "catoni-beta-4.0.json").read_text(), parse_constant=lambda word: pytest.fail(word)
+    )
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_bounds_hold_in_many_worlds_and_a_prior_that_saw_the_rows_is_caught(
+    planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup table that knows the rows of the bound, and nothing else, has no risk there and a bound of its own."""
+    above = total = 0
+    for seed in range(4):
+        sets = ("federation.rounds=2", "data.options.clients=10", "data.options.new_clients=0")
+        study = tiny(SPLIT, *sets, "data.options.samples=200", "data.options.test_samples=200")
+        study = replace(study, seed=seed, data=replace(study.data, follow_seed=True))
+        trained = train(study)
+        if planted:  # as if the prior had been the posterior all along: the distance is what makes it honest
+            monkeypatch.setattr(type(trained.method), "refine", _memorised)
+        for line in lines(certify(trained, Request(delta=0.1)), "existing"):
+            above += line.test_risk > line.bound
+            total += 1
+    assert total == 40
+    assert (above > 30) if planted else (above <= 9)  # binomial(40, .1) is above 9 with probability .005
+
+
+def _memorised(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> Refined:
+    """Right on the rows that it saw, wrong by 3 standard deviations elsewhere, and said to be no distance away."""
+
+    class Lookup:
+        log_weights = torch.zeros(rows.clients, 1, dtype=torch.float64)
+
+        def function(self, x: Tensor) -> NormalMixture:
+            known = (x.unsqueeze(2) == rows.x.unsqueeze(1)).all(-1) & rows.mask.unsqueeze(1)  # [K, M, N]
+            value = torch.where(known.any(2), (known * rows.y.unsqueeze(1)).sum(2), 3.0)
+            return NormalMixture(self.log_weights, value.unsqueeze(1), torch.full_like(value, 1e-12).unsqueeze(1))
+
+    return Refined(Lookup(), torch.zeros(rows.clients, dtype=torch.float64))  # type: ignore[arg-type]
+
+
+def test_pooled_rows_need_priors_that_saw_none_of_them(opened: Opened) -> None:
+    assert certify(opened(SPLIT), Request()).summary.keys() == {"existing", "new"}
+    assert certify(opened(FOLDS, "report.certify.folds=2"), Request()).summary.keys() == {"new"}
+    assert certify(opened(*PRIVATE["gaussian"]), Request()).summary.keys() == {"new"}
+
+
+@pytest.mark.filterwarnings("ignore:.*since the run was started")
+def test_folds_stay_as_they_were_when_clients_come_and_go(tmp_path: Path) -> None:
+    sets = (FOLDS, "report.certify.folds=2", "report.certify.independent=true")
+    table = rows()
+    run(on_csv(write_csv(tmp_path / "rows.csv", table), *sets), tmp_path / "run")
+    before = json.loads((tmp_path / "run/trained.json").read_text())["fold"]
+    joined = [row | {"client": "existing_9"} for row in table if row["client"] == "existing_2"]
+    moved = [row | {"lag_1": row["lag_1"] + 1.0} for row in joined]
+    stayed = [row for row in table if row["client"] != "existing_0"]
+    run(on_csv(write_csv(tmp_path / "rows.csv", stayed + moved), *sets, "federation.rounds=14"), tmp_path / "run", True)
+    after = json.loads((tmp_path / "run/trained.json").read_text())["fold"]
+    assert {name: after[name] for name in before} == before
+    trained = open_run(tmp_path / "run")
+    train_rows = trained.groups["existing"].train
+    fold_of = trained.method.fold_of  # type: ignore[attr-defined]
+    assert {name: fold_of[i] for i, name in zip(train_rows.ids, train_rows.names, strict=True)} == {
+        name: after[name] for name in train_rows.names
+    }
+    assert certify(trained, Request()).reasons == {"existing": [], "new": []}
+
+
+@pytest.mark.filterwarnings("ignore:.*since the run was started")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: row | {"group": "new"}, "cannot be a client that never trained"),
+        (lambda row: row | {"y": row["y"] + 1.0}, "not those that it trained on before"),
+    ],
+)
+def test_a_client_that_left_comes_back_as_what_it_was(tmp_path: Path, change: Any, words: str) -> None:
+    table, path = rows(), tmp_path / "rows.csv"
+    run(on_csv(write_csv(path, table), SPLIT), tmp_path / "run")
+    stayed = [row for row in table if row["client"] != "existing_1"]
+    run(on_csv(write_csv(path, stayed), SPLIT, "federation.rounds=13"), tmp_path / "run", True)
+    back = [change(row) if row["client"] == "existing_1" else row for row in table]
+    with pytest.raises(DataError, match=words):
+        run(on_csv(write_csv(path, back), SPLIT, "federation.rounds=14"), tmp_path / "run", True)
+    run(on_csv(write_csv(path, table), SPLIT, "federation.rounds=14"), tmp_path / "run", True)
+
+
+def test_a_lost_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    run(tiny("privacy.epsilon=0.3", "privacy.mechanism=laplace", "privacy.clip=50.0"), tmp_path)
+    (tmp_path / "privacy.json").unlink()
+    trained = open_run(tmp_path)  # predictions do not need it
+    with pytest.raises(PrivacyError, match="what was spent is not known"):
+        certify(trained, Request())
+
+
+def test_a_network_that_normalises_by_unseen_rows_is_not_certified(root: Path, tmp_path: Path) -> None:
+    sets = ("model={kind='vgg'}", *quick("pac-pfl-bnn"), "method.posterior=importance")
+    folds = (FOLDS, "report.certify.folds=2", "federation.rounds=1", "method.particles=1")
+    trained = train(tiny_images(root, *sets, *folds))
+    assert not trained.method.row_by_row
+    reasons = certify(trained, Request(draws=1)).reasons
+    assert all("normalises by rows" in reason for (reason,) in reasons.values())
+
+
+def test_clients_without_rows_are_named_and_cost_nobody_else_the_certificate(tmp_path: Path) -> None:
+    table = [row for row in rows() if row["client"] != "new_0" or row["split"] == "test"]
+    path = write_csv(tmp_path / "rows.csv", table)
+    try:
+        trained = train(on_csv(path, "report.certify.independent=true", "federation.rounds=1"))
+    except DataError:
+        trained = train(on_csv(write_csv(path, rows()), "report.certify.independent=true", "federation.rounds=1"))
+        trained.groups["new"].raw.train.mask[0] = False
+    found = certify(trained, Request())
+    assert found.labels["left_out"] == {"new_0": "it has no rows"}
+    assert [line.name for line in lines(found, "new")] == ["new_1"]
+
+
+def test_what_a_study_was_tuned_with_is_paid_for(opened: Opened) -> None:
+    plain, tuned = (certify(opened(*sets), Request()) for sets in ((SPLIT,), (SPLIT, "report.certify.tried=20")))
+    assert tuned.labels["tried"] == 20
+    counted = certify(opened(SPLIT), Request(tried=20))
+    assert [line.bound for line in tuned.clients] == [line.bound for line in counted.clients]
+    assert plain.clients != tuned.clients
+
+
+def test_the_bound_and_its_beta_must_fit() -> None:
+    with pytest.raises(AssumptionError, match="needs a beta"):
+        Request("catoni")
+    with pytest.raises(AssumptionError, match="has no beta"):
+        Request("seeger", beta="rows")
+    assert np.isclose(float(Request("catoni", beta="root").beta_for(torch.tensor([9.0]))), 3.0)
+
+
+def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
+    """Ten clients, 125 rows each that the training never saw: no bound is vacuous, and test risks are below."""
+    sets = ["method.name=pfedbayes", "federation.rounds=10", "report.evaluate_every=10"]
+    study = Study.from_toml("mnist-small", [SPLIT, *sets, "data.options={test=95}"])
+    study = replace(study, data=replace(study.data, options={**study.data.options, "root": str(data_root)}))
+    found = certify(train(study), Request(draws=100))
+    assert found.reasons == {"existing": []}
+    assert all(line.rows == 125 and line.test_rows == 475 for line in found.clients)
+    assert all(line.bound < 0.75 for line in found.clients)  # of 5 labels, chance errs in .8
+    assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
+
+
+def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> None:
+    trained = opened()
+    table = certify(trained, Request(REFINED_PINSKER))
+    assert (table.bound, table.asked, table.theorem) == ("refined-pinsker", "refined-pinsker", "refined Pinsker")
+    again = from_record(table.certificates["new"], REFINED_PINSKER)
+    seeger = from_record(certify(trained, Request()).certificates["new"])
+    assert again.valid and torch.equal(again.terms["risk"], seeger.terms["risk"])
+    numbers = {name: again.terms[name] for name in REFINED_PINSKER.needs}
+    own = REFINED_PINSKER.certify(numbers, again.delta, again.premises)
+    torch.testing.assert_close(own.value, again.value, rtol=1e-12, atol=0)
+    checked([table], REFINED_PINSKER)
+    with pytest.raises(DataError, match=r"formula must be one of seeger, .*, got 'refined-pinsker'"):
+        checked([table])
+    with pytest.raises(AssumptionError, match=r"the bound 'theorem-4.2' needs .*lam, which no run has all of"):
+        Request(BOUNDS["theorem-4.2"])

@@ -1,0 +1,26 @@
+"""What a table says of its rows and priors."""
+
+from __future__ import annotations
+
+import pytest
+
+from pacbayes_fl.certify.labels import labels_of
+from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certify.rows import bound_rows_of
+from pacbayes_fl.study.run import train
+from tests.tiny import tiny
+
+
+@pytest.mark.parametrize(
+    ("sets", "prior"),
+    [
+        (("report.certify.scheme=split",), "a client's model after the training on its other rows"),
+        (("report.certify.scheme=folds", "report.certify.folds=2"), "of 2 hyper-posteriors the one that"),
+    ],
+)
+def test_labels_say_where_the_priors_come_from(sets: tuple[str, ...], prior: str) -> None:
+    trained = train(tiny(*sets, "federation.rounds=1"))
+    groups = {name: bound_rows_of(trained, name, group, 0.05) for name, group in trained.groups.items()}
+    found = labels_of(trained, Request(), {name: group for name, group in groups.items() if group is not None})
+    assert prior in found["rows"]["existing"] and "what the server knows of others" in found["rows"]["new"]
+    assert found["scheme"] == sets[0].rpartition("=")[2] and found["tried"] == 1 and "units" in found

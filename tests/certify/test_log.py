@@ -1,0 +1,201 @@
+"""Requests for certificates are counted, later ones pay for all, and a file that was shortened is noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pacbayes_fl.certify.clients import certify, checked
+from pacbayes_fl.certify.log import FILE, share, turn
+from pacbayes_fl.certify.request import Request
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
+from pacbayes_fl.results.certificates import CertifiedRun, tables_of
+from pacbayes_fl.results.manifest import adopt, extend
+from pacbayes_fl.study.run import open_run, run
+from tests.tiny import on_csv, rows, tiny, write_csv
+
+SPLIT = "report.certify.scheme=split"
+QUICK = (SPLIT, "federation.rounds=2")
+SEEGER = {"bound": "seeger", "round": 2, "state": "a", "split": "rows"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(tiny(*QUICK), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def asked(folder: Path, request: Request | None = None) -> CertifiedRun:
+    table = certify(open_run(folder), request or Request())
+    table.save(folder)
+    return table
+
+
+def tried(table: CertifiedRun) -> int:
+    return int(table.certificates["existing"]["premises"]["tried"])
+
+
+def test_the_shares_of_all_requests_sum_to_one() -> None:
+    total = sum((Fraction(1, share(k, None) or 0) for k in range(1, 1000)), Fraction(0))
+    assert total == 1 - Fraction(1, 1000)
+    assert [share(k, 3) for k in range(1, 6)] == [3, 3, 3, None, None]
+
+
+def test_each_further_bound_beta_loss_and_delta_pays_for_all(folder: Path) -> None:
+    requests = [Request(), *(Request("catoni", beta=beta) for beta in (1.0, 2.0, 4.0, 8.0, 16.0)), Request(delta=0.1)]
+    tables = [asked(folder, request) for request in requests]
+    assert [table.number for table in tables] == [1, 2, 3, 4, 5, 6, 7]
+    assert [tried(table) for table in tables] == [2, 6, 12, 20, 30, 42, 56]
+    alone = certify(replace(open_run(folder), folder=None), replace(requests[3], tried=20))
+    assert [line.bound for line in tables[3].clients] == [line.bound for line in alone.clients]
+    assert asked(folder, requests[2]) == tables[2]  # the same request again is the same certificate
+    assert len((folder / FILE).read_text().splitlines()) == 7
+    assert len(tables_of(folder)) == 6  # that at another delta stands in place of the first
+    checked(tables_of(folder))
+
+
+def test_a_record_that_does_not_give_its_value_is_refused_where_lines_agree_with_it(folder: Path) -> None:
+    asked(folder)
+    (path,) = (folder / "certificates").glob("*.json")
+    (table,) = tables_of(folder)
+    checked([table])
+    lines = [replace(line, bound=0.5 * line.bound) if line.group == "new" else line for line in table.clients]
+    record = {**table.certificates["new"], "value": [line.bound for line in lines if line.group == "new"]}
+    edited = replace(table, clients=tuple(lines), certificates={**table.certificates, "new": record})
+    assert edited.save(folder) == path
+    with pytest.raises(DataError, match="certificates seeger of new clients"):
+        checked(tables_of(folder))
+
+
+def test_a_resume_makes_tables_stale_and_the_next_ones_pay(folder: Path) -> None:
+    first = asked(folder)
+    run(tiny(SPLIT, "federation.rounds=3"), folder, resume=True)
+    with pytest.raises(DataError, match=r"seeger\.json is stale: it is of round 2, and the run is at round 3"):
+        tables_of(folder)
+    second = asked(folder)
+    assert (first.model["round"], second.model["round"]) == (2, 3)
+    assert (tried(first), tried(second)) == (2, 6)
+    assert tables_of(folder) == [second]
+
+
+def test_seeds_and_methods_on_the_same_rows_are_counted_where_they_stand_side_by_side(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    sets = (*QUICK, "report.certify.independent=true")
+    tables = []
+    for seed in range(3):
+        run(on_csv(path, *sets, f"seed={seed}"), tmp_path / f"seed{seed}")
+        tables.append(asked(tmp_path / f"seed{seed}"))
+    assert [tried(table) for table in tables] == [2, 6, 12]
+    other = write_csv(tmp_path / "other.csv", rows(seed=1))
+    run(on_csv(other, *sets), tmp_path / "other")
+    assert tried(asked(tmp_path / "other")) == 2
+    assert "not elsewhere" in tables[0].labels["requests"]
+
+
+def test_what_was_settled_beforehand_costs_that_and_no_more_is_given(tmp_path: Path) -> None:
+    run(tiny(*QUICK, "report.certify.tables=2"), tmp_path / "run")
+    tables = [asked(tmp_path / "run", Request(delta=delta)) for delta in (0.1, 0.05, 0.02)]
+    assert [tried(table) for table in tables[:2]] == [2, 2]
+    assert not tables[2].clients and "report.certify.tables = 2" in tables[2].reasons["existing"][0]
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, None), (None, 5), (1, 2)])
+def test_one_rule_shares_delta_among_all_requests(tmp_path: Path, first: int | None, second: int | None) -> None:
+    """delta / 1 and delta / 6, or delta / 1 and delta / 2: each table would hold, and the better of them would not."""
+    path = write_csv(tmp_path / "rows.csv", rows())
+    for seed, tables in enumerate((first, second)):
+        sets = () if tables is None else (f"report.certify.tables={tables}",)
+        run(on_csv(path, *QUICK, "report.certify.independent=true", f"seed={seed}", *sets), tmp_path / f"seed{seed}")
+    assert asked(tmp_path / "seed0").clients
+    table = asked(tmp_path / "seed1")
+    assert not table.clients and not any(table.valid.values())
+    words = f"report.certify.tables = {first}, and this one with {second}"
+    assert all(words in why[0] for why in table.reasons.values())
+
+
+def test_the_price_multiplies_what_else_was_tried(folder: Path) -> None:
+    asked(folder)
+    assert tried(asked(folder, Request(tried=5))) == 30
+
+
+def test_a_file_that_lost_requests_is_noticed(folder: Path) -> None:
+    for delta in (0.1, 0.05):
+        asked(folder, Request(delta=delta))
+    log = folder / FILE
+    lines = log.read_text().splitlines(keepends=True)
+    for left in ("", lines[0]):
+        log.write_text(left)
+        table = certify(open_run(folder), Request())
+        assert not table.clients and not any(table.valid.values())
+        assert all("how often the rows were asked is not known" in why[0] for why in table.reasons.values())
+    log.unlink()
+    assert not certify(open_run(folder), Request()).clients
+
+
+def test_what_says_who_trained_on_what_must_be_there(folder: Path) -> None:
+    (folder / "environment.json").unlink()
+    with pytest.warns(DamageWarning, match=r"environment\.json is missing: it holds versions, seed"):
+        table = certify(open_run(folder), Request())
+    assert not table.clients and "environment.json missing" in table.reasons["new"][0]
+    (folder / "trained.json").unlink()
+    for _ in ("by its manifest", "by the saved round"):
+        with pytest.raises(DataError, match=r"trained\.json is missing: it holds which clients ever trained"):
+            open_run(folder)
+        adopt(folder)
+
+
+def test_half_a_line_counts_as_a_request(folder: Path) -> None:
+    (folder / FILE).touch()
+    extend(folder, FILE)  # as a request does before its line
+    (folder / FILE).write_text('{"number": 1, "bou')
+    assert tried(asked(folder)) == 6
+    assert [bool(line.startswith("{")) for line in (folder / FILE).read_text().splitlines()] == [True, True]
+    assert json.loads((folder / FILE).read_text().splitlines()[1])["number"] == 2
+
+
+def test_a_request_that_got_no_number_is_not_counted(tmp_path: Path) -> None:
+    run(on_csv(write_csv(tmp_path / "rows.csv", rows()), *QUICK), tmp_path / "run")
+    assert not asked(tmp_path / "run").clients
+    assert not (tmp_path / "run" / FILE).exists()
+
+
+def test_two_requests_at_a_time_do_not_get_one_number(tmp_path: Path) -> None:
+    mine, theirs = turn(tmp_path, SEEGER), turn(tmp_path, SEEGER | {"bound": "catoni"})
+    mine.keep()
+    with pytest.raises(CheckpointError, match="request 1 of these rows became request 2"):
+        theirs.keep()
+    turn(tmp_path, SEEGER | {"bound": "catoni"}).keep()
+    mine.keep()  # again: it stands there
+    assert [json.loads(line)["number"] for line in (tmp_path / FILE).read_text().splitlines()] == [1, 2]
+    assert turn(None, SEEGER).number == 1 and turn(None, SEEGER).folder is None
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot write .*certified\.jsonl"):
+        turn(tmp_path / "absent", SEEGER).keep()
+
+
+def test_rows_of_a_new_client_that_were_edited_are_refused(folder: Path) -> None:
+    with np.load(folder / "data.npz") as saved:
+        arrays = dict(saved)
+    new = arrays["client_new"][arrays["client"]] & ~arrays["test"]
+    arrays["y"][new] *= 0.5
+    np.savez(folder / "data.npz", **arrays)
+    with pytest.raises(DataError, match=r"data\.npz is damaged or was edited"):
+        open_run(folder)
+    adopt(folder)
+    with pytest.raises(DataError, match=r"data\.npz are not those that environment\.json says"):
+        open_run(folder)

@@ -1,0 +1,76 @@
+"""Requests of certificates, and what a command line may call a loss and a beta."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
+from pacbayes_fl.certify.request import Request, beta_of, loss_of
+from pacbayes_fl.errors import AssumptionError
+
+
+@pytest.mark.parametrize(
+    ("bound", "more", "words"),
+    [
+        ("segger", {}, "bound must be one of seeger"),
+        ("catoni", {}, "needs a beta that was fixed before"),
+        ("gibbs", {}, "needs a beta"),
+        ("seeger", {"beta": "rows"}, "has no beta"),
+        ("seeger", {"smooth": 0.1}, "no use for smooth"),
+        ("seeger", {"draws": 0}, "draws must be at least 1"),
+        ("seeger", {"draws_delta": 1.0}, "strictly between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(bound: str, more: dict[str, object], words: str) -> None:
+    with pytest.raises(AssumptionError, match=words):
+        Request(bound, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(2.5, [2.5, 2.5]), ("rows", [9.0, 16.0]), ("root", [3.0, 4.0])])
+def test_beta_by_client(beta: float, expected: list[float]) -> None:
+    assert Request("catoni", beta=beta).beta_for(torch.tensor([9.0, 16.0])).tolist() == expected
+
+
+def test_a_server_bound_takes_rows_for_beta() -> None:
+    assert Request("server").beta_for(torch.tensor([9.0, 16.0])).tolist() == [9.0, 16.0]
+    assert Request("server", beta=3.0).beta_for(torch.tensor([9.0])).tolist() == [3.0]
+
+
+def test_an_exact_risk_costs_nothing_and_an_estimate_its_share() -> None:
+    assert Request().estimate(None, 0.05) is None
+    found = Request(draws_delta=0.4).estimate(70, 0.05)
+    assert found is not None
+    assert (found.draws, found.delta) == (70, pytest.approx(0.02))
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        (None, None),
+        ("0-1", ZeroOne()),
+        ("clipped-nll", ClippedNLL()),
+        ("clipped-nll=1e-3", ClippedNLL(1e-3)),
+        ("clipped-square=4", ClippedSquare(4.0)),
+        ("saturating-square=0.5", SaturatingSquare(0.5)),
+    ],
+)
+def test_losses_by_name(text: str | None, loss: object) -> None:
+    assert loss_of(text) == loss
+
+
+@pytest.mark.parametrize("text", ["nll", "squared", "clipped-square", "clipped-square=", "0-1=3", "clipped-nll=much"])
+def test_other_losses_are_refused(text: str) -> None:
+    with pytest.raises(AssumptionError, match="loss"):
+        loss_of(text)
+
+
+@pytest.mark.parametrize(("text", "beta"), [(None, None), ("rows", "rows"), ("root", "root"), ("2.5", 2.5)])
+def test_betas(text: str | None, beta: object) -> None:
+    assert beta_of(text) == beta
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "row", "nan", ""])
+def test_other_betas_are_refused(text: str) -> None:
+    with pytest.raises(AssumptionError, match="beta must be a positive number"):
+        beta_of(text)

@@ -1,0 +1,123 @@
+"""Which rows certificates stand on, and in which units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl.certify.rows import bound_rows_of, independent, none_of
+from pacbayes_fl.study.run import train
+from tests.tiny import Row, on_csv, rows, tiny, write_csv
+
+SPLIT = "report.certify.scheme=split"
+
+
+@pytest.mark.parametrize(
+    ("source", "declared", "expected"),
+    [
+        ("polynomial", None, True),
+        ("mnist", None, True),
+        ("femnist", None, True),
+        ("fashion-mnist-inverted", None, True),
+        ("pv-ew", None, False),
+        ("rows.csv", None, False),
+        ("rows.csv", "true", True),
+        ("polynomial", "false", False),
+    ],
+)
+def test_who_vouches_for_independent_rows(source: str, declared: str | None, expected: bool) -> None:
+    sets = [f"data.source={source}", *([] if declared is None else [f"report.certify.independent={declared}"])]
+    name = "pfedbayes" if "mnist" in source else "pac-pfl"
+    study = tiny(*sets, f"method.name={name}")
+    assert independent(study) is expected
+
+
+def test_an_empty_batch_has_the_same_clients_and_no_rows() -> None:
+    batch = train(tiny("federation.rounds=0")).groups["existing"].train
+    found = none_of(batch)
+    assert (found.ids, found.names) == (batch.ids, batch.names)
+    assert found.size.tolist() == [0.0] * 4
+    assert found.x.shape[1:] == (1, 1) and not bool(found.x.any())
+
+
+def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> None:
+    table = rows()
+    for name, move in (("before", 0.0), ("after", 500.0)):
+        moved = [row | {"y": row["y"] + move} if row["client"] == "new_1" else row for row in table]
+        trained = train(on_csv(write_csv(tmp_path / f"{name}.csv", moved), "federation.rounds=1"))
+        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
+        assert found is not None and found.prior.source == "disjoint clients"
+        assert found.seen.size.tolist() == [0.0, 0.0]
+        known = trained.groups["existing"].used
+        y, mask = found.rows.y[1], found.rows.mask[1]
+        raw = trained.groups["new"].raw.train.y[1]
+        assert torch.allclose(y[mask] * known.y_std.mean() + known.y_mean.mean(), raw[mask])
+        if move:
+            assert float(y[mask].min()) > 0.5  # not standardised away
+
+
+def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
+    trained = train(tiny(SPLIT, "federation.rounds=1"))
+    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    afresh = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
+    assert found is not None and afresh is not None and trained.held is not None
+    assert (found.prior.source, found.seen.size.tolist(), found.rows.size.tolist()) == ("split", [4.0] * 4, [3.0] * 4)
+    assert (afresh.seen.size.tolist(), afresh.rows.size.tolist()) == ([0.0] * 4, [3.0] * 4)
+    units = trained.groups["existing"].units
+    expected = (trained.held.y - units.y_mean.unsqueeze(1)) / units.y_std.unsqueeze(1)
+    assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0))
+
+
+def test_a_run_without_a_scheme_has_no_rows_left() -> None:
+    trained = train(tiny("federation.rounds=1"))
+    assert bound_rows_of(trained, "existing", trained.groups["existing"], 0.05) is None
+
+
+def capacities(shift: float = 0.0, of: str = "") -> list[Row]:
+    """Rows of clients with a capacity of their own, which with one client's targets may be moved."""
+    clients = list(dict.fromkeys(row["client"] for row in rows()))
+    return [
+        row | {"cap": 4.0 + clients.index(row["client"]) + moved, "y": row["y"] + moved}
+        for row in rows()
+        for moved in [shift if row["client"] == of else 0.0]
+    ]
+
+
+POOLED = ("data.column_scale.y=pooled", "federation.rounds=1")
+
+
+def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(tmp_path: Path) -> None:
+    """A split keeps its rows out of pooled moments, and a new client's rows, however far off, move nobody's units."""
+    path = write_csv(tmp_path / "rows.csv", capacities())
+    trained = train(on_csv(path, *POOLED, SPLIT))
+    assert trained.held is not None
+    shared, known = trained.groups["existing"].shared, trained.groups["existing"].raw.train
+    assert shared.kinds == ("client", "client", "pooled", "pooled")
+    assert float(shared.mean[3]) == pytest.approx(float(known.y[known.mask].mean()), rel=1e-12)
+    assert float(shared.std[3]) == pytest.approx(float(known.y[known.mask].std(correction=0)), rel=1e-12)
+    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    assert found is not None
+    expected = (trained.held.y - shared.mean[3]) / shared.std[3]
+    assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
+    scaled = []
+    for name, move in (("before", 0.0), ("after", 500.0)):
+        path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))
+        trained = train(on_csv(path, *POOLED))
+        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
+        assert found is not None and found.apart
+        scaled.append((found.rows, trained.groups["new"].shared))
+    (before, first), (after, second) = scaled
+    assert torch.equal(first.mean, second.mean) and torch.equal(first.std, second.std)
+    assert torch.equal(before.x[0], after.x[0]) and torch.equal(before.y[0], after.y[0])
+    step = (after.y[1] - before.y[1])[after.mask[1]] * second.std[3]
+    assert torch.allclose(step, torch.full_like(step, 500.0))
+
+
+def test_folds_share_nothing_that_a_client_s_own_rows_moved(tmp_path: Path) -> None:
+    """In folds a client's units and kinds are of others alone: its capacity is not scaled across clients."""
+    sets = ("federation.rounds=1", "report.certify.scheme=folds", "report.certify.folds=2")
+    with pytest.warns(UserWarning, match="^cap: constant inside clients and different between them"):
+        trained = train(on_csv(write_csv(tmp_path / "rows.csv", capacities()), *sets))
+    assert trained.groups["existing"].shared.kinds == ("client",) * 4

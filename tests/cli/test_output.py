@@ -1,0 +1,222 @@
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from pacbayes_fl.cli import output
+from pacbayes_fl.cli.layout import number
+from pacbayes_fl.cli.output import print_bins, print_cells, print_certificates, print_predictions, print_table, progress
+from pacbayes_fl.names import shortened
+from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun
+from pacbayes_fl.results.comparison import Cell
+from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.predict import ClassPrediction, Prediction
+from tests.hostile import NAMES
+
+Captured = pytest.CaptureFixture[str]
+
+
+def prediction(client: str) -> Prediction:
+    return Prediction(client, *(torch.tensor([base, base + 0.5]) for base in (1.0, 2.0, 3.0, 4.0)))
+
+
+def test_predictions_are_csv_or_json(capsys: Captured) -> None:
+    print_predictions([prediction("a,b")], as_json=False, round=12)
+    assert capsys.readouterr().out == (
+        'client,row,mean,std,lower,upper,round\n"a,b",0,1,2,3,4,12\n"a,b",1,1.5,2.5,3.5,4.5,12\n'
+    )
+    print_predictions([prediction("c")], as_json=True, round=12)
+    expected = {"mean": [1.0, 1.5], "std": [2.0, 2.5], "lower": [3.0, 3.5], "upper": [4.0, 4.5]}
+    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
+
+
+def test_a_table_shows_mean_interval_median_and_the_worst_client(capsys: Captured) -> None:
+    values = ({"rsmse": 1.0, "ce": math.nan}, {"rsmse": 2.0, "ce": math.nan}, {"rsmse": 6.0, "ce": math.nan})
+    rows = tuple(ClientRow(k, f"c{k}", "existing", 3, one) for k, one in enumerate(values))
+    print_table(Result("s", "ridge", 4, "regression", clients=rows))
+    title, names, group, row, empty, odd = capsys.readouterr().out.splitlines()
+    assert title == "s, ridge, seed 4, round 0" and group == "existing, 3 clients"
+    assert names.split() == ["over", "clients", "mean", "[95", "%", "interval]", "median", "worst", "client"]
+    assert row.split() == ["rsmse", "3.000", "[1.000,", "6.000]", "2.000", "c2", "6.000"]
+    assert empty.split() == ["ce", "-", "[-,", "-]", "-"]
+    assert odd == "existing ce: mean over 0 of 3 clients; c0: nan, c1: nan, c2: nan"
+
+
+def test_methods_stand_below_each_other_by_metric_and_group(capsys: Captured) -> None:
+    cells = [
+        Cell("a", "new", "rsmse", 0.5, 0.25, 0.75, 0.5, 3, round="12", worst=0.9, worst_client="c7"),
+        Cell("a", "new", "ce", math.nan, 0.0, 0.0, 0.0, 3),
+        Cell("b", "new", "rsmse", 0.125, 0.0, 1.0, 0.0, 3, worst=0.2, worst_client="c1"),
+    ]
+    print_cells(cells)
+    said, _, rsmse, a, b, ce, empty, rounds = capsys.readouterr().out.splitlines()
+    assert said == "over clients and 3 seeds, intervals by the bootstrap"
+    assert (rsmse, ce) == ("rsmse, new clients", "ce, new clients")
+    assert a.split() == ["a", "0.500", "[0.250,", "0.750]", "0.500", "c7", "0.900"] and b.split()[0] == "b"
+    assert rounds == "scored at round: a 12"
+    assert empty.split() == ["a", "-", "[0.000,", "0.000]", "0.000"]
+
+
+def test_a_table_says_from_which_damaged_rounds_it_fell_back(capsys: Captured) -> None:
+    labels = {"round": 8, "fell_back": ["state.json of round 12 is damaged; using round 8"]}
+    print_table(Result("s", "ridge", 4, "regression", (RoundRecord(12, 3),), labels=labels))
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "s, ridge, seed 4, round 8"
+    assert out[-1] == "fell back: state.json of round 12 is damaged; using round 8"
+
+
+def test_away_from_a_terminal_progress_is_a_line_now_and_then(capsys: Captured) -> None:
+    with progress("work", 20, quiet=False) as told:
+        for t in range(1, 21):
+            told(RoundRecord(t, 2, ("bad",) if t == 3 else (), {"rsmse": 0.5}))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{t}/20" for t in (2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)]
+    assert lines[1] == "work: 3/20 rsmse 0.5 dropped bad"
+    with progress("work", 20, quiet=True) as told:
+        told(RoundRecord(20, 2))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_labels_are_printed_with_probability_and_entropy(capsys: Captured) -> None:
+    one = ClassPrediction("c", torch.tensor([7, 2]), torch.tensor([0.5, 1.0]), torch.tensor([1.25, 0.0]))
+    print_predictions([one], as_json=False, round=12)
+    assert capsys.readouterr().out == "client,row,label,probability,entropy,round\nc,0,7,0.5,1.25,12\nc,1,2,1,0,12\n"
+    print_predictions([one], as_json=True, round=12)
+    expected = {"label": [7, 2], "probability": [0.5, 1.0], "entropy": [1.25, 0.0]}
+    assert json.loads(capsys.readouterr().out) == {"c": {**expected, "round": 12}}
+
+
+def test_a_table_of_classifiers_says_what_other_rules_would_choose(capsys: Captured) -> None:
+    metrics = {"pm.accuracy": 0.5, "pm.mean_weights.accuracy": 0.6, "gm.ece": 0.125}
+    rows = tuple(ClientRow(k, f"c{k}", "existing", 3, metrics) for k in range(2))
+    chosen = {"pm": {"best_validation": {"round": 20, "accuracy": 0.75, "rule": "by validation rows"}}}
+    result = Result("s", "bpfed", 4, "classification", clients=rows, labels={"selections": chosen})
+    print_table(result)
+    _, _, _, accuracy, ece, rule = capsys.readouterr().out.splitlines()
+    assert accuracy.split()[:2] == ["pm.accuracy", "0.500"] and ece.split()[:2] == ["gm.ece", "0.125"]
+    assert rule == "pm.best_validation: accuracy 0.7500 at round 20, mean weights (by validation rows)"
+
+
+def test_progress_shows_what_classifiers_record(capsys: Captured) -> None:
+    values = {"kl": 1.0, "loss": 0.25, "log_likelihood": -3.0, "pm.accuracy": 0.875, "validation.pm.accuracy": 0.5}
+    with progress("work", 1, quiet=False) as told:
+        told(RoundRecord(1, 2, (), values))
+    assert capsys.readouterr().err == "work: 1/1 pm.accuracy 0.875 log_likelihood -3 loss 0.25\n"
+
+
+def test_what_was_tried_before_the_first_round_is_told_with_its_score(capsys: Captured) -> None:
+    with progress("work", 100, quiet=False) as told:
+        told(RoundRecord(0, 4, values={"clusters=2": -0.36}))
+        told(RoundRecord(0, 0))
+    assert capsys.readouterr().err == "work: 0/100 clusters=2 -0.36\nwork: 0/100 \n"
+
+
+def test_tables_of_classifiers_say_how_many_bins(capsys: Captured) -> None:
+    rows = (ClientRow(0, "c", "existing", 3, {"pm.ece": 0.125}),)
+    runs = [Result("s", "a", 4, "classification", clients=rows, labels={"calibration_bins": b}) for b in (20, 10, 20)]
+    print_table(runs[0])
+    assert capsys.readouterr().out.splitlines()[-1] == "ece and mce: 20 bins of confidence"
+    print_bins(runs)
+    assert capsys.readouterr().out == "ece and mce: 10 or 20 bins of confidence\n"
+    print_bins([Result("s", "ridge", 4, "regression")])
+    assert not capsys.readouterr().out
+
+
+def test_whom_a_mean_leaves_out_is_said_once_for_metrics_that_agree_and_shortened(capsys: Captured) -> None:
+    rows = [ClientRow(k, f"c{k}", "existing", 3, {"rsmse": math.nan, "ce": math.nan, "nlpd": 1.0}) for k in range(8)]
+    rows.append(ClientRow(9, "c9", "existing", 3, {"rsmse": 1.0, "ce": 2.0, "nlpd": math.inf}))
+    print_table(Result("s", "ridge", 4, "regression", clients=tuple(rows)))
+    assert capsys.readouterr().out.splitlines()[6:] == [
+        "existing rsmse, ce: mean over 1 of 9 clients; c0: nan, c1: nan, c2: nan, c3: nan, c4: nan and 3 more",
+        "existing nlpd: mean over 9 of 9 clients; c9: inf",
+    ]
+
+
+def test_a_table_says_which_rows_are_test_rows_and_what_is_scaled_in_another_way(capsys: Captured) -> None:
+    rows = (ClientRow(0, "c", "existing", 3, {"rsmse": 0.125}),)
+    labels = {"test_rows": "column split", "scaling": {"across clients": "cap", "own units": "y"}}
+    print_table(Result("s", "a", 4, "regression", clients=rows, labels=labels))
+    said = ["test rows: column split", "scaled across clients: cap", "not scaled: y"]
+    assert capsys.readouterr().out.splitlines()[4:] == said
+
+
+# on a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[60, 80, 120])
+def lines(
+    request: pytest.FixtureRequest, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
+    """Give what was printed on a terminal of some columns, of which no line of a table is wider."""
+    monkeypatch.setattr("pacbayes_fl.cli.output.room", lambda: request.param)
+
+    def read(part: slice = slice(None)) -> list[str]:
+        found = capsys.readouterr().out.splitlines()[part]
+        assert all(cell_len(line) <= request.param for line in found), found
+        return found
+
+    return read
+
+
+def test_a_runs_table_fits(lines: Callable[..., list[str]]) -> None:
+    """With clients of any name and numbers of any size; every number is whole, and the worst client is named."""
+    numbers = (0.5, -12345.678, 1e-9, 99999.9994, -3.2e123, 7.0)
+    for client in NAMES.values():
+        for value in numbers:
+            metrics = {name: value for name in ("rsmse", "ce", "nlpd", "crps", "rmse_raw")}
+            rows = (ClientRow(0, client, "existing", 3, metrics), ClientRow(1, "b", "existing", 3, {}))
+            print_table(Result("s" * 90, "pac-pfl-bnn", 2**32 - 1, "regression", clients=rows))
+            found = lines()
+            assert found[0].endswith("pac-pfl-bnn, seed 4294967295, round 0") and found[0].startswith("sss")
+            assert " ".join(found).count(number(value)) >= 5 * 3
+            ends = shortened(client, 6)
+            assert sum(ends[0] in line and line.endswith(number(value)) for line in found) >= 5
+
+
+def test_a_comparisons_table_fits(lines: Callable[..., list[str]]) -> None:
+    for method in (*NAMES.values(), "fedsi fraction=0.03"):
+        for value in (0.5, -12345.678, 1e123):
+            cells = [
+                Cell(name, "new", metric, value, value, value, value, 3, worst=value, worst_client=method)
+                for name in (method, "b")
+                for metric in ("rsmse", "pm.accuracy")
+            ]
+            print_cells(cells)
+            assert " ".join(lines()).count(number(value)) == 4 * 5
+
+
+def test_a_table_of_certificates_fits(lines: Callable[..., list[str]]) -> None:
+    for name in NAMES.values():
+        line = CertifiedClient(name, "new", 123456, 0.12345, 123456.789, 0.98765, 0.99, 12345, 12, 0.5)
+        labels = {"rows": {"new": "rows"}}
+        run = CertifiedRun(name, "m", 0, "b", "t", "r", 0.0, 1.0, 0.05, (line,), {"new": []}, labels=labels)
+        print_certificates(run)
+        found = lines(slice(3, 6))
+        assert any("123456.789" in one and "0.9877" in one for one in found)
+        assert {"vacuous"} <= {word for one in found for word in one.split()}
+
+
+def test_away_from_a_terminal_nothing_is_shortened(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "house_" + "0" * 200 + "_east"
+    rows = (ClientRow(0, name, "existing", 3, {"rsmse": 1.0}),)
+    print_table(Result("s" * 300, "ridge", 4, "regression", clients=rows))
+    print_cells([Cell("m" * 300, "new", "rsmse", 1.0, 1.0, 1.0, 1.0, 1, worst=1.0, worst_client=name)])
+    out = capsys.readouterr().out
+    assert out.count(name) == 2 and "s" * 300 in out and "m" * 300 in out
+
+
+def test_every_line_is_said() -> None:
+    """Through `say`, which escapes what steers a terminal; JSON and CSV escape for themselves."""
+    allowed = {"print(printable(", "print(json.dumps(", 'print(path.read_text("utf-8"))'}
+    for module in ("cli", "cli_output", "cli_layout", "cli_progress"):
+        text = (Path(output.__file__).parent / f"{module}.py").read_text("utf-8")
+        for line in text.splitlines():
+            if re.search(r"(?<![\w.])print\(|stdout\.write|stderr\.write", line):
+                assert any(start in line for start in allowed), f"{module}: {line.strip()}"

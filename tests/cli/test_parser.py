@@ -1,0 +1,154 @@
+"""The parser: help for every argument, examples that are commands, versions, and what asking for them imports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import pacbayes_fl
+from pacbayes_fl.cli.parser import parser
+
+HEAVY = ("torch", "gpytorch", "pyro", "sympy", "sklearn", "scipy", "rich", "matplotlib", "pandas", "torchvision")
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return {"": parser(), **action.choices}
+
+
+def arguments() -> Iterator[tuple[str, argparse.Action]]:
+    """Yield every argument of every command but --help."""
+    for command, sub in commands().items():
+        for action in sub._actions:
+            if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+                yield command, action
+
+
+# help -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "action"), [*arguments()], ids=lambda part: getattr(part, "dest", part))
+def test_every_argument_says_what_it_is(command: str, action: argparse.Action) -> None:
+    text = action.help or ""
+    words = re.findall(r"[A-Za-z]{2,}", text)
+    assert len(words) >= 3, "help must say more than a name"
+    assert set(word.lower() for word in words) - {action.dest, *action.dest.split("_"), "the", "of", "a"}
+    assert not text.endswith(".") and text == " ".join(text.split())
+
+
+@pytest.mark.parametrize(("command", "action"), [*arguments()], ids=lambda part: getattr(part, "dest", part))
+def test_what_is_not_given_has_a_value_that_help_says(command: str, action: argparse.Action) -> None:
+    """A number or a name by default stands in the help as it is, not as it was when the help was written."""
+    if action.default not in (None, False, "", [], argparse.SUPPRESS):
+        assert "%(default)s" in (action.help or "")
+    takes_value = action.option_strings and action.nargs != 0 and not action.required
+    if takes_value and (action.choices or action.default == ""):
+        assert "(default: " in (action.help or "")
+
+
+def test_help_is_made_for_narrow_and_wide_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip in a format of one argument would show when somebody asks for help, and not before."""
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for command, sub in commands().items():
+            text, _, examples = sub.format_help().partition("\nexamples:\n")
+            assert "%" not in text.replace("95 %", "").replace("q %", ""), command
+            assert max(map(len, text.splitlines())) <= columns, (command, columns)
+            assert examples
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_example_is_a_command(command: str) -> None:
+    sub = commands()[command]
+    lines = sub.format_help().partition("\nexamples:\n")[2].splitlines()
+    assert lines
+    for line in lines:
+        program, *given = shlex.split(line)
+        got = parser().parse_args(given)
+        assert program == "pacbayes-fl" and (not command or command == got.command or got.command in ("run", "show"))
+    assert not command or any(shlex.split(line)[1] == command for line in lines)
+
+
+def test_wrong_usage_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (["list", "methods", "\x1b[31m\n\u202e"], ["\x1b[31m"], ["run", "x", "--seed", "\x1b[2J"]):
+        with pytest.raises(SystemExit) as left:
+            parser().parse_args(given)
+        err = capsys.readouterr().err
+        assert left.value.code == 2
+        assert all(line.isprintable() for line in err.splitlines()) and "\\x1b[" in err
+
+
+# versions -------------------------------------------------------------------------------------------------------
+
+
+def test_version_names_the_package_and_what_its_numbers_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(["--version"])
+    out = capsys.readouterr().out
+    assert left.value.code == 0 and out.startswith(f"pacbayes-fl {pacbayes_fl.__version__} (python ")
+    for package in ("torch", "gpytorch", "pyro-ppl"):
+        assert f"{package} {metadata.version(package)}" in out
+
+
+def test_a_package_that_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--version"])
+    assert "pyro-ppl not installed" in capsys.readouterr().out
+
+
+# what is imported -----------------------------------------------------------------------------------------------
+
+COUNT = """
+import sys
+from pacbayes_fl.cli import main
+loaded = []
+def after(*arguments):
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+    loaded.append(sorted(name for name in {heavy} if name in sys.modules))
+after("--help")
+after("--version")
+after("run", "--help")
+after("run")
+after("certify", "x", "--delta", "much")
+after("show", "nowhere")
+after("list", "methods")
+after("list", "metrics")
+after("list", "recorded")
+after("list", "data")
+after("list", "studies")
+after("run", "polynomial", "--quiet", "--out", "run", "--rounds", "1", "--device", "cpu")
+print(loaded, file=sys.stderr)
+"""
+
+
+def test_no_command_imports_what_it_does_not_need(tmp_path: Path) -> None:
+    """All in one process, from the lightest on: tensors come with the first run, sympy and sklearn not even then."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT.format(heavy=HEAVY)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(pacbayes_fl.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    *light, run = eval(done.stderr.splitlines()[-1])
+    assert light == [[]] * 11
+    assert {"torch", "gpytorch"} <= set(run) <= {"torch", "gpytorch", "pyro", "scipy"}

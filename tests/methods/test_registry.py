@@ -1,0 +1,184 @@
+"""The table of methods: read-only, and every entry fit for a study, a command and a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import tomllib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import settings
+from pacbayes_fl.methods import METHODS, Choice, HeldOut, LogUniform, Recipe
+from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.baselines.pfedgp import pfedgp
+from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, weight_hyper_prior
+from pacbayes_fl.study.file import Study
+
+FEATURES = ("wind", "lag_1")
+NAMES = tuple(METHODS)
+
+
+def build(name: str, **options: Any) -> Method[Any, Any, Any, Any]:
+    recipe = METHODS[name]
+    model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
+    return recipe.build(answered(recipe, recipe.options(**options)), model, FEATURES)
+
+
+def answered(recipe: Recipe, options: Any) -> Any:
+    """Take the first candidate of what is left open, as a study's choice would take one."""
+    asks = [one for one in recipe.held_out if getattr(options, one.option) == "held-out"]
+    return dataclasses.replace(options, **{one.option: one.candidates(options)[0] for one in asks})
+
+
+def test_the_table_is_read_only() -> None:
+    with pytest.raises(TypeError):
+        METHODS["mine"] = METHODS["ridge"]  # type: ignore[index]
+    for recipe in METHODS.values():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            recipe.title = "mine"  # type: ignore[misc]
+        for table in (recipe.search, recipe.presets, *recipe.presets.values()):
+            with pytest.raises(TypeError):
+                table["mine"] = {}  # type: ignore[index]
+    with pytest.raises(TypeError):
+        METHODS["pac-pfl"].presets["paper"]["method"]["rate"] = 1.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_builds_what_it_says(name: str) -> None:
+    recipe, method = METHODS[name], build(name)
+    assert isinstance(method, Method)
+    assert method.federated == recipe.federated
+    assert dataclasses.is_dataclass(method) and dataclasses.is_dataclass(recipe.options)
+    assert recipe.title and all(recipe.product) and len(recipe.title.splitlines()) == 1
+    assert build(name) == method or hasattr(method, "model")  # a model is not compared
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_a_valid_study(name: str) -> None:
+    recipe = METHODS[name]
+    assert {"recommended", "paper"} <= set(recipe.presets)
+    for preset, parts in recipe.presets.items():
+        table = Study.from_table({"method": {"name": name, "preset": preset}}).table()
+        for part, values in parts.items():
+            told = {key: settings.NONE if value is None else value for key, value in values.items()}
+            assert {key: table[part][key] for key in values} == settings.merge({}, told)
+    assert "method" not in recipe.presets["recommended"]  # the defaults are what is recommended
+
+
+def test_where_all_clients_train_and_a_cohort_is_heard() -> None:
+    """Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes; the other papers train the clients that were drawn."""
+    train = {
+        (name, preset): Study.from_table({"method": {"name": name, "preset": preset}}).federation.train
+        for name, recipe in METHODS.items()
+        for preset in recipe.presets
+    }
+    everybody = {(name, "paper") for name in ("pfedbayes", "sfedbayes", "cfedbayes")}
+    assert {key for key, value in train.items() if value == "all"} == everybody
+
+
+PYTHON: dict[str, Callable[[Any], Method[Any, Any, Any, Any]]] = {
+    "pac-pfl": lambda model: PacPFL(model, GaussianHyperPrior(model.location())),
+    "pac-pfl-bnn": lambda model: PacPFLBNN(model, weight_hyper_prior(model)),
+    "pfedgp": pfedgp,
+}
+"""How a program builds a method whose class needs more than a model."""
+
+
+def differences(mine: Any, theirs: Any, at: str = "") -> Iterator[str]:
+    """Yield dotted names of the fields in which two values differ."""
+    if dataclasses.is_dataclass(mine) and type(mine) is type(theirs):
+        for field in dataclasses.fields(mine):
+            name = f"{at}.{field.name}" if at else field.name
+            yield from differences(getattr(mine, field.name), getattr(theirs, field.name), name)
+    elif isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
+            yield at
+    elif mine is not theirs and mine != theirs:
+        yield at
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_the_same_from_python_and_from_a_study(name: str) -> None:
+    """Field by field, but for what the recipe names: the variant, and what held-out rows choose."""
+    recipe = METHODS[name]
+    model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
+    options = answered(recipe, Study.from_table({"method": {"name": name}}).method.options)
+    studied: Any = recipe.build(options, model, FEATURES)
+    if name in PYTHON:
+        program: Any = PYTHON[name](model)
+    else:
+        needed = {"model": model, "input_dim": len(FEATURES), "column": FEATURES.index("lag_1")}
+        without = [field.name for field in dataclasses.fields(studied) if not_given(field)]
+        program = type(studied)(**{key: needed[key] for key in without})
+    assert set(differences(program, studied)) == set(recipe.variant)
+    for at, value in recipe.variant.items():
+        assert operator.attrgetter(at)(studied) == value
+
+
+def not_given(field: Any) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def test_differences_are_found_in_every_depth() -> None:
+    one, other = build("pfedbayes"), build("pfedbayes", zeta=2.0, prior_rate=0.5, draws=3)
+    found = set(differences(one, other))
+    assert found == {"model", "local.zeta", "tracking.rate", "draws"}
+    model = DeepKernelGP(2, (3,), (3,))
+    priors = [GaussianHyperPrior(model.location() + shift) for shift in (0.0, 0.0, 1.0)]
+    assert not set(differences(*priors[:2])) and set(differences(*priors[1:])) == {"loc"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].model == "functions"])
+def test_a_recipe_names_the_servers_own_optimiser(name: str) -> None:
+    words = METHODS[name].product.server.lower()
+    optimiser = getattr(build(name), "optimiser", "none")
+    assert all((word in words) <= (word == optimiser) for word in ("adam", "ascent"))
+
+
+def values_of(space: LogUniform | Choice) -> tuple[Any, ...]:
+    return (space.low, space.high) if isinstance(space, LogUniform) else space.values
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, recipe in METHODS.items() for key in recipe.search])
+def test_every_searched_value_is_a_valid_value_of_a_study(name: str, key: str) -> None:
+    part, field = key.split(".")
+    space = METHODS[name].search[key]
+    assert len(values_of(space)) > 1
+    if isinstance(space, LogUniform):
+        assert 0 < space.low < space.high < math.inf
+    for value in values_of(space):
+        text = settings.to_value(value)
+        study = Study.from_table({"method": {"name": name}}, sets=[f"{key}={text}"])
+        assert study.table()[part][field] == tomllib.loads(f"v = {text}")["v"]
+        model = study.model.build((2,), None)
+        study.recipe.build(answered(study.recipe, study.method.options), model, FEATURES)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in METHODS.items() if recipe.search])
+def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
+    recipe: Recipe = METHODS[name]
+    assert ("federation.rounds" in recipe.search) == recipe.rounds
+
+
+@pytest.mark.parametrize(("name", "asks"), [(name, asks) for name in NAMES for asks in METHODS[name].held_out])
+def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOut) -> None:
+    recipe = METHODS[name]
+    left = settings.parse(recipe.options, {asks.option: "held-out", "trial_rounds": 3}, "[method]")
+    candidates = asks.candidates(left)
+    assert len(set(candidates)) == len(candidates) >= 2 and "held-out" not in candidates
+    for candidate in candidates:
+        assert isinstance(build(name, **{asks.option: candidate}), Method)
+    study = Study.from_table({"method": {"name": name, asks.option: "held-out"}})
+    usual = recipe.options()
+    also = [one for one in recipe.held_out if one is not asks and getattr(usual, one.option) == "held-out"]
+    assert set(study.held_out) == {asks, *also} and Study.from_table(study.table()) == study

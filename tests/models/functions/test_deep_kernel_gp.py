@@ -1,0 +1,123 @@
+"""The paper's prior: its size, and the closed form beside the GPyTorch modules that define it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.likelihoods import inverse_softplus
+
+MODELS: dict[str, Callable[[], DeepKernelGP]] = {
+    "paper": lambda: DeepKernelGP(3),
+    "zero mean": lambda: DeepKernelGP(3, mean_widths=None, kernel_widths=(4,)),
+    "linear": lambda: DeepKernelGP(3, mean_widths=(), kernel_widths=(), feature_dim=1),
+    "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def particles(model: FunctionModel, *shape: int) -> Tensor:
+    return model.location() + draw(*shape, model.dim, scale=0.5)
+
+
+@pytest.mark.parametrize(("features", "count"), [(15, 3236), (1, 2340)])
+def test_the_paper_s_prior_has_the_paper_s_size(features: int, count: int) -> None:
+    model = DeepKernelGP(features)
+    assert model.dim == count and model.input_dim == features
+    assert model.location().count_nonzero() == 1  # the raw noise
+
+
+@every_model
+def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
+    model = MODELS[name]()
+    theta, x, other = particles(model, 2, 2), draw(2, 5, 3, seed=1), draw(2, 4, 3, seed=2)
+
+    def network(prefix: str, at: Tensor) -> Tensor:
+        named = {n: v for n, v in model.unflatten(theta[1, 0]).items() if n.startswith(prefix)}
+        depth = len(named) // 2
+        for i in range(depth):
+            weight, bias = (named[f"{prefix}.network.{part}.{i}"] for part in ("weights", "biases"))
+            at = (at.tanh() if i else at) @ weight + bias
+        return at
+
+    z, z_other = network("kernel", x[1]), network("kernel", other[1])
+    kernel = torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
+    torch.testing.assert_close(model.covariance(theta, x, other)[1, 0], kernel, rtol=1e-11, atol=1e-12)
+    mean = torch.zeros(5, dtype=torch.float64) if name == "zero mean" else network("mean", x[1]).squeeze(-1)
+    torch.testing.assert_close(model.mean(theta, x)[1, 0], mean, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(model.variance(theta, x), torch.ones(2, 2, 5, dtype=torch.float64))
+
+
+@every_model
+def test_bound_hyper_parameters_give_the_same(name: str) -> None:
+    model = MODELS[name]()
+    theta, x = particles(model, 3, 2), draw(3, 5, 3, seed=1)
+    mean, embedding = model.bind(theta)(x)
+    definition = model.embedding(theta, x)
+    assert embedding is not None and definition is not None
+    torch.testing.assert_close(mean, model.mean(theta, x), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(embedding, definition, rtol=1e-12, atol=1e-13)
+
+
+@every_model
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
+    model = MODELS[name]()
+    theta, x = particles(model, *((2,) if shared else (3, 2))), draw(3, 5, 3, seed=1)
+    theta[..., 0, 0] = inverse_softplus(1e-5)  # at the floor of the noise, where it has no slope
+    found, pullback = model.with_pullback(theta, x)
+    expected, definition = FunctionModel.with_pullback(model, theta, x)
+    assert found.embedded and expected.embedded
+    for part, other in zip(found[:3], expected[:3], strict=True):
+        torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
+    by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t in expected[:3]]
+    score, reference = pullback(*by), definition(*by)
+    assert score.shape == (3, 2, model.dim) and score[:, 0, 0].eq(0).all() and score[:, 1, 0].ne(0).all()
+    error = (score - reference).norm(dim=-1) / reference.norm(dim=-1)
+    assert float(error.max()) < 1e-12
+
+
+@pytest.mark.parametrize("learned", ["learn_lengthscale", "learn_outputscale"])
+def test_a_learned_scale_of_one_changes_nothing(learned: str) -> None:
+    fixed, free = DeepKernelGP(2, (4,), (4,)), DeepKernelGP(2, (4,), (4,), **{learned: True})
+    assert free.dim == fixed.dim + 1
+    plain, x = particles(fixed, 2, 2), draw(2, 5, 2, seed=1)
+    one = torch.tensor(inverse_softplus(1.0), dtype=torch.float64)
+    named = fixed.unflatten(plain)
+    theta = torch.cat([named.get(n, one.expand(2, 2, *s)).reshape(2, 2, -1) for n, s in free.shapes.items()], -1)
+    assert free.embedding(theta, x) is None and free.bind(theta)(x)[1] is None
+    assert not free.with_pullback(theta, x)[0].embedded
+    torch.testing.assert_close(free.covariance(theta, x), fixed.covariance(plain, x), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(free.mean(theta, x), fixed.mean(plain, x), rtol=1e-12, atol=1e-13)
+    scale = next(name for name in free.shapes if name not in fixed.shapes)
+    free.unflatten(theta)[scale].add_(1.0)
+    assert not torch.allclose(free.covariance(theta, x), fixed.covariance(plain, x))
+
+
+@every_model
+def test_theta_of_another_size_is_refused(name: str) -> None:
+    model = MODELS[name]()
+    x = draw(1, 4, 3)
+    for size in (model.dim - 1, model.dim + 1):
+        theta = torch.zeros(1, 1, size, dtype=torch.float64)
+        for call in (model.mean, model.embedding, model.with_pullback, lambda t, _: model.bind(t)):
+            with pytest.raises(ShapeError, match=f"D={model.dim}, got"):
+                call(theta, x)
+
+
+def test_float32_stays_float32() -> None:
+    model = DeepKernelGP(3)
+    theta, x = particles(model, 2, 2).float(), draw(2, 5, 3, seed=1).float()
+    prior, pullback = model.with_pullback(theta, x)
+    assert {t.dtype for t in (*prior[:3], pullback(*prior[:3]), model.covariance(theta, x))} == {torch.float32}
+    assert {t.dtype for t in model.bind(theta)(x) if t is not None} == {torch.float32}

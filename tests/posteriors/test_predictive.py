@@ -1,0 +1,202 @@
+"""The predictive mixture: closed forms, torch's own mixture, and draws that belong to the client."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
+
+K, P, N = 3, 4, 5
+IDS = (11, 2**40, 7)
+
+
+def mixture(seed: int = 0) -> NormalMixture:
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randn(3, K, P, N, generator=generator, dtype=torch.float64)
+    return NormalMixture(torch.log_softmax(raw[0, :, :, 0] * 2, 1), 3 * raw[1], raw[2].exp())
+
+
+def reference(mixture: NormalMixture) -> MixtureSameFamily:
+    weights = mixture.log_weights.exp().unsqueeze(1).expand(-1, mixture.means.shape[2], -1)
+    return MixtureSameFamily(Categorical(weights), Normal(mixture.means.mT, mixture.variances.sqrt().mT))
+
+
+def part(mixture: NormalMixture, k: int, rows: int) -> NormalMixture:
+    return NormalMixture(
+        *(t[k : k + 1] for t in (mixture.log_weights, mixture.means[..., :rows], mixture.variances[..., :rows]))
+    )
+
+
+def two_gps(equal: bool = False) -> NormalMixture:
+    """Mix two GPs on three rows by their evidence, computed by scikit-learn (PAC-PFL eq. 37)."""
+    x, y = np.array([[0.0], [1.0], [2.5]]), np.array([0.3, -0.2, 1.1])
+    evidence, means, variances = [], [], []
+    for mean, lengthscale, noise in ((0.0, 1.0, 0.25), (0.2, 0.5, 0.09)):
+        gp = GaussianProcessRegressor(RBF(lengthscale), alpha=noise, optimizer=None).fit(x, y - mean)
+        at, std = gp.predict([[1.7]], return_std=True)
+        evidence.append(gp.log_marginal_likelihood_value_)
+        means.append(at[0] + mean)
+        variances.append(std[0] ** 2 + noise)
+    weights = torch.log_softmax(torch.tensor([evidence], dtype=torch.float64), 1)
+    columns = (torch.tensor(values, dtype=torch.float64).view(1, 2, 1) for values in (means, variances))
+    return NormalMixture(torch.full_like(weights, -math.log(2)) if equal else weights, *columns)
+
+
+def test_two_gps_mixed_by_their_evidence() -> None:
+    mixed, half = two_gps(), torch.tensor([[0.5]], dtype=torch.float64)
+    assert mixed.weights[0].tolist() == pytest.approx([0.4251141621, 0.5748858379], rel=1e-9)
+    assert float(mixed.mean) == pytest.approx(0.30815997887655733, rel=1e-10)
+    assert float(mixed.variance) == pytest.approx(0.7319276527696585, rel=1e-10)
+    assert float(mixed.cdf(half)) == pytest.approx(0.5892967236534183, rel=1e-10)
+    assert -float(mixed.log_prob(half)) == pytest.approx(0.7610952967261092, rel=1e-10)
+    assert float(mixed.quantile(torch.tensor([0.1]))) == pytest.approx(-0.779073626432134, rel=1e-7)
+    assert float(mixed.quantile(torch.tensor([0.1], dtype=torch.float64))) == pytest.approx(
+        -0.779073626432134, rel=1e-10
+    )
+    equal = two_gps(equal=True)
+    assert float(equal.mean) == pytest.approx(0.3124742311172327, rel=1e-10)
+    assert float(equal.cdf(half)) == pytest.approx(0.589052342775024, rel=1e-10)
+    assert -float(equal.log_prob(half)) == pytest.approx(0.7404721006424908, rel=1e-10)
+
+
+def test_moments_density_and_cdf_are_torch_s() -> None:
+    ours = mixture()
+    theirs = reference(ours)
+    y = torch.linspace(-8, 8, K * N, dtype=torch.float64).view(K, N)
+    for mine, expected in (
+        (ours.mean, theirs.mean),
+        (ours.variance, theirs.variance),
+        (ours.log_prob(y), theirs.log_prob(y)),
+        (ours.cdf(y), theirs.cdf(y)),
+    ):
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-13)
+    many = torch.stack([y, y + 1, -y])
+    torch.testing.assert_close(ours.cdf(many), torch.stack([ours.cdf(row) for row in many]), rtol=0, atol=0)
+
+
+def test_far_out_the_log_density_is_still_a_number() -> None:
+    y = torch.full((K, N), 1e4, dtype=torch.float64)
+    ours = mixture()
+    assert ours.log_prob(y).isfinite().all() and not ours.log_prob(y).exp().any()
+    torch.testing.assert_close(ours.log_prob(y), reference(ours).log_prob(y), rtol=1e-12, atol=0)
+
+
+def test_quantiles_invert_the_cdf() -> None:
+    ours = mixture()
+    level = torch.tensor([1e-9, 0.025, 0.1, 0.5, 0.9, 0.975, 1 - 1e-9], dtype=torch.float64)
+    quantiles = ours.quantile(level)
+    assert quantiles.shape == (7, K, N) and (quantiles.diff(dim=0) > 0).all()
+    torch.testing.assert_close(ours.cdf(quantiles), level.view(-1, 1, 1).expand_as(quantiles), rtol=1e-9, atol=1e-14)
+    y = torch.linspace(-4, 4, K * N, dtype=torch.float64).view(K, N)
+    for k, n in ((0, 0), (1, 3), (2, 4)):
+        own = ours.quantile(ours.cdf(y)[k, n].view(1))[0, k, n]
+        assert float(own) == pytest.approx(float(y[k, n]), abs=1e-9)
+
+
+def test_one_component_has_the_quantiles_of_a_normal() -> None:
+    alone = NormalMixture(
+        *(t[:, :1] for t in (torch.zeros(K, 1, dtype=torch.float64), mixture().means, mixture().variances))
+    )
+    level = torch.tensor([0.003, 0.3, 0.8], dtype=torch.float64)
+    expected = stats.norm(alone.means[:, 0].numpy(), alone.variances[:, 0].sqrt().numpy()).ppf(
+        level.view(3, 1, 1).numpy()
+    )
+    torch.testing.assert_close(alone.quantile(level), torch.tensor(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_components_far_apart_and_of_no_weight_do_no_harm() -> None:
+    log_weights = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64).log()
+    means = torch.tensor([[[-1e3], [1e3], [1e8]]], dtype=torch.float64)
+    ours = NormalMixture(log_weights, means, torch.tensor([[[1e-6], [1e-6], [1.0]]], dtype=torch.float64))
+    assert ours.log_prob(means[:, 0]).isfinite().all() and ours.mean.tolist() == [[500.0]]
+    quantiles = ours.quantile(torch.tensor([0.125, 0.375], dtype=torch.float64)).flatten()
+    assert quantiles.tolist() == pytest.approx([-1e3, 1e3 + 1e-3 * stats.norm.ppf(1 / 6)], abs=1e-8)
+    assert not (ours.sample(4000, Noise(0, 1, (5,))) > 1e6).any()
+
+
+@pytest.mark.parametrize("engine", ["philox", "generators"])
+def test_draws_have_the_moments_and_the_law_of_the_mixture(engine: str) -> None:
+    ours, draws = mixture(1), 20000
+    sample = ours.sample(draws, Noise(4, 0, IDS, engine=engine))  # type: ignore[arg-type]
+    assert sample.shape == (draws, K, N)
+    error = (sample.mean(0) - ours.mean) / (ours.variance / draws).sqrt()
+    assert float(error.abs().max()) < 4
+    fourth = (sample - ours.mean).pow(4).mean(0) - ours.variance.square()
+    assert float(((sample.var(0) - ours.variance) / (fourth / draws).sqrt()).abs().max()) < 4
+    for k in range(K):
+        for n in range(N):
+            assert stats.kstest(ours.cdf(sample)[:, k, n].numpy(), "uniform").pvalue > 1e-4
+    flat = ((sample - ours.mean) / ours.variance.sqrt()).flatten(1)
+    correlation = torch.corrcoef(flat.T) - torch.eye(K * N)
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(draws)  # rows and clients are drawn independently
+    lag = (flat[1:] * flat[:-1]).mean(0)
+    assert float(lag.abs().max()) < 4.5 / math.sqrt(draws)
+
+
+def test_draws_depend_on_the_client_and_not_on_padding_or_company() -> None:
+    ours = mixture()
+    together = ours.sample(6, Noise(3, 2, IDS))
+    for k in range(K):
+        for rows in (1, 3, N):
+            alone = part(ours, k, rows).sample(6, Noise(3, 2, IDS[k : k + 1]))
+            torch.testing.assert_close(alone, together[:, k : k + 1, :rows], rtol=1e-14, atol=0)
+    turned = NormalMixture(*(t.flip(0) for t in (ours.log_weights, ours.means, ours.variances)))
+    torch.testing.assert_close(turned.sample(6, Noise(3, 2, IDS[::-1])), together.flip(1), rtol=1e-14, atol=0)
+
+
+def test_a_seed_will_do_for_draws() -> None:
+    ours = mixture()
+    assert torch.equal(ours.sample(6, 3), ours.sample(6, Noise(3, 0, range(K))))
+    assert not torch.equal(ours.sample(6, 3), ours.sample(6, 4))
+
+
+def test_a_change_of_units_changes_everything_alike() -> None:
+    ours = mixture()
+    loc, scale = (
+        torch.tensor([10.0, -3.0, 0.0], dtype=torch.float64),
+        torch.tensor([4.0, 0.01, 1.0], dtype=torch.float64),
+    )
+    scaled = ours.rescale(loc, scale)
+
+    def there(y: Tensor) -> Tensor:
+        return loc.unsqueeze(-1) + scale.unsqueeze(-1) * y
+
+    y = torch.linspace(-3, 3, K * N, dtype=torch.float64).view(K, N)
+    level = torch.tensor([0.1, 0.7], dtype=torch.float64)
+    for mine, expected in (
+        (scaled.mean, there(ours.mean)),
+        (scaled.variance, scale.square().unsqueeze(-1) * ours.variance),
+        (scaled.log_prob(there(y)), ours.log_prob(y) - scale.log().unsqueeze(-1)),
+        (scaled.cdf(there(y)), ours.cdf(y)),
+        (scaled.quantile(level), there(ours.quantile(level))),
+        (scaled.sample(3, Noise(1, 1, IDS)), there(ours.sample(3, Noise(1, 1, IDS)))),
+    ):
+        torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_float32_stays_float32_where_it_is_given() -> None:
+    ours = mixture()
+    small = NormalMixture(*(t.float() for t in (ours.log_weights, ours.means, ours.variances)))
+    y = torch.zeros(K, N)
+    for mine, exact in (
+        (small.mean, ours.mean),
+        (small.log_prob(y), ours.log_prob(y.double())),
+        (small.sample(5, Noise(1, 1, IDS)), ours.sample(5, Noise(1, 1, IDS))),
+    ):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_the_mixture_is_what_metrics_ask_for() -> None:
+    predictive: RegressionPredictive = mixture()  # mypy compares the signatures
+    assert all(hasattr(predictive, name) for name in dir(RegressionPredictive) if not name.startswith("_"))

@@ -1,0 +1,206 @@
+"""Scores and predictions of a state, against numbers made by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from sklearn.linear_model import RidgeCV
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.study.data import ScaledGroup, load
+from pacbayes_fl.study.evaluate.regression import Report, curve, evaluate, labels, metrics_of, state_of, units_of
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.prepare import prepare
+from tests.laws.cases import Toy
+from tests.tiny import on_csv, quick, rows, tiny, write_csv
+
+ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+
+
+def scored(
+    study: Study, group: str = "existing", levels: Literal["paper", "pacoh"] = "paper"
+) -> tuple[Report, ScaledGroup]:
+    method, groups = prepare(study, load(study))
+    state = engine.run_rounds(method, groups["existing"].train, study.plan)
+    metrics = metrics_of(replace(study, report=replace(study.report, levels=levels)), "regression")
+    return evaluate(method, state, group, groups[group], study.plan, metrics), groups[group]
+
+
+def normal(residual: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    return 0.5 * (residual.square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize("group", ["existing", "new"])
+def test_ridge_is_scored_as_by_hand(tmp_path: Path, group: str) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    report, _ = scored(on_csv(path, "method.name=ridge"), group)
+    raw = load(on_csv(path)).groups[group]
+    assert [row.name for row in report.rows] == list(raw.train.names)
+    for k, row in enumerate(report.rows):
+        m = int(raw.train.size[k])
+        x, y, x_test, y_test = raw.train.x[k, :m], raw.train.y[k, :m], raw.test.x[k], raw.test.y[k]
+        loc, std = y.mean(), y.std(correction=0)
+        inputs = [(t - x.mean(0)) / x.std(0, correction=0) for t in (x, x_test)]
+        ridge = RidgeCV(alphas=ALPHAS, store_cv_results=True).fit(inputs[0].numpy(), ((y - loc) / std).numpy())
+        variance = torch.tensor(ridge.cv_results_[:, ALPHAS.index(ridge.alpha_)].mean()).clamp_min(1e-8)
+        mean = loc + std * torch.from_numpy(ridge.predict(inputs[1].numpy()))
+        rmse = (mean - y_test).square().mean().sqrt()
+        nlpd = normal((mean - y_test) / std, variance).mean()
+        expected = {
+            "rmse_raw": rmse,
+            "rmse": rmse / std,
+            "rsmse": rmse / y_test.std(correction=0),
+            "nlpd": nlpd,
+            "nlpd_raw": nlpd + std.log(),
+        }
+        assert (row.group, row.m, row.id) == (group, m, raw.train.ids[k])
+        for name, value in expected.items():
+            assert row.metrics[name] == pytest.approx(value.item(), rel=1e-7), name
+        for name, values in {"mean": mean, "std": (std * variance.sqrt()).expand(3)}.items():
+            torch.testing.assert_close(report.predictions[f"{group}.{name}"][k], values, rtol=1e-9, atol=1e-9)
+
+
+def test_persistence_in_the_datas_own_units_is_scored_as_by_hand(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    report, _ = scored(on_csv(path, "method.name=persistence"))
+    raw = load(on_csv(path)).groups["existing"]
+    for k, row in enumerate(report.rows):
+        y, m = raw.test.y[k], int(raw.train.size[k])
+        residual, std = y - raw.test.x[k, :, 0], raw.train.y[k, :m].std(correction=0)
+        rmse = residual.square().mean().sqrt()
+        variance = (raw.train.y[k, :m] - raw.train.x[k, :m, 0]).square().mean()
+        expected = {
+            "rsmse": rmse / y.std(correction=0),
+            "rmse_raw": rmse,
+            "rmse": rmse / std,
+            "nlpd_raw": normal(residual, variance).mean(),
+            "nlpd": normal(residual, variance).mean() - std.log(),
+        }
+        for name, value in expected.items():
+            assert row.metrics[name] == pytest.approx(value.item(), rel=1e-9), name
+        assert torch.equal(report.predictions["existing.mean"][k], raw.test.x[k, :, 0])
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "pooled-ridge", "persistence"])
+@pytest.mark.parametrize("group", ["existing", "new"])
+def test_metrics_in_both_units_agree(tmp_path: Path, name: str, group: str) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    report, scaled = scored(on_csv(path, f"method.name={name}"), group)
+    for row, std in zip(report.rows, scaled.units.y_std.tolist(), strict=True):
+        metrics = row.metrics
+        assert metrics["rmse_raw"] == pytest.approx(metrics["rmse"] * std, rel=1e-9)
+        assert metrics["crps_raw"] == pytest.approx(metrics["crps"] * std, rel=1e-9)
+        assert metrics["nlpd_raw"] == pytest.approx(metrics["nlpd"] + math.log(std), rel=1e-9)
+        assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_predictions_hold_every_row_and_nan_in_padding(tmp_path: Path) -> None:
+    table = [row for i, row in enumerate(rows()) if i != 8]  # the first client has two test rows, the others three
+    path = write_csv(tmp_path / "rows.csv", table)
+    report, scaled = scored(on_csv(path))
+    numbers = report.predictions
+    mask = numbers["existing.mask_test"]
+    assert mask.sum(1).tolist() == [2, 3, 3, 3]
+    for name in ("mean", "std", "lower", "upper", "pit"):
+        assert torch.equal(numbers[f"existing.{name}"].isnan(), ~mask), name
+    lower, mean, upper = (numbers[f"existing.{name}"][mask] for name in ("lower", "mean", "upper"))
+    assert (lower < mean).all() and (mean < upper).all()
+    inside = (numbers["existing.lower"] <= scaled.raw.test.y) & (scaled.raw.test.y <= numbers["existing.upper"])
+    coverage = (inside & mask).sum(1) / mask.sum(1)
+    assert [row.metrics["coverage_95"] for row in report.rows] == pytest.approx(coverage.tolist())
+    for part in ("train", "test"):
+        for name in ("x", "y", "mask"):
+            assert torch.equal(numbers[f"existing.{name}_{part}"], getattr(getattr(scaled.raw, part), name))
+
+
+def test_the_levels_reach_the_calibration_error() -> None:
+    paper, pacoh = (scored(tiny(), levels=levels)[0].rows for levels in ("paper", "pacoh"))
+    assert [row.metrics["ce"] for row in paper] != [row.metrics["ce"] for row in pacoh]
+    assert [row.metrics["rsmse"] for row in paper] == [row.metrics["rsmse"] for row in pacoh]
+
+
+def test_a_chunk_at_a_time_gives_the_same_report() -> None:
+    whole, pieces = (scored(tiny(f"federation.chunk={chunk}"))[0] for chunk in (2**19, 1))
+    for one, other in zip(whole.rows, pieces.rows, strict=True):
+        assert (one.name, one.id) == (other.name, other.id)
+        assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-9)
+
+
+def test_new_clients_begin_anew_and_existing_ones_keep_their_state(tmp_path: Path) -> None:
+    dataset = load(on_csv(write_csv(tmp_path / "rows.csv", rows())))
+    _, groups = prepare(tiny(), dataset)
+    method: Any = Toy(2)
+    state = engine.run_rounds(method, groups["existing"].train, tiny().plan)
+    assert state_of(method, state, "existing", groups["existing"]) is state
+    fresh = state_of(method, state, "new", groups["new"])
+    assert isinstance(fresh, FederationState) and fresh.round == state.round
+    assert fresh.clients.seen.tolist() == [0, 0]
+    assert torch.equal(fresh.clients.mean, state.server.centre.expand(2, -1))  # of the server as it is now
+
+
+@pytest.mark.parametrize("raw_units", [False, True])
+def test_units_there_and_back(tmp_path: Path, raw_units: bool) -> None:
+    dataset = load(on_csv(write_csv(tmp_path / "rows.csv", rows())))
+    group = prepare(tiny(f"data.scale={'none' if raw_units else 'client'}"), dataset)[1]["existing"]
+    index = torch.tensor([3, 1])
+    ones = torch.ones(2, 1, 3, dtype=torch.float64)
+    given = NormalMixture(torch.zeros(2, 1, dtype=torch.float64), ones, 4.0 * ones)
+    standard, own, unit = units_of(given, group, index)
+    assert unit.tolist() == [1.0, 1.0]
+    loc, std = group.units.y_mean[index].unsqueeze(1), group.units.y_std[index].unsqueeze(1)
+    assert (own if raw_units else standard) is given
+    torch.testing.assert_close(own.mean, loc + std * standard.mean)
+    torch.testing.assert_close(own.variance, std.square() * standard.variance)
+
+
+@pytest.mark.parametrize("method", ["pac-pfl", "ridge"])
+def test_the_score_of_a_learning_curve_is_the_mean_rsmse_of_the_report(method: str) -> None:
+    study = tiny(f"method.name={method}")
+    built, groups = prepare(study, load(study))
+    state = engine.run_rounds(built, groups["existing"].train, study.plan)
+    report = evaluate(built, state, "existing", groups["existing"], study.plan, metrics_of(study, "regression"))
+    values = [row.metrics["rsmse"] for row in report.rows]
+    expected = {"rsmse": pytest.approx(sum(values) / len(values), rel=1e-12)}
+    assert curve(built, state, groups["existing"], study.plan) == expected
+
+
+def test_labels_say_what_the_numbers_are() -> None:
+    columns = (tables.Column("a", "h"), tables.Column("b"))
+    paper, pacoh = (metrics_of(tiny(f"report.levels={name}"), "regression") for name in ("paper", "pacoh"))
+    said = labels("pac-pfl", {"particles": 7}, columns, tables.Column("p", "W"), pacoh)
+    assert (said["feature_name"], said["feature_unit"]) == (["a", "b"], ["h", ""])
+    assert (said["target_name"], said["target_unit"], said["band"]) == ("p", "W", [0.025, 0.975])
+    assert "'pacoh'" in said["ce"] and said["particles"] == 7
+    assert labels("pfedgp", {}, columns, columns[0], paper)["particles"] == 1
+    assert "particles" not in labels("ridge", {}, columns, columns[0], paper)
+    assert {"model", "rows", "selection", "rsmse", "nlpd"} <= set(said)
+
+
+def test_labels_say_how_weights_were_learned() -> None:
+    words = {}
+    for name in ("pfedbayes", "fedavg", "fedsi", "ridge"):
+        study = tiny(
+            f"method.name={name}", *(["method.alpha=0.1", "method.personal_alpha=round"] if name == "fedsi" else [])
+        )
+        words[name] = prepare(study, load(study))[0].about()
+    assert (words["pfedbayes"]["draws"], words["fedavg"]["draws"]) == (20, 1)
+    assert words["pfedbayes"]["inference"] == "closed-form KL, written-out gradient"
+    assert "20 draws" in words["pfedbayes"]["average"] and words["ridge"] == {}
+    assert "linearised" in words["fedsi"]["average"] and "Laplace" in words["fedsi"]["inference"]
+
+
+def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", rows())
+    for name in METHODS:
+        for group in ("existing", "new"):
+            report, _ = scored(on_csv(path, *quick(name), "federation.rounds=2"), group)
+            assert all(math.isfinite(value) for row in report.rows for value in row.metrics.values()), name

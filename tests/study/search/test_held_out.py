@@ -1,0 +1,313 @@
+"""What a study leaves open: chosen by held-out training rows, remembered by the run folder, and told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.data import split, tables
+from pacbayes_fl.errors import DataError, NumericalError, PrivacyError, StudyError
+from pacbayes_fl.federation import engine
+from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.methods.laplace_recipes import ALPHAS, PERSONAL_ALPHAS, RULES
+from pacbayes_fl.results import records as results
+from pacbayes_fl.results.manifest import adopt
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import run
+from pacbayes_fl.study.compare import compare
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search.held_out import choose, recall
+from tests.tiny import tiny
+from tests.tiny_images import tiny_images, write_root
+
+OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.trial_rounds=2")
+CHEAP = ("method.steps=2", "method.draws=2", "method.minibatch=8", "federation.rounds=2")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_root(tmp_path_factory.mktemp("images"))
+
+
+def asked(root: Path, *sets: str) -> Study:
+    return tiny_images(root, *OPEN, *CHEAP, *sets)
+
+
+def test_only_a_study_that_asks_leaves_the_question_open(root: Path, tmp_path: Path) -> None:
+    (asks,) = asked(root).held_out
+    assert asks.candidates(asked(root, "method.max_clusters=3").method.options) == (1, 2, 3)
+    assert asked(root, "method.clusters=2").held_out == () == tiny().held_out
+    with pytest.raises(StudyError, match="pac-pfl leaves nothing to be chosen"):
+        choose(tiny(), load(tiny()))
+    assert recall(tiny(), tmp_path) == (tiny(), {}) and recall(asked(root), tmp_path) == (asked(root), {})
+
+
+def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> None:
+    """By hand: one fold of every client's training rows, a federation without it, and the personal models' average."""
+    one = asked(root)
+    dataset = load(one)
+    chosen, notes = choose(one, dataset)
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    scores = {}
+    for clusters in (1, 2):
+        fixed = asked(root, f"method.clusters={clusters}")
+        method, groups = prepare(fixed, replace(dataset, groups={"existing": tables.Group(rest, held)}))
+        group = groups["existing"]
+        state = engine.run_rounds(method, group.train, fixed.plan)
+        (_, posterior), *_ = engine.personalise(method, state, group.train, fixed.plan)
+        log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
+        scores[str(clusters)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
+    said = notes["clusters"]
+    assert said["scores"] == pytest.approx(scores, rel=1e-5)
+    assert str(said["chosen"]) == max(scores, key=lambda clusters: scores[clusters])
+    assert chosen == asked(root, f"method.clusters={said['chosen']}")
+
+
+def test_test_and_validation_rows_are_not_looked_at(root: Path) -> None:
+    one = asked(root)
+    dataset = load(one)
+    existing = dataset.groups["existing"]
+    poisoned = replace(existing.test, x=existing.test.x * torch.nan)
+    other = replace(dataset, groups={"existing": tables.Group(existing.train, poisoned)})
+    assert choose(one, other) == choose(one, dataset)
+
+
+def test_regression_is_scored_by_its_density() -> None:
+    sets = (*OPEN, "method.steps=2", "method.draws=2", "federation.rounds=2")
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    one = Study.from_table(table | {"method": {"name": "cfedbayes"}}, "tiny", sets)
+    chosen, notes = choose(one, load(one))
+    assert set(notes["clusters"]["scores"]) == {"1", "2"} and chosen.method.options.clusters in (1, 2)
+
+
+def test_a_run_remembers_its_choice(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    first = run.run(asked(root), folder)
+    number = first.labels["clusters"]["chosen"]
+    assert Study.from_toml(folder / "study.toml") == asked(root, f"method.clusters={number}")
+    assert set(first.labels["clusters"]["scores"]) == {"1", "2"}
+    assert all(row.metrics["cluster"] in range(number) for row in first.clients if row.group == "existing")
+
+    def again(*_: object) -> None:
+        raise AssertionError("chosen again")
+
+    monkeypatch.setattr(held_out, "choose", again)
+    more = run.run(asked(root, "federation.rounds=3"), folder, resume=True)
+    assert more.labels["clusters"] == first.labels["clusters"] and len(more.rounds) == 3
+    assert results.load(folder) == more
+    for text in ("{", '{"clusters": {}}', '{"clusters": {"chosen": "two"}}', '{"clusters": {"chosen": [2]}}'):
+        (folder / held_out.FILE).write_text(text)
+        with pytest.raises(DataError, match=r"choice\.json is damaged or was edited"):
+            run.run(asked(root, "federation.rounds=4"), folder, resume=True)
+        adopt(folder)
+        with pytest.raises(DataError, match=r"choice\.json cannot be read"):
+            run.run(asked(root, "federation.rounds=4"), folder, resume=True)
+
+
+def test_a_comparison_reads_a_finished_run_whose_clusters_were_chosen(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacbayes_fl.plots.save_joint", lambda *_: [])
+    first = compare([asked(root)], 1, tmp_path)
+    assert compare([asked(root)], 1, tmp_path) == first
+
+
+def test_every_candidate_is_told_before_the_first_round(root: Path) -> None:
+    seen: list[RoundRecord] = []
+    result = run.run(asked(root), on_round=seen.append)
+    scores = result.labels["clusters"]["scores"]
+    assert [(r.round, r.clients, dict(r.values)) for r in seen[:2]] == [
+        (0, 4, {f"clusters={clusters}": scores[clusters]}) for clusters in ("1", "2")
+    ]
+    assert [record.round for record in seen[2:]] == [1, 2] == [record.round for record in result.rounds]
+
+
+@pytest.mark.parametrize(
+    ("option", "values"), [("rate", (1e-9, 0.02)), ("start", ("random", "uploads")), ("assign_draws", (1, 2))]
+)
+def test_numbers_and_words_can_be_chosen_too(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, values: tuple[Any, ...]
+) -> None:
+    one = asked(root, "method.clusters=2")
+    asks = HeldOut(option, lambda options: values)
+    monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s is one else ()))
+    chosen, notes = choose(one, load(one))
+    best = notes[option]["chosen"]
+    assert getattr(chosen.method.options, option) == best in values
+    assert list(notes[option]["scores"]) == [str(value) for value in values]
+    held_out.remember(tmp_path, notes)
+    assert recall(one, tmp_path) == (chosen, notes)
+
+
+def test_the_first_of_equals_is_taken_and_what_is_not_finite_is_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = asked(root, "method.max_clusters=4")
+    losses = {1: math.nan, 2: 0.5, 3: 0.25, 4: 0.25}
+
+    def scored(trial: Study, *_: Any) -> list[Any]:
+        score = -losses[trial.method.options.clusters]
+        return [held_out._Scored({}, score, 1.0, score)]
+
+    monkeypatch.setattr(held_out, "_trial", scored)
+    chosen, notes = choose(one, load(one))
+    assert chosen.method.options.clusters == notes["clusters"]["chosen"] == 3
+    assert notes["clusters"]["scores"] == {"1": None, "2": -0.5, "3": -0.25, "4": -0.25}
+
+
+def test_a_candidate_that_fails_loses_and_the_run_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, usual = asked(root), held_out._trial
+
+    def failing(trial: Study, *given: Any) -> Any:
+        if trial.method.options.clusters in bad:
+            raise NumericalError("its update is not finite")
+        return usual(trial, *given)
+
+    monkeypatch.setattr(held_out, "_trial", failing)
+    for bad in ((1,), (2,)):
+        chosen, notes = choose(one, load(one))
+        assert notes["clusters"]["chosen"] == chosen.method.options.clusters == 3 - bad[0]
+        assert notes["clusters"]["scores"][str(bad[0])] is None
+    bad = (1, 2)
+    with pytest.raises(StudyError, match="no candidate of clusters could be trained: 1, 2"):
+        choose(one, load(one))
+
+
+def test_trials_are_no_longer_than_the_run(root: Path) -> None:
+    _, notes = choose(asked(root, "method.trial_rounds=50"), load(asked(root)))
+    assert "after 2 rounds" in notes["clusters"]["rule"]
+
+
+# what rounds do not depend on --------------------------------------------------------------------------------------
+
+PERSONAL = ("method.name=fedsi", "method.alpha=0.1", "method.personal_alpha=held-out", "method.fraction=0.2")
+TEMPERED = ("method.name=pfedbayes", "model.temperature=held-out")
+
+
+def left_open(root: Path, *sets: str) -> Study:
+    return tiny_images(root, *CHEAP[:-1], "method.minibatch=8", "federation.rounds=3", *sets)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the rounds of every federation that is trained from now on."""
+    trained, usual = [], engine.rounds
+
+    def counting(method: Any, batch: Any, plan: Any, *more: Any) -> Any:
+        trained.append(plan.rounds)
+        return usual(method, batch, plan, *more)
+
+    monkeypatch.setattr(engine, "rounds", counting)
+    return trained
+
+
+def test_personal_options_are_chosen_on_one_federation_of_all_rounds(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: a federation without a fold trained once, and personal models fine-tuned anew for every candidate."""
+    one = left_open(root, *PERSONAL)
+    dataset, trained = load(one), counted(monkeypatch)
+    chosen, notes = choose(one, dataset)
+    assert trained == [3]
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    part, scores, state = replace(dataset, groups={"existing": tables.Group(rest, held)}), {}, None
+    for alpha in PERSONAL_ALPHAS:
+        method, groups = prepare(left_open(root, *PERSONAL, f"method.personal_alpha={alpha}"), part)
+        group = groups["existing"]
+        state = state or engine.run_rounds(method, group.train, one.plan)
+        (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+        log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
+        scores[str(alpha)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
+    said = notes["personal_alpha"]
+    assert said["scores"] == pytest.approx(scores, rel=1e-6) and len(set(scores.values())) == len(scores)
+    assert str(said["chosen"]) == max(scores, key=lambda alpha: scores[alpha])
+    assert chosen == left_open(root, *PERSONAL, f"method.personal_alpha={said['chosen']}")
+
+
+def test_rules_and_variances_are_chosen_together_and_after_what_training_needs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("method.alpha=held-out", "method.personal_subnetwork=held-out", "method.trial_rounds=1")
+    one, trained = left_open(root, *PERSONAL, *more), counted(monkeypatch)
+    chosen, notes = choose(one, load(one))
+    assert trained == [1] * len(ALPHAS) + [3] and chosen.held_out == ()
+    assert list(notes) == ["alpha", "personal_subnetwork", "personal_alpha"]
+    assert set(notes["personal_subnetwork"]["scores"]) == set(RULES)
+    best = {
+        max(score for score in notes[name]["scores"].values()) for name in ("personal_subnetwork", "personal_alpha")
+    }
+    assert len(best) == 1, "both are of the best combination"
+
+
+def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, on a grid; and the run predicts with it, remembers it, and tells."""
+    one, dataset = left_open(root, *TEMPERED), load(left_open(root, *TEMPERED))
+    trained = counted(monkeypatch)
+    chosen, notes = choose(one, dataset)
+    found = notes["temperature"]["chosen"]
+    assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={found!r}")
+    rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
+    method, groups = prepare(
+        left_open(root, *TEMPERED[:1]), replace(dataset, groups={"existing": tables.Group(rest, held)})
+    )
+    group = groups["existing"]
+    state = engine.run_rounds(method, group.train, one.plan)
+    (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+    log_probs = posterior.predict(group.test.x).log_probs.double()  # type: ignore[union-attr]
+
+    def score(temperature: float) -> float:
+        own = (log_probs / temperature).log_softmax(-1).gather(-1, held.y.long().unsqueeze(-1)).squeeze(-1)
+        return float((torch.where(held.mask, own, 0.0).sum(1) / held.size).mean())
+
+    assert notes["temperature"]["scores"] == pytest.approx({"1.0": score(1.0), str(found): score(found)}, rel=1e-7)
+    grid = [0.1 * 100 ** (i / 400) for i in range(401)]
+    assert score(found) >= max(map(score, grid)) - 1e-12 and score(found) > score(1.0)
+
+
+def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: Path, tmp_path: Path) -> None:
+    folder, one = tmp_path / "run", left_open(root, *TEMPERED)
+    first = run.run(one, folder)
+    chosen = first.labels["temperature"]["chosen"]
+    plain = run.run(left_open(root, *TEMPERED[:1]))
+    for name, probs in first.predictions.items():
+        if name.endswith("probs"):
+            expected = (plain.predictions[name].double().log() / chosen).softmax(-1)
+            torch.testing.assert_close(probs.double(), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+    assert run.open_run(folder).method.temperature == chosen  # type: ignore[attr-defined]
+    again = run.run(replace(one, federation=replace(one.federation, rounds=4)), folder, resume=True)
+    assert again.labels["temperature"] == first.labels["temperature"] and len(again.rounds) == 4
+
+
+def test_a_temperature_is_for_classes() -> None:
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    for value in ("held-out", "2.0"):
+        one = Study.from_table(table | {"method": {"name": "pfedbayes"}}, "tiny", [f"model.temperature={value}"])
+        with pytest.raises(StudyError, match=r"\[model\] temperature .* is for classes, and the targets are numbers"):
+            run.run(one)
+    for value in ("0.0", "-1.0", "inf", "nan"):
+        with pytest.raises(StudyError, match=r"temperature must be (positive and finite|of type float)"):
+            Study.from_table({"method": {"name": "pfedbayes"}, "model": {"temperature": float(value)}})
+
+
+def test_regression_has_personal_options_too() -> None:
+    table = {name: value for name, value in tiny().table().items() if name not in ("model", "method")}
+    one = Study.from_table(
+        table | {"method": {"name": "fedsi"}}, "tiny", [*PERSONAL, "method.steps=2", "federation.rounds=2"]
+    )
+    chosen, notes = choose(one, load(one))
+    assert set(notes["personal_alpha"]["scores"]) == {str(alpha) for alpha in PERSONAL_ALPHAS}
+    assert chosen.method.options.personal_alpha in PERSONAL_ALPHAS
+
+
+def test_a_private_study_chooses_nothing_by_its_rows(root: Path, tmp_path: Path) -> None:
+    for name, sets in (("method.personal_alpha", PERSONAL), ("model.temperature", TEMPERED)):
+        one = left_open(root, *sets, "privacy.epsilon=1.0")
+        with pytest.raises(PrivacyError, match=f"{name} would be chosen by training rows"):
+            run.run(one, tmp_path / "run")

@@ -1,0 +1,97 @@
+"""Descriptions: all that has a name can be described, from its record, and examples are what can be run."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from pacbayes_fl import cli, settings
+from pacbayes_fl.bounds import BOUNDS
+from pacbayes_fl.cli.parser import parser
+from pacbayes_fl.data.partitions import PARTITIONS
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.options import options_of
+from pacbayes_fl.study import describe as study_describe
+from pacbayes_fl.study.describe import describe, every_name
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.listing import listing
+
+NAMES = [name for names in every_name().values() for name in names]
+
+
+def test_all_that_is_listed_can_be_described() -> None:
+    listed = [name for what in ("methods", "data", "bounds", "metrics") for name, _ in listing(what)]
+    assert {name for name in listed if "FILE" not in name and "NAME" not in name} <= set(NAMES)
+    assert {"cnn", "natural", "federation", "report.certify", "privacy"} < set(NAMES)
+    assert all(names for names in every_name().values()) and len(every_name()) >= 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_are_commands_and_studies(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for found in describe(name):
+        assert found.name == name and found.title and found.examples
+        for example in found.examples:
+            program, *arguments = shlex.split(example)
+            if program == "python":
+                exec(arguments[1])
+                assert "Help on function" in capsys.readouterr().out
+                continue
+            options = parser().parse_args(arguments)
+            assert program == "pacbayes-fl"
+            if options.command == "run":
+                study = Study.from_toml(options.study, options.sets)
+                assert name in example and settings.to_toml(study.table())
+            if options.command == "bound":
+                assert cli.main(arguments) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_shows_every_option_with_the_values_of_its_presets(name: str) -> None:
+    (found,) = describe(name)
+    shown = {row.cells[0]: row for table in found.options for row in table.rows}
+    presets = METHODS[name].presets
+    assert set(options_of(METHODS[name].options)) <= set(shown)
+    for column, preset in enumerate(presets, start=1):
+        table = Study.from_table({"method": {"name": name, "preset": preset}}).table()
+        for key, row in shown.items():
+            part, _, option = key.rpartition(".")
+            assert row.cells[column] == settings.to_value(table[part or "method"][option]), (key, preset)
+    for preset, parts in presets.items():
+        for part, values in parts.items():
+            assert {key if part == "method" else f"{part}.{key}" for key in values} <= set(shown), preset
+
+
+def test_an_option_says_what_it_may_be_and_what_it_means() -> None:
+    (found,) = describe("federation")
+    (row,) = (row for table in found.options for row in table.rows if row.cells[0] == "min_clients")
+    assert row.cells[1] == "1"
+    assert row.text.startswith("A whole number (at least 1). ") and "good clients" in row.text
+
+
+def test_a_bound_says_what_it_assumes_and_a_metric_which_end_is_good() -> None:
+    (found,) = describe("seeger")
+    assert [text for label, text in found.facts if label == "assumes"] == [*BOUNDS["seeger"].assumptions]
+    (found,) = describe("accuracy")
+    assert dict(found.facts)["better"] == "higher" and dict(found.facts)["task"] == "classification"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("pac-plf", "did you mean 'pac-pfl'?"),
+        ("seger", "did you mean 'seeger'?"),
+        ("federated", "did you mean 'federation'?"),
+        ("?", "valid: pac-pfl, "),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_with_the_nearest(word: str, hint: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        describe(word)
+    assert str(caught.value).startswith(f"nothing is called '{word}' ({hint}")
+
+
+def test_a_name_of_two_things_is_described_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_describe, "PARTITIONS", {**PARTITIONS, "mlp": PARTITIONS["labels"]})
+    assert [found.family for found in describe("mlp")] == ["kind of model", "partition"]

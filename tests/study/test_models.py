@@ -1,0 +1,109 @@
+"""Models of a study: networks are built for the data, and a method of regression is refused on classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import options
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
+from pacbayes_fl.options import option
+from pacbayes_fl.study import models, run
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.models import KINDS, GPModel, ModelKind, ModelSize, NetworkModel, check_task
+
+
+def test_networks_are_built_for_the_data() -> None:
+    flat = NetworkModel(widths=(4, 3)).build((2,), None)
+    assert isinstance(flat, BayesianMLP) and flat.sizes == (2, 4, 3, 1) and flat.likelihood == Gaussian()
+    assert NetworkModel(noise_std=0.2).build((2,), None).likelihood == Gaussian(0.2)
+    image = NetworkModel(dtype="float64").build((1, 28, 28), 62)
+    assert isinstance(image, BayesianMLP) and image.sizes == (784, 100, 62) and image.likelihood == Categorical(62)
+    assert (flat.dtype, image.dtype) == (torch.float32, torch.float64)
+    for kind, network in (("cnn", BayesianCNN), ("vgg", BayesianVGG)):
+        assert isinstance(NetworkModel(kind=kind).build((3, 32, 32), 10), network)
+    with pytest.raises(StudyError, match=r"kind 'vgg' is for images.*rows of 5 features \(set model.kind to 'mlp'\)"):
+        NetworkModel(kind="vgg").build((5,), 3)
+    with pytest.raises(StudyError, match="likelihood 'categorical' is not for targets that are numbers"):
+        NetworkModel(likelihood="categorical").build((5,), None)
+    with pytest.raises(StudyError, match="likelihood 'gaussian' is not for targets that are labels of 3 classes"):
+        NetworkModel(likelihood="gaussian").build((5,), 3)
+
+
+def test_every_method_has_a_kind_of_model() -> None:
+    assert {recipe.model for recipe in METHODS.values()} == {kind.over for kind in KINDS.values()}
+    assert (models.table_of("functions"), models.table_of("weights")) == (GPModel, NetworkModel)
+    for name, recipe in METHODS.items():
+        check_task(name, classification=False)
+        if recipe.model == "weights":
+            check_task(name, classification=True)
+        else:
+            with pytest.raises(StudyError, match=f"{name} is a method of regression.*pfedbayes"):
+                check_task(name, classification=True)
+
+
+@dataclass(frozen=True)
+class DeepModel(NetworkModel):
+    """Table [model] of a network as deep as asked for.
+
+    Args:
+        depth: hidden layers.
+    """
+
+    depth: int = option(1, low=1)
+
+
+def deep(table: DeepModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianMLP:
+    return BayesianMLP((shape[0], *[table.widths[0]] * table.depth, likelihood.outputs), likelihood, dtype)
+
+
+def test_a_record_is_all_that_a_kind_of_model_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = ModelKind("deep", "a network as deep as asked for", "weights", DeepModel, deep)
+    monkeypatch.setattr(models, "KINDS", {**KINDS, "deep": record})
+    table: dict[str, Any] = {
+        "data": {"source": "polynomial", "options": {"clients": 2, "new_clients": 0, "test_samples": 5}},
+        "model": {"kind": "deep", "depth": 3, "widths": [4]},
+        "method": {"name": "fedavg", "steps": 2},
+        "federation": {"rounds": 2, "device": "cpu"},
+    }
+    asked = Study.from_table(table)
+    assert isinstance(asked.model, DeepModel) and Study.from_table(asked.table()) == asked
+    assert run.run(asked, tmp_path / "run").rounds[-1].round == 2
+    model = getattr(run.open_run(tmp_path / "run").method, "model", None)
+    assert isinstance(model, BayesianMLP) and model.sizes == (1, 4, 4, 4, 1)
+    with pytest.raises(StudyError, match=r"\[model\] depth must be at least 1, got 0"):
+        Study.from_table(table, "s.toml", ["model.depth=0"])
+    with pytest.raises(StudyError, match=r"s.toml \[model\]: unknown key 'depth'"):
+        Study.from_table(table, "s.toml", ["model.kind=mlp"])
+    text = r"s.toml \[model\] kind must be one of 'mlp', 'cnn', 'vgg', 'deep', got 'wide'"
+    with pytest.raises(StudyError, match=text):
+        Study.from_table(table, "s.toml", ["model.kind=wide"])
+
+
+def test_the_only_kind_over_functions_can_be_named() -> None:
+    plain, named = (Study.from_table({"model": given}) for given in ({}, {"kind": "deep-kernel-gp"}))
+    assert plain == named and "kind" not in plain.table()["model"]
+    with pytest.raises(StudyError, match=r"study \[model\]: unknown key 'kind'"):
+        Study.from_table({"model": {"kind": "mlp"}})
+
+
+def test_weights_are_counted_before_a_model_is_made() -> None:
+    network = NetworkModel(widths=(7, 3))
+    assert network.size(5, 4) == ModelSize(network.build((5,), 4).dim, "model.widths")
+    assert network.size(5, None).weights == network.build((5,), None).dim
+    assert NetworkModel(kind="cnn").size(5, 4).weights == 0
+    mean, kernel = (5 + 1) * 4 + (4 + 1), (5 + 1) * 6 + (6 + 1) * 3 + (3 + 1) * 2
+    assert GPModel((4,), (6, 3), 2).size(5, None).weights == mean + kernel
+
+
+def test_every_option_of_a_model_has_a_meaning() -> None:
+    for kind in KINDS.values():
+        assert kind.title and all(one.meaning for one in options.options_of(kind.table).values())

@@ -1,0 +1,154 @@
+"""A study's method and clients: which model, which units and dtype, and what does not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.models.weights.convolutional import BayesianCNN
+from pacbayes_fl.study import run
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.predict import ClassPrediction, join, predict
+from pacbayes_fl.study.prepare import device_of, prepare
+from tests.tiny import Row, tiny, write_csv
+from tests.tiny_images import tiny_images, write_root
+
+SHORT = ("method.name=pfedbayes", "method.steps=3", "method.draws=3", "model.widths=[5]", "federation.rounds=3")
+
+
+def flowers(seed: int = 0) -> list[Row]:
+    """Draw a table of three clients whose two features decide between three classes."""
+    random = np.random.default_rng(seed)
+    out: list[Row] = []
+    for k in range(4):
+        for i in range(30):
+            label = int(random.integers(3))
+            a, b = random.normal((4.0 * label, 100.0 * (k + 1)), (1.0, 10.0))
+            group = "new" if k == 3 else "existing"
+            split = "test" if i >= 20 else "train"
+            out.append({"client": f"c{k}", "a": a, "b": b, "y": label, "split": split, "group": group})
+    return out
+
+
+def labelled(path: Path, *sets: str) -> Study:
+    table = {"name": "flowers", "data": {"source": str(path), "task": "classification"}}
+    return Study.from_table(table, "flowers.toml", ["federation.device=cpu", "federation.threads=1", *SHORT, *sets])
+
+
+def test_the_method_decides_on_the_model_and_the_dtype() -> None:
+    method, groups = prepare(tiny(), load(tiny()))
+    assert isinstance(method.model, DeepKernelGP) and groups["existing"].train.x.dtype == torch.float64  # type: ignore[attr-defined]
+    one = tiny(*SHORT)
+    built: Any = prepare(one, load(one))
+    assert isinstance(built[0].model, BayesianMLP) and built[0].model.sizes == (1, 5, 1)
+    assert isinstance(built[0].model.likelihood, Gaussian)
+    group = built[1]["existing"]
+    assert group.train.x.dtype == group.train.y.dtype == group.test.y.dtype == torch.float32
+    assert group.raw.train.y.dtype == group.units.y_std.dtype == torch.float64
+    torch.testing.assert_close(group.train.y.std(1, correction=0), torch.ones(4))
+    double: Any = prepare(tiny(*SHORT, "model.dtype=float64"), load(one))
+    assert double[0].model.dtype == double[1]["new"].train.x.dtype == torch.float64
+
+
+def test_images_stay_in_their_units_and_have_their_shape(tmp_path: Path) -> None:
+    one = tiny_images(write_root(tmp_path))
+    dataset = load(one)
+    built: Any = prepare(one, dataset)
+    model, group = built[0].model, built[1]["existing"]
+    assert model.sizes == (36, 6, 10) and model.likelihood == Categorical(10)
+    raw = dataset.groups["existing"]
+    assert group.train.x is raw.train.x and group.test.x is raw.test.x  # no copy
+    assert group.validation is not None and torch.equal(group.validation.y, raw.validation.y)
+    part = group.select(torch.tensor([2, 0]))
+    assert part.validation.names == ("client_02", "client_00") and torch.equal(part.bring(part.raw.test).x, part.test.x)
+    with pytest.raises(StudyError, match="16"):
+        prepare(tiny_images(tmp_path, "model.kind=cnn"), dataset)  # 6 x 6 pixels are too few
+    assert isinstance(Study.from_toml("mnist-small", ["model.kind=cnn"]).model.build((1, 28, 28), 10), BayesianCNN)
+
+
+def test_methods_of_regression_are_refused_on_classes(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "flowers.csv", flowers())
+    with pytest.raises(StudyError, match=r"ridge is a method of regression.*choose one of pfedbayes, sfedbayes"):
+        labelled(path, "method.name=ridge", "model.widths=[]")
+    np.savez(tmp_path / "flowers.npz", **arrays())
+    one = tiny("data.source=" + str(tmp_path / "flowers.npz"))  # what it holds is known when it is read
+    with pytest.raises(StudyError, match="pac-pfl is a method of regression, and the data have classes"):
+        prepare(one, load(one))
+
+
+def arrays() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {
+        "x": random.normal(size=(12, 1)),
+        "y": np.arange(12) % 2,
+        "classes": np.array(2),
+        "client": np.arange(12) // 6,
+        "test": np.arange(12) % 3 == 0,
+        "validation": np.arange(12) % 6 == 1,
+        "client_name": np.array(["a", "b"]),
+        "client_new": np.array([False, False]),
+        "feature_name": np.array(["u"]),
+        "feature_unit": np.array(["m"]),
+        "target_name": np.array("kind"),
+        "target_unit": np.array(""),
+    }
+
+
+def test_an_archive_with_classes_runs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "made.npz", **arrays())
+    result = run.run(tiny(*SHORT, "data.source=" + str(tmp_path / "made.npz")), tmp_path / "run")
+    assert result.task == "classification" and result.labels["target_name"] == "kind"
+    assert "validation.pm.accuracy" in result.rounds[-1].values
+    assert run.open_run(tmp_path / "run").dataset.classes == 2
+
+
+def test_a_users_table_of_labels_from_training_to_joining(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "flowers.csv", flowers())
+    sets = ("method.steps=20", "method.zeta=0.005", "method.rate=0.02", "federation.rounds=10", "model.widths=[30]")
+    result = run.run(labelled(path, *sets), tmp_path / "run")
+    assert result.task == "classification"
+    for group in ("existing", "new"):  # features are standardised by client: 100 in one is 300 in another
+        assert np.mean(result.column(group, "pm.accuracy")) > 0.7
+    opened = run.open_run(tmp_path / "run")
+    rows = [{name: row[name] for name in ("client", "a", "b")} for row in flowers() if row["split"] == "test"]
+    got = predict(opened, "c1", write_csv(tmp_path / "ask.csv", rows))
+    probs = result.predictions["existing.pm.probs"][1]
+    assert isinstance(got, ClassPrediction) and torch.equal(got.label, probs.argmax(-1))
+    mine = [row for row in flowers() if row["client"] == "c3"]
+    hidden = [row | {"y": "" if row["split"] == "test" else row["y"]} for row in mine]
+    joined = join(opened, write_csv(tmp_path / "new.csv", hidden))["c3"]
+    torch.testing.assert_close(joined.probability, result.predictions["new.pm.probs"][0].max(-1).values)
+    later = [{name: row[name] for name in ("client", "a", "b", "y")} for row in flowers(1)[:4]]
+    assert len(predict(opened, "c0", tmp_path / "ask.csv", write_csv(tmp_path / "later.csv", later)).label) == 10
+
+
+def test_networks_learn_polynomials_end_to_end(tmp_path: Path) -> None:
+    sets = ["method.name=pfedbayes", "method.steps=10", "method.rate=0.02", "method.zeta=0.05", "federation.rounds=20"]
+    one = tiny(*sets, "model.widths=[20]", "method.draws=5")
+    result = run.run(one, tmp_path / "run")
+    assert result.task == "regression" and result.labels["draws"] == 5
+    assert {"rsmse", "ce", "nlpd", "crps", "rmse_raw", "coverage_95"} <= set(result.metrics)
+    curve = [record.values["rsmse"] for record in result.rounds if "rsmse" in record.values]
+    assert curve[-1] < curve[0] and curve[-1] < 1.0  # better than the mean of the test targets
+    assert curve[-1] == pytest.approx(np.mean(result.column("existing", "rsmse")), rel=1e-6)
+    opened = run.open_run(tmp_path / "run")
+    x = result.predictions["existing.x_test"][0, :, 0]
+    got = predict(opened, "poly_00", write_csv(tmp_path / "ask.csv", [{"x": value} for value in x.tolist()]))
+    torch.testing.assert_close(got.mean, result.predictions["existing.mean"][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.std, result.predictions["existing.std"][0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_device_is_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(tiny("federation.device=auto")).type == device_of(tiny()).type == "cpu"
+    with pytest.raises(StudyError, match=r"device is 'cuda', and there is no CUDA device \(device = 'auto'"):
+        device_of(tiny("federation.device=cuda"))
