@@ -22,8 +22,9 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import elbo, svi
+from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
-from pacbayes_fl.methods.weight_recipes import WEIGHT_RECIPES, PFedBayesOptions
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -61,13 +62,12 @@ class Federation:
     state: FederationState
 
     @classmethod
-    def draw(cls, setting: Setting, bench: Bench, steps: int | None = PFedBayesOptions.steps) -> Federation:
+    def draw(cls, setting: Setting, bench: Bench, steps: int | None = LocalInference.steps) -> Federation:
         """Draw the clients."""
         generator = torch.Generator().manual_seed(SEED)
         batch = labelled(setting.sizes, setting.clients, setting.rows, bench, generator)
         model = BayesianMLP(setting.sizes, Categorical(setting.sizes[-1]), bench.dtype)
-        options = PFedBayesOptions(steps=steps, minibatch=setting.minibatch)
-        method = WEIGHT_RECIPES["pfedbayes"].build(options, model, ())
+        method = METHODS["pfedbayes"].make(model, steps=steps, minibatch=setting.minibatch)
         if not isinstance(method, PFedBayes):
             raise TypeError("the benchmark measures pFedBayes")
         return cls(method, batch, engine.start(method, batch, plan(bench)))
@@ -135,7 +135,7 @@ def many_clients(bench: Bench, sides: Sequence[tuple[Setting, int, int]] | None 
 
     The papers' network is measured in float32 alone: 1,000 clients keep 3 GB of it.
     """
-    usual = PFedBayesOptions.steps
+    usual = LocalInference.steps
     default = ((SMALL, 10_000, usual), *(((PAPER, 1_000, 2),) if bench.dtype == torch.float32 else ()))
     for setting, many, steps in default if sides is None else sides:
         case = f"{setting.name}, {steps} minibatches, {many} clients / {setting.clients}, {bench.name}"

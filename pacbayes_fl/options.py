@@ -256,8 +256,7 @@ def options_of(cls: type) -> dict[str, Option]:
     for field in dataclasses.fields(cls):
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
         meant = meant if facts.origin is None else meanings(facts.origin) | meant
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
+        default = default_of(field)
         names = tuple(facts.names()) if facts.names is not None else _literal(kinds[field.name])
         found[field.name] = Option(
             field.name,
@@ -271,6 +270,18 @@ def options_of(cls: type) -> dict[str, Option]:
             facts.hint,
         )
     return found
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Give the default of a field.
+
+    Args:
+        field: of a dataclass.
+
+    Returns:
+        Its value where nobody gives one; `dataclasses.MISSING` where somebody has to.
+    """
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def meanings(cls: type) -> dict[str, str]:
@@ -305,26 +316,31 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     """Check that the options of a dataclass are in their ranges.
 
     Args:
-        part: the dataclass; numbers, lists of numbers and texts are looked at, None is left alone.
+        part: the dataclass; numbers, lists of numbers and texts are looked at, None and other objects are left alone.
         where: what errors call it, such as "[privacy]".
         error: what is raised.
 
     Raises:
         PacBayesFLError: of the class `error`, naming the first option that is not, its range and what came.
     """
-    place = f"{where} " if where else ""
+    place, texts = f"{where} " if where else "", _texts(type(part))
     for field in dataclasses.fields(part):
-        facts: _Facts | None = field.metadata.get(_METADATA)
-        if facts is None:
-            continue
+        facts: _Facts = field.metadata.get(_METADATA, _Facts())
         value = getattr(part, field.name)
         numbers = value if isinstance(value, tuple | list) else (value,)
         if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
             what = f"{place}{field.name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
-        if facts.names is not None and isinstance(value, str) and value not in (known := tuple(facts.names())):
+        known = texts.get(field.name) if facts.names is None else tuple(facts.names())
+        if known is not None and isinstance(value, str) and value not in known:
             what = f"{place}{field.name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
             raise error(what, hint=facts.hint)
+
+
+def _texts(cls: type) -> Mapping[str, tuple[str, ...]]:
+    """Texts that a dataclass's fields may be, of those whose type is not open to all texts."""
+    own = get_type_hints(cls)
+    return {name: _literal(kind) for name, kind in own.items() if _literal(kind) and str not in get_args(kind)}
 
 
 def _is_number(value: object) -> bool:

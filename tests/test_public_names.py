@@ -15,7 +15,7 @@ import pacbayes_fl
 def test_every_public_name_is_there(name: str) -> None:
     value = getattr(pacbayes_fl, name)
     assert value is not None
-    if hasattr(value, "__module__"):
+    if hasattr(value, "__name__") and hasattr(value, "__module__"):
         home = import_module(value.__module__)
         assert getattr(home, value.__name__) is value
 

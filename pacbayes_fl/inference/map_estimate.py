@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import turns
-from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, check_optimiser, step_
+from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,20 @@ class LocalDescent:
         steps: minibatches per round; None where `epochs` says how many.
         minibatch: rows, b.
         rate: learning rate.
-        optimiser: "adam" or "sgd".
+        optimiser: of the weights, "adam" or plain gradient descent, "sgd".
         epochs: passes over a client's rows per round, each of ceil(m_k / b) minibatches; instead of `steps`.
     """
 
-    steps: int | None = 20
-    minibatch: int = 50
-    rate: float = 1e-3
+    steps: int | None = option(20, low=1, symbol="R")
+    minibatch: int = option(50, low=1, symbol="b")
+    rate: float = option(1e-3, above=0)
     optimiser: Optimiser = "adam"
-    epochs: int | None = None
+    epochs: int | None = option(None, low=1, symbol="K")
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Check the ranges."""
+        check(self)
         turns.check(self)
-        check_optimiser(self.optimiser)
-        for name in ("minibatch", "rate"):
-            if not getattr(self, name) > 0:
-                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
 
 
 class GaussianPrior(NamedTuple):

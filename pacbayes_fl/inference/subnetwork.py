@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -94,7 +96,7 @@ class _Share:
         fraction: E; the number of weights is rounded down, but at least 1.
     """
 
-    fraction: float = 0.05
+    fraction: float
 
     def __post_init__(self) -> None:
         """Refuse a share that is none."""
@@ -190,3 +192,29 @@ class Mask:
         if (keep & ~known).any():
             raise ShapeError("keep holds weights that the model has as numbers without uncertainty")
         return torch.where(keep, 0.0, -torch.inf).expand_as(candidates.mean)
+
+
+Rule = Literal["variance", "curvature", "last-layer", "random", "magnitude"]
+"""A rule by its name; "variance" is the paper's."""
+
+_SHARES: Mapping[str, Callable[[float], SubnetworkChoice]] = MappingProxyType(
+    {
+        "variance": LargestVariance,
+        "curvature": LargestCurvature,
+        "random": RandomShare,
+        "magnitude": LargestMagnitude,
+    }
+)
+
+
+def rule(name: Rule, fraction: float) -> SubnetworkChoice:
+    """Make a rule of its name.
+
+    Args:
+        name: of the rule.
+        fraction: share of the representation that it chooses, E.
+
+    Returns:
+        The rule; that of the last layer has no share.
+    """
+    return LastLayer() if name == "last-layer" else _SHARES[name](fraction)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import elbo, turns
-from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, check_optimiser, step_
+from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.family import Draw, Family, Opened
 
 
@@ -38,25 +38,22 @@ class LocalInference:
         epochs: passes over a client's rows per round, each of ceil(m_k / b) minibatches; instead of `steps`.
     """
 
-    steps: int | None = 20
-    inner: int = 1
-    minibatch: int = 50
-    draws: int = 1
-    rate: float = 1e-3
-    zeta: float = 10.0
+    steps: int | None = option(20, low=1, symbol="R")
+    inner: int = option(1, low=1)
+    minibatch: int = option(50, low=1, symbol="b")
+    draws: int = option(1, low=1, symbol="a")
+    rate: float = option(1e-3, above=0, symbol="eta_1")
+    zeta: float = option(10.0, above=0, symbol="zeta")
     data_scale: Literal["rows", "sum", "mean"] = "rows"
-    noise_std: float = 1.0
+    noise_std: float = option(1.0, above=0)
     divergence: Literal["forward", "reverse"] = "forward"
     optimiser: Optimiser = "adam"
-    epochs: int | None = None
+    epochs: int | None = option(None, low=1)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Check the ranges."""
+        check(self)
         turns.check(self)
-        check_optimiser(self.optimiser)
-        for name in ("inner", "minibatch", "draws", "rate", "zeta", "noise_std"):
-            if not getattr(self, name) > 0:
-                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
 
     def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
         """Factor [K] of the minibatch's log likelihood, in the dtype of float64 until it is used."""

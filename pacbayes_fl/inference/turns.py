@@ -29,23 +29,19 @@ class Training(Protocol):
 
 
 def check(local: Training) -> None:
-    """Refuse a length of training that is none, or two of them.
+    """Check that one of two lengths of training is given.
 
     Args:
         local: hyper-parameters.
 
     Raises:
-        StudyError: when not exactly one of steps and epochs is given, or that one is not positive.
+        StudyError: when not exactly one of steps and epochs is given.
     """
     if local.steps is not None and local.epochs is not None:
         what = f"steps = {local.steps} and epochs = {local.epochs} exclude each other, and both are given"
         raise StudyError(what, hint="None ('none' in a study) for one of them")
     if local.steps is None and local.epochs is None:
         raise StudyError("one of steps and epochs must be given, and both are None", hint="steps = 20, or epochs = 10")
-    for name in ("steps", "epochs"):
-        given = getattr(local, name)
-        if given is not None and not given > 0:
-            raise StudyError(f"{name} must be positive, got {given!r}")
 
 
 def counts(local: Training, batch: ClientBatch, passes: int = 1) -> Tensor:

@@ -94,7 +94,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     ) -> Posterior:
         """As `personalise`, given what a method of other options for after the rounds made of the same arguments.
 
-        A method that shares work between these options overrides it; see `HeldOut.after`.
+        A method that shares work between these options overrides it; see `HeldOutChoice.after`.
         """
         return self.personalise(message, state, batch, noise)
 

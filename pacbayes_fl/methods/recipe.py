@@ -1,16 +1,22 @@
-"""A recipe: everything that the library knows of a method by name."""
+"""A recipe: what the library knows of a method by name, beside the options that its dataclass holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.options import Paper, built, flat_options, table_of, with_word
+from pacbayes_fl.options import Option, check, option
 
 AnyMethod = Method[Any, Any, Any, Any]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
+HELD_OUT = "held-out"
+"""Value of an option that a study leaves open: held-out training rows choose it."""
 
 
 class LogUniform(NamedTuple):
@@ -20,45 +26,71 @@ class LogUniform(NamedTuple):
     high: float
 
 
-class Choice(NamedTuple):
-    """One of some values, all alike likely."""
+class OneOf(NamedTuple):
+    """One of some values, with equal probability."""
 
     values: tuple[Any, ...]
 
 
-Search = Mapping[str, LogUniform | Choice]
+Search = Mapping[str, LogUniform | OneOf]
 
 
-class HeldOut(NamedTuple):
+class HeldOutChoice(NamedTuple):
     """An option that a study may leave open by the value "held-out".
 
     The study chooses among the candidates by the log likelihood of training rows that a federation was not given: one
-    of `options.trial_rounds` rounds for each candidate or, for an option that only `Method.personalise` reads, a single
-    one of all rounds.
+    of `trial_rounds` rounds for each candidate or, for an option that only `Method.personalise` reads, a single one of
+    all rounds.
 
     Args:
-        option: name of the field of the options.
-        candidates: of the options: the values to choose among, in the order of preference among equals.
+        option: its name.
+        values: the candidates in the order of preference among equals, or what gives them from the study's options.
         after: whether no round depends on it.
+        by_default: whether it is open where a study does not set it. From Python its default is then the first value.
     """
 
     option: str
-    candidates: Callable[[Any], tuple[Any, ...]]
+    values: tuple[Any, ...] | Callable[[Any], tuple[Any, ...]]
     after: bool = False
+    by_default: bool = True
+
+    def candidates(self, options: Any) -> tuple[Any, ...]:
+        """Values to choose among.
+
+        Args:
+            options: of the study's method.
+
+        Returns:
+            The candidates, the preferred first.
+        """
+        return self.values if isinstance(self.values, tuple) else self.values(options)
 
 
-def presets(**tables: Mapping[str, Mapping[str, Any]]) -> Presets:
-    """Make presets read-only through and through; "recommended" and "paper" are the defaults where not given."""
-    found: dict[str, Mapping[str, Mapping[str, Any]]] = {"recommended": {}, "paper": {}, **tables}
-    frozen = {
-        preset: MappingProxyType({part: MappingProxyType({**values}) for part, values in table.items()})
-        for preset, table in found.items()
-    }
-    return MappingProxyType(frozen)
+@dataclass(frozen=True)
+class Trials:
+    """How a study chooses what it leaves open.
+
+    Args:
+        trial_rounds: rounds of the federation that is trained for every candidate, at most those of the run.
+    """
+
+    trial_rounds: int = option(20, low=1)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
 
 
-class Product(NamedTuple):
-    """A method as a product of model, inference and aggregation, in words."""
+class MethodSummary(NamedTuple):
+    """What a method is made of, in words.
+
+    Args:
+        model: what clients learn.
+        client: the client's half of a round.
+        server: the server's half.
+        uploads: what travels up.
+        keeps: what a client keeps between rounds.
+    """
 
     model: str
     client: str
@@ -69,32 +101,128 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the library knows of a method by name.
+    """What the library knows of a method by name; options, ranges and meanings are those of the method's dataclass.
 
     Args:
-        title: one line for people.
-        federated: False where rows leave the clients.
-        rounds: False where there is nothing to repeat: one round says all.
+        title: one line.
+        method: its class, a frozen dataclass of options.
+        summary: what it is made of.
+        rounds: False where there is nothing to repeat, and one round says all.
         model: what the table [model] describes: a prior over "functions" (Gaussian processes), or a network with
             "weights".
-        options: dataclass of the table [method].
-        build: makes the method from its options, the model and the names of the features.
-        product: what it is made of.
-        presets: values by preset and part ("method", "model", "federation"); "recommended" holds the defaults.
+        presets: values by preset and part ("method", "model", "federation"), where they differ from the defaults.
+            "recommended" holds the defaults; to "paper" is added what options say of the paper.
         search: what `tune` varies, by dotted key.
-        held_out: what a study may leave open; the options then have `trial_rounds`.
-        variant: values in which the recommended method differs from its class built with defaults, by dotted field:
-            what makes it this method and not another of the class, and what is a study's to choose.
+        held_out: what a study may leave open; `trials` says how long it tries.
+        trials: options of the study's choice.
+        variant: values by field of the class in which this method differs from the class with its defaults.
+        fixed: names of options that this method does not have.
+        paper: what the paper says of options where it differs from what their fields say.
     """
 
     title: str
-    federated: bool
-    rounds: bool
-    options: type
-    build: Callable[[Any, Any, Sequence[str]], AnyMethod]
-    product: Product
-    presets: Presets = field(default_factory=lambda: presets())
+    method: type[AnyMethod]
+    summary: MethodSummary
+    rounds: bool = True
     model: Literal["functions", "weights"] = "functions"
-    search: Search = field(default_factory=lambda: MappingProxyType({}))
-    held_out: tuple[HeldOut, ...] = ()
-    variant: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    presets: Presets = field(default_factory=dict)
+    search: Search = field(default_factory=dict)
+    held_out: tuple[HeldOutChoice, ...] = ()
+    trials: Trials | None = None
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    paper: Mapping[str, Paper] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Complete the presets and make all tables read-only."""
+        papers = {one.name: one.paper for one in self.placed.values() if isinstance(one.paper, Paper)}
+        stated = {name: paper.value for name, paper in papers.items() if paper.value is not ...}
+        given = {preset: {**self.presets.get(preset, {})} for preset in ("recommended", "paper", *self.presets)}
+        if stated:
+            given["paper"]["method"] = {**stated, **given["paper"].get("method", {})}
+        frozen = {
+            preset: MappingProxyType({name: MappingProxyType({**values}) for name, values in table.items()})
+            for preset, table in given.items()
+        }
+        for name, table in (("presets", frozen), ("search", self.search), ("variant", self.variant)):
+            object.__setattr__(self, name, MappingProxyType({**table}))
+
+    @property
+    def federated(self) -> bool:
+        """False where rows leave the clients."""
+        return self.method.federated
+
+    @cached_property
+    def placed(self) -> dict[str, Option]:
+        """Options of the method by the fields that hold them, with a study's defaults."""
+        left_open = {asks.option: asks for asks in self.held_out}
+        found = {}
+        for path, one in flat_options(self.method, self.variant).items():
+            if one.name in self.fixed:
+                continue
+            one = one._replace(paper=self.paper.get(one.name, one.paper))
+            if (asks := left_open.get(one.name)) is not None:
+                default = HELD_OUT if asks.by_default else one.default
+                one = one._replace(kind=with_word(one.kind, HELD_OUT), default=default)
+            found[path] = one
+        return found
+
+    @cached_property
+    def options(self) -> type[Any]:
+        """Dataclass of a study's table [method]; `pacbayes_fl.options.options_of` says what is known of its fields."""
+        trials = {} if self.trials is None else flat_options(type(self.trials), asdict(self.trials))
+        return table_of(f"{self.method.__name__}Options", {**self.placed, **trials}, f"Options of {self.title}")
+
+    def build(self, options: Any, model: Any, features: Sequence[str] = ()) -> AnyMethod:
+        """Make the method from a study's options.
+
+        Args:
+            options: a value of `options`.
+            model: prior or network.
+            features: names of the features.
+
+        Returns:
+            The method.
+
+        Raises:
+            StudyError: when an option is still open, or the options do not go together.
+        """
+        values = {one.name: getattr(options, one.name) for one in self.placed.values()}
+        for asks in self.held_out:
+            if values[asks.option] == HELD_OUT:
+                raise StudyError(f"{asks.option} is still 'held-out'", hint="a run of a study chooses it")
+        needed = {"model": model, "features": tuple(features)}
+        return built(self.method, values, self.variant, needed)
+
+    def make(self, model: Any, features: Sequence[str] = (), **options: Any) -> AnyMethod:
+        """Make the method in a program; what a study would leave open has its first candidate.
+
+        Args:
+            model: prior or network.
+            features: names of the features, for a method that looks for one.
+            **options: values by name, where they differ from the defaults.
+
+        Returns:
+            The method.
+
+        Raises:
+            StudyError: when a value is out of its range, or options do not go together.
+            TypeError: when an option is not one of the method's.
+        """
+        usual = self.options(**options)
+        first = {
+            one.option: one.candidates(usual)[0] for one in self.held_out if getattr(usual, one.option) == HELD_OUT
+        }
+        return self.build(self.options(**{**options, **first}), model, features)
+
+
+ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
+"""Rounds of the methods on networks, which differ little after them."""
+
+PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
+"""Rounds of the papers on networks (pFedBayes, BPFed and FedSI, "800 communication rounds")."""
+
+SEARCH_NETWORK: Search = MappingProxyType(
+    {"method.rate": LogUniform(3e-4, 3e-3), "federation.rounds": OneOf((40, 80, 160))}
+)
+"""What a search varies of every method on networks that trains in rounds."""

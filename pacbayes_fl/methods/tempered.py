@@ -14,7 +14,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method, Refined
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.predictive import Posterior
+from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
 from pacbayes_fl.server.robust import Aggregate, Rule
 
@@ -169,6 +169,19 @@ class Tempered(Method[Any, Any, Any, Any]):
     def remark(self, values: Mapping[str, float]) -> str | None:
         """As the method itself."""
         return self.inner.remark(values)
+
+    def learned_priors(self, server: Any) -> LearnedPriors | None:
+        """As the method itself."""
+        return self.inner.learned_priors(server)
+
+    @property
+    def finite_posterior(self) -> bool:
+        """As the method itself."""
+        return self.inner.finite_posterior
+
+    def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
+        """As the method itself."""
+        return self.inner.prior_groups(ids)
 
     def footprint(self, rows: int) -> int:
         """As the method itself."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.base import FunctionModel, WeightModel
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.mean_field import DETERMINISTIC
 
 
@@ -34,7 +35,7 @@ class GaussianHyperPrior:
     """
 
     loc: Tensor
-    std: float = 0.3
+    std: float
 
     def __post_init__(self) -> None:
         """Refuse a spread that is none."""
@@ -132,34 +133,82 @@ class DiagonalHyperPrior:
         return torch.where(free, (self.loc - particles) / torch.where(free, self.std, 1.0).square(), 0.0)
 
 
-def weight_hyper_prior(
-    model: WeightModel, rho: float = -3.0, mean_std: float = 1.0, rho_std: float = 1.0, init_std: float = 0.1
-) -> DiagonalHyperPrior:
-    """Make the hyper-prior of diagonal Gaussians over a network's weights, whose phi are (mu, rho).
+@dataclass(frozen=True)
+class CentredHyperPrior:
+    """The Gaussian hyper-prior around a model's own hyper-parameters (PAC-PFL section 8.6.2).
+
+    Args:
+        std: standard deviation of the hyper-prior around the model's own hyper-parameters, in their units.
+    """
+
+    std: float = option(0.3, above=0, symbol="sigma_P")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
+
+    def __call__(self, model: FunctionModel) -> GaussianHyperPrior:
+        """Make the hyper-prior of a model: N(location, std^2 I)."""
+        return GaussianHyperPrior(model.location(), self.std)
+
+
+@dataclass(frozen=True)
+class CentredFlatHyperPrior:
+    """The flat hyper-prior with a start around a model's own hyper-parameters.
+
+    Args:
+        init_std: standard deviation of the initial draw of theta around the model's own.
+    """
+
+    init_std: float = option(0.3, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
+
+    def __call__(self, model: FunctionModel) -> FlatHyperPrior:
+        """Make the hyper-prior of a model."""
+        return FlatHyperPrior(model.location(), self.init_std)
+
+
+@dataclass(frozen=True)
+class NetworkHyperPrior:
+    """The hyper-prior of diagonal Gaussians over a network's weights, whose phi are (mu, rho).
 
     mu ~ N(centre, mean_std^2), rho ~ N(rho_0, rho_std^2); weights without uncertainty have no rho to learn. Particles
     start at mu ~ N(centre, init_std^2), rho = rho_0.
 
     Args:
-        model: gives the weights, their centre and dtype, and which are deterministic.
-        rho: rho_0, softplus^-1 of every weight's standard deviation at the centre.
-        mean_std: spread of the means.
-        rho_std: spread of the rhos.
-        init_std: spread of the first means, which breaks the network's symmetry.
-
-    Returns:
-        The hyper-prior of 2 D coordinates.
-
-    Raises:
-        StudyError: when a spread is not positive.
+        init_rho: rho_0, softplus^-1 of every weight's standard deviation at the centre of the hyper-prior.
+        mean_std: standard deviation of the hyper-prior of the priors' means, around the model's centre.
+        rho_std: standard deviation of the hyper-prior of the priors' rhos, around `init_rho`.
+        init_std: standard deviation of the first means, which breaks the network's symmetry.
     """
-    if not (mean_std > 0 and rho_std > 0 and init_std > 0):
-        raise StudyError(f"a spread must be positive: got {mean_std:g}, {rho_std:g} and {init_std:g}")
-    uncertain, centre = model.stochastic_columns(), model.centre()
-    rhos = torch.where(uncertain, rho, DETERMINISTIC).to(centre)
-    stds = torch.cat((torch.full_like(centre, mean_std), torch.where(uncertain, rho_std, 0.0).to(centre)))
-    start = torch.cat((torch.full_like(centre, init_std), torch.zeros_like(centre)))
-    return DiagonalHyperPrior(torch.cat((centre, rhos)), stds, start)
+
+    init_rho: float = option(-3.0, low=-40, high=40, symbol="rho_0")
+    mean_std: float = option(1.0, above=0, symbol="sigma_P")
+    rho_std: float = option(1.0, above=0)
+    init_std: float = option(0.1, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
+
+    def __call__(self, model: WeightModel) -> DiagonalHyperPrior:
+        """Make the hyper-prior of a network.
+
+        Args:
+            model: gives the weights, their centre and dtype, and which are deterministic.
+
+        Returns:
+            The hyper-prior of 2 D coordinates.
+        """
+        uncertain, centre = model.stochastic_columns(), model.centre()
+        rhos = torch.where(uncertain, self.init_rho, DETERMINISTIC).to(centre)
+        spread = torch.where(uncertain, self.rho_std, 0.0).to(centre)
+        stds = torch.cat((torch.full_like(centre, self.mean_std), spread))
+        start = torch.cat((torch.full_like(centre, self.init_std), torch.zeros_like(centre)))
+        return DiagonalHyperPrior(torch.cat((centre, rhos)), stds, start)
 
 
 class HyperPosterior(NamedTuple):

@@ -12,6 +12,7 @@ from pacbayes_fl.bounds import BOUNDS
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
+from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.options import Option, options_of
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.study import sources
@@ -19,8 +20,8 @@ from pacbayes_fl.study.file import PARTS
 from pacbayes_fl.study.models import KINDS, kinds_over
 from pacbayes_fl.study.parts import CertifyPart, DataPart
 
-_NUMBERS: Final = MappingProxyType(
-    {"risk": "0.03", "kl": "500", "n": "30000", "beta": "3000", "log_z": "-300"}  # of examples
+_NUMBERS: Final = MappingProxyType(  # of examples
+    {"risk": "0.03", "kl": "500", "n": "30000", "beta": "3000", "log_z": "-300"}
 )
 
 
@@ -118,7 +119,15 @@ def _value(value: object) -> str:
 def _row(option: Option, values: Iterable[str]) -> Row:
     meaning = option.meaning[:1].upper() + option.meaning[1:]
     allowed = option.allowed[:1].upper() + option.allowed[1:]
-    return Row((option.name, *values, option.symbol), f"{allowed}. {meaning}".strip())
+    return Row((option.name, *values, option.symbol), f"{allowed}. {meaning}".strip() + _stated(option))
+
+
+def _stated(option: Option) -> str:
+    """Say what the paper says of an option, and where."""
+    if not isinstance(option.paper, Paper):
+        return ""
+    value = "" if option.paper.value is ... else f"{_value(option.paper.value)}, "
+    return f" Paper: {value}{option.paper.where}."
 
 
 def _options(title: str, options: Mapping[str, Option]) -> tuple[Options, ...]:
@@ -129,7 +138,7 @@ def _options(title: str, options: Mapping[str, Option]) -> tuple[Options, ...]:
 
 def _method(name: str) -> Description:
     recipe = METHODS[name]
-    facts = [(label, text) for label, text in recipe.product._asdict().items()]
+    facts = [(label, text) for label, text in recipe.summary._asdict().items()]
     facts += [("federated", "rows stay with the clients" if recipe.federated else "no: rows leave the clients")]
     facts += [("rounds", "many" if recipe.rounds else "one: there is nothing to repeat")]
     facts += [("model kinds", ", ".join(kinds_over(recipe.model)))]

@@ -11,7 +11,7 @@ from typing import Any
 from pacbayes_fl import settings
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods import METHODS, HeldOut, Recipe
+from pacbayes_fl.methods import METHODS, HeldOutChoice, Recipe
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.listing import BUNDLED
@@ -25,7 +25,7 @@ PARTS: tuple[tuple[str, type], ...] = (
 )
 """Tables that are the same for every method, by name."""
 
-TEMPERATURE = HeldOut("temperature", lambda options: (), after=True)
+TEMPERATURE = HeldOutChoice("temperature", (), after=True)
 """What [model] may leave open, a number: of classifiers, the temperature of their predictions."""
 
 
@@ -53,7 +53,7 @@ class Study:
         return METHODS[self.method.name]
 
     @property
-    def held_out(self) -> tuple[HeldOut, ...]:
+    def held_out(self) -> tuple[HeldOutChoice, ...]:
         """What is still to be chosen by held-out training rows: options of the method, and the temperature."""
         options = self.method.options
         asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from pathlib import Path
 
-from pacbayes_fl.methods.titles import TITLES
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import metrics, recorded
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -21,7 +21,7 @@ def listing(what: str) -> list[tuple[str, str]]:
         Names, each with a line on what it is.
     """
     if what == "methods":
-        return list(TITLES.items())
+        return list(METHODS.titles().items())
     if what == "data":
         from pacbayes_fl.study import sources
 

@@ -15,7 +15,7 @@ from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.pac_pfl.folds import Folded
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import scaling, size

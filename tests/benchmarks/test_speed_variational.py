@@ -15,8 +15,8 @@ from benchmarks import speed_variational as cases
 from benchmarks.measure import Bench
 from pacbayes_fl import tensors
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.weight_recipes import PFedBayesOptions
 
 TINY = cases.Setting((6, 5, 3), clients=4, rows=9, minibatch=4)
 WEIGHTS = 6 * 5 + 5 + 5 * 3 + 3
@@ -80,7 +80,7 @@ def test_the_steps_are_the_recommended_presets() -> None:
     assert "method" not in preset  # so that the defaults are the preset
     local = cases.Federation.draw(TINY, bench()).method.local
     assert (local.steps, local.inner, local.minibatch) == (20, 1, TINY.minibatch)
-    assert local == PFedBayesOptions(minibatch=TINY.minibatch).local()
+    assert local == LocalInference(minibatch=TINY.minibatch)
 
 
 def test_training_moves_clients_apart() -> None:

@@ -164,5 +164,5 @@ def test_a_client_without_rows_stays_where_it_is() -> None:
 @pytest.mark.parametrize("name", ["steps", "minibatch", "rate"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_numbers_that_mean_nothing_are_refused(name: str, value: float) -> None:
-    with pytest.raises(StudyError, match=f"{name} must be positive, got"):
+    with pytest.raises(StudyError, match=f"{name} must be (positive and finite|at least 1), got"):
         LocalDescent(**{name: value})  # type: ignore[arg-type]

@@ -63,9 +63,9 @@ def test_exactly_one_of_steps_and_epochs_is_given(kind: Any) -> None:
     with pytest.raises(StudyError, match="one of steps and epochs must be given, and both are None"):
         kind(steps=None)
     for wrong in (0, -1, float("nan")):
-        with pytest.raises(StudyError, match="epochs must be positive, got"):
+        with pytest.raises(StudyError, match="epochs must be at least 1, got"):
             kind(steps=None, epochs=wrong)
-    with pytest.raises(StudyError, match="optimiser must be one of adam, sgd, got 'adamw'"):
+    with pytest.raises(StudyError, match="optimiser must be one of 'adam', 'sgd', got 'adamw'"):
         kind(optimiser="adamw")
 
 

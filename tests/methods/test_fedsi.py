@@ -58,7 +58,13 @@ LOCAL = LocalDescent(steps=3, minibatch=4, rate=0.02)
 LABELS = BayesianMLP((2, 6, 3), Categorical(3), torch.float64)
 NUMBERS = BayesianMLP((2, 6, 1), Gaussian(0.3), torch.float64)
 MODELS: dict[str, Any] = {"labels": LABELS, "numbers": NUMBERS, "program": NoisyCurve()}
-USUAL: dict[str, Any] = {"alpha": 0.3, "finetune": 2, "choice": LargestVariance(0.4), "predictive": "probit"}
+PAPER: dict[str, Any] = {"personal_subnetwork": "same", "personal_alpha": "round"}
+USUAL: dict[str, Any] = {
+    "alpha": 0.3,
+    "finetune": 2,
+    "subnetwork": LargestVariance(0.4),
+    "predictive": "probit",
+} | PAPER
 
 
 def method(model: Any = LABELS, **options: Any) -> FedSI:
@@ -157,16 +163,16 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "numbers": {"model": "numbers"},
     "program": {"model": "program", "personal_sites": 1},
-    "factorised": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
+    "factorised": {"covariance": "diagonal", "subnetwork": LargestVariance(1.0)},
     "factorised program": {"model": "program", "personal_sites": 1, "covariance": "diagonal"},
-    "few weights": {"choice": LargestVariance(0.12)},
-    "magnitude": {"choice": LargestMagnitude(0.4)},
-    "random": {"choice": RandomShare(0.4)},
-    "last layer": {"choice": LastLayer(), "train_head": True},
+    "few weights": {"subnetwork": LargestVariance(0.12)},
+    "magnitude": {"subnetwork": LargestMagnitude(0.4)},
+    "random": {"subnetwork": RandomShare(0.4)},
+    "last layer": {"subnetwork": LastLayer(), "train_head": True},
     "head trained, by rows": {"train_head": True, "weighting": "rows"},
     "public code": {**CODE, "local": LocalDescent(3, 4, 0.05, "sgd"), "weighting": "rows"},
     "paper's alpha": {"alpha": 1e-4},
-    "curvature": {"choice": LargestCurvature(0.4)},
+    "curvature": {"subnetwork": LargestCurvature(0.4)},
 }
 
 
@@ -246,7 +252,7 @@ def test_weights_on_which_no_row_depends_win_and_are_counted() -> None:
         x[:, [0, 2] if k == 0 else [3]] = 0.0
         rows.append((x, torch.tensor([0, 1, 2, 0, 1, 2])))
     batch, model = ClientBatch.pad(rows, classes=3), BayesianMLP((4, 6, 3), Categorical(3), torch.float64)
-    algorithm = method(model, choice=LargestVariance(0.5))
+    algorithm = method(model, subnetwork=LargestVariance(0.5))
     lifted = randn(5, model.dim)
     lifted[24:30] += 4.0  # no unit is dead
     state = Server(Moments(lifted, torch.zeros_like(lifted)))
@@ -268,8 +274,8 @@ def test_weights_on_which_no_row_depends_win_and_are_counted() -> None:
 
 ALPHA = 0.5
 FORMS_OF_PRIOR: dict[str, dict[str, Any]] = {
-    "diagonal": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
-    "full": {"covariance": "full", "choice": LargestVariance(1.0)},
+    "diagonal": {"covariance": "diagonal", "subnetwork": LargestVariance(1.0)},
+    "full": {"covariance": "full", "subnetwork": LargestVariance(1.0)},
 }
 
 
@@ -283,7 +289,7 @@ def linear(inputs: int, *seeds: int) -> tuple[BayesianMLP, ClientBatch, list[Ten
 def rounds_of(model: BayesianMLP, batch: ClientBatch, rounds: int, steps: int = 300, **options: Any) -> Any:
     """Run rounds whose descents come to the MAP estimates, if they have the steps; curvatures are the same anywhere."""
     local = LocalDescent(steps, minibatch=1_000, rate=0.02, optimiser="sgd")
-    algorithm = FedSI(model, local, alpha=ALPHA, personal_sites=1, finetune=0, **options)
+    algorithm = FedSI(model, local, alpha=ALPHA, personal_sites=1, finetune=0, **(PAPER | options))
     return algorithm, engine.run_rounds(algorithm, batch, FederationPlan(rounds=rounds, seed=2))
 
 
@@ -365,8 +371,8 @@ def test_a_prior_is_divided_by_a_posterior_alone() -> None:
 def test_a_personal_model_has_a_rule_and_a_variance_of_its_own() -> None:
     """The rounds do not depend on them; the Gaussian is the Laplace approximation under that prior, by hand."""
     plain, message, kept, batch = trained()
-    own = replace(plain, personal_choice=LargestCurvature(0.4), personal_alpha=2.5)
-    _, other_message, other_kept, _ = trained(personal_choice=LargestCurvature(0.4), personal_alpha=2.5)
+    own = replace(plain, personal_subnetwork=LargestCurvature(0.4), personal_alpha=2.5)
+    _, other_message, other_kept, _ = trained(personal_subnetwork=LargestCurvature(0.4), personal_alpha=2.5)
     assert torch.equal(message.prior.mean, other_message.prior.mean) and torch.equal(kept.head, other_kept.head)
     assert torch.equal(message.prior.variance, other_message.prior.variance)
     posterior = own.personalise(message, kept, batch, Noise(3, 0, batch.ids))
@@ -398,7 +404,7 @@ def test_a_rule_of_the_user_s_own_sees_curvature_and_prior() -> None:
             torch.testing.assert_close(candidates.variance, exact)
             return torch.where(candidates.representation, candidates.curvature * candidates.prior, -torch.inf)
 
-    algorithm, message, kept, batch = trained(choice=Gain())
+    algorithm, message, kept, batch = trained(subnetwork=Gain())
     q = algorithm.personalise(message, kept, batch, Noise(3, 0, batch.ids)).gaussian
     assert isinstance(q, SubnetworkGaussian) and q.chosen.shape == (K, 3)
 
@@ -417,10 +423,10 @@ PERSONAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "numbers": {"model": "numbers"},
     "program": {"model": "program", "personal_sites": 1},
-    "factorised": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
+    "factorised": {"covariance": "diagonal", "subnetwork": LargestVariance(1.0)},
     "not tuned": {"finetune": 0},
-    "last layer": {"choice": LastLayer()},
-    "random": {"choice": RandomShare(0.4)},
+    "last layer": {"subnetwork": LastLayer()},
+    "random": {"subnetwork": RandomShare(0.4)},
     "head trained": {"train_head": True},
 }
 
@@ -499,7 +505,7 @@ def test_a_diverged_client_spoils_no_other() -> None:
 
 def test_batch_norms_are_learned_as_numbers() -> None:
     model = BayesianVGG((1, 8, 8), Categorical(3), torch.float64)
-    algorithm = method(model, choice=LargestVariance(0.0001), local=LocalDescent(1, 4, 1e-3))
+    algorithm = method(model, subnetwork=LargestVariance(0.0001), local=LocalDescent(1, 4, 1e-3))
     batch = laplace.clients(model, 3, 2, feature=(1, 8, 8))
     start = engine.start(algorithm, batch, FederationPlan(seed=2))
     update, _ = algorithm.client(algorithm.broadcast(start.server), start.clients, batch, Noise(3, 1, batch.ids))
@@ -539,12 +545,12 @@ REFINED: dict[str, dict[str, Any]] = {
     "plain": {},
     "numbers": {"model": "numbers"},
     "program": {"model": "program", "personal_sites": 1},
-    "last layer": {"choice": LastLayer()},
+    "last layer": {"subnetwork": LastLayer()},
     "map": {"predictive": "map", "finetune": 0},
     "nobody trained": {"sizes": (0, 0, 0)},
     "nobody trained, program": {"sizes": (0, 0, 0), "model": "program", "personal_sites": 1},
     "nobody trained, factorised": {"sizes": (0, 0, 0), "covariance": "diagonal"},
-    "factorised": {"covariance": "diagonal", "choice": LargestVariance(1.0)},
+    "factorised": {"covariance": "diagonal", "subnetwork": LargestVariance(1.0)},
     "factorised program": {"model": "program", "personal_sites": 1, "covariance": "diagonal"},
 }
 
@@ -608,7 +614,7 @@ def test_clients_are_sharpened_each_for_itself_and_padding_has_no_say(form: str)
 def test_single_precision_gives_the_divergence_of_what_is_drawn(covariance: Any) -> None:
     """The factors are rounded; the divergence is that of the rounded ones."""
     model = BayesianMLP((2, 12, 3), Categorical(3))
-    algorithm = method(model, covariance=covariance, choice=LargestVariance(1.0))
+    algorithm = method(model, covariance=covariance, subnetwork=LargestVariance(1.0))
     seen, rows = (laplace.clients(model, *sizes).to(dtype=torch.float32) for sizes in (SEEN, NEW))
     mean = (0.7 * randn(20, model.dim)).float()
     message = algorithm.broadcast(Server(Moments(mean, torch.zeros_like(mean))))
@@ -631,7 +637,7 @@ def double(leaf: Tensor) -> Tensor:
 def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution(model: str) -> None:
     network = BayesianVGG((1, 8, 8), Categorical(3), torch.float64) if model == "vgg" else MODELS[model]
     share = LargestVariance(0.0001) if model == "vgg" else LargestVariance(0.4)
-    algorithm = method(network, choice=share, personal_sites=1 if model == "program" else 2)
+    algorithm = method(network, subnetwork=share, personal_sites=1 if model == "program" else 2)
     feature = {"vgg": (1, 8, 8), "program": (1,)}.get(model, (2,))
     batch = laplace.clients(network, 0, 0, feature=feature)
     mean = network.centre() + 0.3 * randn(20, network.dim)
@@ -672,7 +678,12 @@ def two_units(**options: Any) -> tuple[FedSI, Server, Client, ClientBatch]:
     model = laplace.TanhNetwork((2, 2, 2), Categorical(2))
     theta = float64(laplace.THETA)[list(laplace.OURS)]
     batch = ClientBatch.pad([(float64(laplace.X), torch.tensor(laplace.LABELS))], classes=2)
-    still = {"local": LocalDescent(1, 50, 1e-300, "sgd"), "finetune": 0, "alpha": 1.0, "choice": LargestVariance(1 / 3)}
+    still = {
+        "local": LocalDescent(1, 50, 1e-300, "sgd"),
+        "finetune": 0,
+        "alpha": 1.0,
+        "subnetwork": LargestVariance(1 / 3),
+    }
     algorithm, state = method(model, **(still | options)), Server(Moments(theta, torch.zeros_like(theta)))
     return algorithm, state, algorithm.init_clients(algorithm.broadcast(state), batch), batch
 
@@ -692,8 +703,8 @@ def test_what_a_client_sends_is_a_variance_and_not_the_curvature_of_the_public_c
     assert sent(upload="curvature") == pytest.approx(curvatures, abs=5e-7)
     assert sent() != pytest.approx(curvatures, abs=0.5)
     diagonals = [0.9296256971, 0.9665408139, 0.6310063502, 0.7108496784, 0.9454960502, 0.6051310385]
-    assert sent(covariance="diagonal", choice=LargestVariance(1.0)) == pytest.approx(diagonals, abs=6e-11)
-    drowned = sent(alpha=1e-4, choice=LargestVariance(1.0))
+    assert sent(covariance="diagonal", subnetwork=LargestVariance(1.0)) == pytest.approx(diagonals, abs=6e-11)
+    drowned = sent(alpha=1e-4, subnetwork=LargestVariance(1.0))
     assert all(9.999e-5 <= one <= 1e-4 for one in drowned)
 
 
@@ -709,11 +720,11 @@ def test_published_predictions_by_the_method() -> None:
 
 def test_a_call_is_as_large_as_the_precision() -> None:
     model = BayesianMLP((784, 100, 10), Categorical(10))
-    assert FedSI(model).footprint(50) == 785**2
-    assert FedSI(model, choice=LargestVariance(0.05)).footprint(50) == 3_925**2
-    assert FedSI(model, covariance="diagonal", choice=LargestVariance(1.0)).footprint(50) == model.footprint(50)
-    assert FedSI(model, choice=LastLayer()).footprint(50) == 1_010**2
-    assert FedSI(LABELS, choice=LargestVariance(0.1)).footprint(5) == LABELS.footprint(5)
+    assert FedSI(model, **PAPER).footprint(50) == 785**2 == FedSI(model).footprint(50)
+    assert FedSI(model, subnetwork=LargestVariance(0.05), **PAPER).footprint(50) == 3_925**2
+    assert FedSI(model, covariance="diagonal", subnetwork=LargestVariance(1.0)).footprint(50) == model.footprint(50)
+    assert FedSI(model, subnetwork=LastLayer(), **PAPER).footprint(50) == 1_010**2
+    assert FedSI(LABELS, subnetwork=LargestVariance(0.1), **PAPER).footprint(5) == LABELS.footprint(5)
 
 
 def test_diagonal_variances_and_their_subnetwork() -> None:
@@ -725,26 +736,27 @@ def test_diagonal_variances_and_their_subnetwork() -> None:
 @pytest.mark.parametrize("name", ["alpha", "draws", "init_std"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_hyper_parameters_that_mean_nothing_are_refused(name: str, value: float) -> None:
-    with pytest.raises(StudyError, match=f"{name} must be positive"):
+    with pytest.raises(StudyError, match=f"{name} must be (positive|at least 1)"):
         FedSI(LABELS, **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{"finetune": -1}, {"floor": -0.1}])
 def test_negative_numbers_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(StudyError, match="finetune and floor must not be negative"):
+    (name,) = options
+    with pytest.raises(StudyError, match=f"{name} must be at least 0, got"):
         FedSI(LABELS, **options)
 
 
 @pytest.mark.parametrize("sites", [0, 4, 5])
 def test_there_must_be_a_representation_and_a_head(sites: int) -> None:
-    with pytest.raises(StudyError, match=f"personal_sites must be between 1 and 3, got {sites}"):
+    with pytest.raises(StudyError, match=f"personal_sites must be (at least 1|between 1 and 3), got {sites}"):
         FedSI(LABELS, personal_sites=sites)
 
 
 def test_a_mask_of_the_user_s_own() -> None:
     keep = torch.zeros(LABELS.dim, dtype=torch.bool)
     keep[[1, 8]] = True
-    algorithm, batch, state = method(choice=Mask(keep)), clients(), server()
+    algorithm, batch, state = method(subnetwork=Mask(keep)), clients(), server()
     kept = algorithm.init_clients(algorithm.broadcast(state), batch)
     update, _ = algorithm.client(algorithm.broadcast(state), kept, batch, Noise(3, 1, batch.ids))
     assert (update.moments.variance > 0).nonzero()[:, 1].tolist() == [1, 8] * K
@@ -764,6 +776,7 @@ def test_it_learns_and_knows_where_it_does_not_know() -> None:
         alpha=1.0,
         finetune=10,
         init_std=0.5,
+        **PAPER,
     )
     state = engine.run_rounds(algorithm, batch, FederationPlan(rounds=10))
     message = algorithm.broadcast(state.server)

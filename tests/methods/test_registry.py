@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
+import subprocess
+import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from pacbayes_fl import settings
-from pacbayes_fl.methods import METHODS, Choice, HeldOut, LogUniform, Recipe
+from pacbayes_fl.methods import METHODS, HeldOutChoice, LogUniform, OneOf, Recipe
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.pfedgp import pfedgp
-from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from pacbayes_fl.methods.registry import Registry
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
-from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, weight_hyper_prior
 from pacbayes_fl.study.file import Study
 
 FEATURES = ("wind", "lag_1")
@@ -59,7 +55,7 @@ def test_every_recipe_builds_what_it_says(name: str) -> None:
     assert isinstance(method, Method)
     assert method.federated == recipe.federated
     assert dataclasses.is_dataclass(method) and dataclasses.is_dataclass(recipe.options)
-    assert recipe.title and all(recipe.product) and len(recipe.title.splitlines()) == 1
+    assert recipe.title and all(recipe.summary) and len(recipe.title.splitlines()) == 1
     assert build(name) == method or hasattr(method, "model")  # a model is not compared
 
 
@@ -75,6 +71,20 @@ def test_every_preset_is_a_valid_study(name: str) -> None:
     assert "method" not in recipe.presets["recommended"]  # the defaults are what is recommended
 
 
+def test_titles_are_read_without_importing_a_method() -> None:
+    assert METHODS.titles() == {name: recipe.title for name, recipe in METHODS.items()}
+    code = "import sys; from pacbayes_fl.methods import METHODS; list(METHODS), METHODS.titles(), 'ridge' in METHODS; "
+    subprocess.run([sys.executable, "-c", f"{code}assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_method_is_loaded_when_it_is_asked_for_and_once() -> None:
+    registry = Registry({"mine": "baselines.ridge:POOLED"})
+    assert len(registry) == 1 and [*registry] == ["mine"] and "ridge" not in registry
+    assert registry["mine"] is registry["mine"] is METHODS["pooled-ridge"]
+    with pytest.raises(KeyError):
+        registry["ridge"]
+
+
 def test_where_all_clients_train_and_a_cohort_is_heard() -> None:
     """Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes; the other papers train the clients that were drawn."""
     train = {
@@ -86,66 +96,14 @@ def test_where_all_clients_train_and_a_cohort_is_heard() -> None:
     assert {key for key, value in train.items() if value == "all"} == everybody
 
 
-PYTHON: dict[str, Callable[[Any], Method[Any, Any, Any, Any]]] = {
-    "pac-pfl": lambda model: PacPFL(model, GaussianHyperPrior(model.location())),
-    "pac-pfl-bnn": lambda model: PacPFLBNN(model, weight_hyper_prior(model)),
-    "pfedgp": pfedgp,
-}
-"""How a program builds a method whose class needs more than a model."""
-
-
-def differences(mine: Any, theirs: Any, at: str = "") -> Iterator[str]:
-    """Yield dotted names of the fields in which two values differ."""
-    if dataclasses.is_dataclass(mine) and type(mine) is type(theirs):
-        for field in dataclasses.fields(mine):
-            name = f"{at}.{field.name}" if at else field.name
-            yield from differences(getattr(mine, field.name), getattr(theirs, field.name), name)
-    elif isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        if mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
-            yield at
-    elif mine is not theirs and mine != theirs:
-        yield at
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_is_the_same_from_python_and_from_a_study(name: str) -> None:
-    """Field by field, but for what the recipe names: the variant, and what held-out rows choose."""
-    recipe = METHODS[name]
-    model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
-    options = answered(recipe, Study.from_table({"method": {"name": name}}).method.options)
-    studied: Any = recipe.build(options, model, FEATURES)
-    if name in PYTHON:
-        program: Any = PYTHON[name](model)
-    else:
-        needed = {"model": model, "input_dim": len(FEATURES), "column": FEATURES.index("lag_1")}
-        without = [field.name for field in dataclasses.fields(studied) if not_given(field)]
-        program = type(studied)(**{key: needed[key] for key in without})
-    assert set(differences(program, studied)) == set(recipe.variant)
-    for at, value in recipe.variant.items():
-        assert operator.attrgetter(at)(studied) == value
-
-
-def not_given(field: Any) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def test_differences_are_found_in_every_depth() -> None:
-    one, other = build("pfedbayes"), build("pfedbayes", zeta=2.0, prior_rate=0.5, draws=3)
-    found = set(differences(one, other))
-    assert found == {"model", "local.zeta", "tracking.rate", "draws"}
-    model = DeepKernelGP(2, (3,), (3,))
-    priors = [GaussianHyperPrior(model.location() + shift) for shift in (0.0, 0.0, 1.0)]
-    assert not set(differences(*priors[:2])) and set(differences(*priors[1:])) == {"loc"}
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].model == "functions"])
 def test_a_recipe_names_the_servers_own_optimiser(name: str) -> None:
-    words = METHODS[name].product.server.lower()
+    words = METHODS[name].summary.server.lower()
     optimiser = getattr(build(name), "optimiser", "none")
     assert all((word in words) <= (word == optimiser) for word in ("adam", "ascent"))
 
 
-def values_of(space: LogUniform | Choice) -> tuple[Any, ...]:
+def values_of(space: LogUniform | OneOf) -> tuple[Any, ...]:
     return (space.low, space.high) if isinstance(space, LogUniform) else space.values
 
 
@@ -171,7 +129,7 @@ def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "asks"), [(name, asks) for name in NAMES for asks in METHODS[name].held_out])
-def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOut) -> None:
+def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOutChoice) -> None:
     recipe = METHODS[name]
     left = settings.parse(recipe.options, {asks.option: "held-out", "trial_rounds": 3}, "[method]")
     candidates = asks.candidates(left)

@@ -27,9 +27,9 @@ from pacbayes_fl.posteriors.hyper_posterior import (
     GaussianHyperPrior,
     HyperPosterior,
     HyperPrior,
+    NetworkHyperPrior,
     SmoothedHyperPosterior,
     gibbs_tau,
-    weight_hyper_prior,
 )
 from pacbayes_fl.posteriors.weights.mean_field import DETERMINISTIC
 from pacbayes_fl.server import svgd
@@ -150,7 +150,7 @@ def test_spreads_that_are_none_are_refused(wrong: torch.Tensor) -> None:
 
 def test_the_hyper_prior_over_weights_leaves_numbers_without_a_spread() -> None:
     model = BayesianVGG((1, 32, 32), Categorical(3))
-    prior, uncertain = weight_hyper_prior(model, -3.0, 2.0, 0.7, 0.2), model.stochastic_columns()
+    prior, uncertain = NetworkHyperPrior(-3.0, 2.0, 0.7, 0.2)(model), model.stochastic_columns()
     d = model.dim
     assert prior.loc.shape == (2 * d,) and prior.loc.dtype == model.dtype and 0 < int(uncertain.sum()) < d
     assert torch.equal(prior.loc[:d], model.centre()) and (prior.std[:d] == 2.0).all()
@@ -158,8 +158,8 @@ def test_the_hyper_prior_over_weights_leaves_numbers_without_a_spread() -> None:
     assert torch.equal(prior.std[d:], torch.where(uncertain, 0.7, 0.0))
     assert (prior.start_std[:d] == 0.2).all() and not prior.start_std[d:].any()
     for spreads in ((0.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, math.nan)):
-        with pytest.raises(StudyError, match="spread must be positive"):
-            weight_hyper_prior(model, -3.0, *spreads)
+        with pytest.raises(StudyError, match="std must be positive and finite, got"):
+            NetworkHyperPrior(-3.0, *spreads)(model)
 
 
 # smoothed -------------------------------------------------------------------------------------------------------

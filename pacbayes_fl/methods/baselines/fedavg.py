@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
@@ -81,15 +83,23 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
     objective: ClassVar[str | None] = "loss"
 
     model: WeightModel
-    local: LocalDescent = field(default_factory=LocalDescent)
-    weighting: average.Weighting = "rows"
-    finetune: int = 0
-    init_std: float = 0.1
+    local: LocalDescent = part(
+        LocalDescent,
+        paper={
+            "steps": Paper(None, "10 epochs instead"),
+            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
+            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+            "rate": Paper(0.01, "pFedBayes, section 6.2"),
+            "optimiser": Paper("sgd", "McMahan et al., Algorithm 1"),
+        },
+    )
+    weighting: average.Weighting = option("rows", paper=Paper("rows", "McMahan et al., Algorithm 1"))
+    finetune: int = option(0, low=0)
+    init_std: float = option(0.1, above=0)
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        if self.finetune < 0 or not self.init_std > 0:
-            raise StudyError("finetune must be at least 0 and init_std positive")
+        """Check the ranges."""
+        check(self)
 
     def about(self) -> dict[str, Any]:
         """Weights without uncertainty."""
@@ -164,3 +174,22 @@ class FedAvg(Method[Server, Server, Nothing, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)
+
+
+RECIPE = Recipe(
+    "FedAvg: one network for all, averaged",
+    FedAvg,
+    MethodSummary("network", "map_estimate.fit", "weighted mean", "weights", "nothing"),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}},
+    search=SEARCH_NETWORK,
+    fixed=("finetune",),
+)
+
+FINE_TUNED = replace(
+    RECIPE,
+    title="FedAvg-FT: FedAvg, fine-tuned on each client's rows",
+    search={"method.finetune": OneOf((1, 5, 20)), **SEARCH_NETWORK},
+    variant={"finetune": 5},
+    fixed=(),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -11,15 +11,17 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.optim import Adam, adam_init
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.baselines.fedavg import POINT_ESTIMATE, Server, initial_weights
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
@@ -58,14 +60,22 @@ class LocalOnly(Method[Server, Server, Client, Update]):
     objective: ClassVar[str | None] = "loss"
 
     model: WeightModel
-    local: LocalDescent = field(default_factory=LocalDescent)
-    init_std: float = 0.1
-    join_passes: int = 10
+    local: LocalDescent = part(
+        LocalDescent,
+        paper={
+            "steps": Paper(None, "10 epochs instead"),
+            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
+            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+            "rate": Paper(1e-3, "BPFed, section VI, for all baselines"),
+            "optimiser": Paper("adam", "BPFed, section VI, for all baselines"),
+        },
+    )
+    init_std: float = option(0.1, above=0)
+    join_passes: int = option(10, low=1)
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        if self.join_passes < 1 or not self.init_std > 0:
-            raise StudyError("join_passes must be at least 1 and init_std positive")
+        """Check the ranges."""
+        check(self)
 
     def about(self) -> dict[str, Any]:
         """Weights without uncertainty."""
@@ -116,3 +126,13 @@ class LocalOnly(Method[Server, Server, Client, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)
+
+
+RECIPE = Recipe(
+    "Local-only: each client trains its own network",
+    LocalOnly,
+    MethodSummary("network", "map_estimate.fit", "nothing", "nothing", "weights, Adam"),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}},
+    search=SEARCH_NETWORK,
+)

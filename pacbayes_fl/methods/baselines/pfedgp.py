@@ -6,22 +6,35 @@ prior in SVGD and a very wide hyper-prior", with a zero mean (as originally) or 
 
 from __future__ import annotations
 
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
+from typing import Any, cast
+
+from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS, PacPFL
+from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior
+
+RECIPE = Recipe(
+    "pFedGP for regression: one particle, flat hyper-prior",
+    PacPFL,
+    MethodSummary("deep-kernel GP", "evidence.particle_scores", "Adam", "score [K, 1, D]", "nothing"),
+    search={"method.init_std": STDS, "federation.rounds": STEPS, **GP_SEARCH},
+    variant={"hyper_prior": CentredFlatHyperPrior(), "particles": 1, "minibatch_scale": "none"},  # tau is but a scale
+    fixed=(
+        *("particles", "tau", "lam", "beta", "n2", "v", "optimiser", "bandwidth"),
+        *("minibatch_scale", "cohort_scale", "weighting"),
+    ),
+)
 
 
-def pfedgp(model: FunctionModel, init_std: float = 0.3, rate: float = 1e-2, minibatch: int | None = None) -> PacPFL:
-    """Build pFedGP from PAC-PFL's parts: one particle, flat hyper-prior; tau is then but a scale, and 1.
+def pfedgp(model: FunctionModel, **options: Any) -> PacPFL:
+    """Build pFedGP from PAC-PFL's parts.
 
     Args:
         model: prior with hyper-parameters theta.
-        init_std: spread of the initial draw of theta.
-        rate: learning rate of the server's Adam.
-        minibatch: rows per client and round, whose own evidence is ascended; all when None.
+        **options: `init_std`, `rate` and `minibatch`, as PAC-PFL and its flat hyper-prior have them; a minibatch's own
+            evidence is ascended.
 
     Returns:
         The method.
     """
-    hyper_prior = FlatHyperPrior(model.location(), init_std)
-    return PacPFL(model, hyper_prior, particles=1, tau=1.0, rate=rate, minibatch=minibatch, minibatch_scale="none")
+    return cast(PacPFL, RECIPE.make(model, **options))

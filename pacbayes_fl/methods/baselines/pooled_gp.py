@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import NumericalError, StudyError
+from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
+from pacbayes_fl.methods.options import Paper
+from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
+from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 
@@ -139,16 +143,15 @@ class PooledGP(Pooled[Server]):
     """
 
     model: FunctionModel
-    init_std: float = 0.3
-    rate: float = 1e-2
-    steps: int = 200
-    inducing: int = 200
-    exact_up_to: int = 2000
+    init_std: float = option(0.3, above=0)
+    rate: float = option(1e-2, above=0)
+    steps: int = option(200, low=0)
+    inducing: int = option(200, low=1, symbol="I", paper=Paper(..., "not stated, section 8.6.2"))
+    exact_up_to: int = option(2000, low=0)
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        if not (self.init_std > 0 and self.rate > 0 and self.steps >= 0 and self.inducing > 0):
-            raise StudyError("init_std, rate and inducing must be positive, steps not negative")
+        """Check the ranges."""
+        check(self)
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw theta; no row is known yet."""
@@ -205,3 +208,12 @@ class PooledGP(Pooled[Server]):
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> PooledPosterior:
         """Give every client the same GP."""
         return PooledPosterior(self.model, message, batch.clients)
+
+
+RECIPE = Recipe(
+    "Pooled GP: one GP on all data, with inducing points when they are many",
+    PooledGP,
+    MethodSummary("deep-kernel GP", "nothing", "evidence or collapsed bound", "all rows", "nothing"),
+    rounds=False,
+    search={"method.init_std": STDS, "method.steps": STEPS, **GP_SEARCH},
+)

@@ -13,6 +13,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
+from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
 
@@ -80,15 +81,15 @@ class PooledRidge(Pooled[Linear]):
     """One ridge regression on everybody's rows.
 
     Args:
-        input_dim: number of input features, d.
+        features: names of the d features.
     """
 
-    input_dim: int
+    features: tuple[str, ...]
 
     def init_server(self, generator: torch.Generator) -> Linear:
         """Predict zero before any row is seen."""
         zero = torch.zeros((), dtype=torch.float64)
-        return Linear(zero.expand(self.input_dim).clone(), zero, torch.ones_like(zero))
+        return Linear(zero.expand(len(self.features)).clone(), zero, torch.ones_like(zero))
 
     def server(self, server: Linear, update: Rows, n_clients: int) -> Linear:
         """Fit the pooled rows."""
@@ -97,3 +98,18 @@ class PooledRidge(Pooled[Linear]):
     def personalise(self, message: Linear, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:
         """Give every client the same line."""
         return _posterior([message] * batch.clients)
+
+
+RECIPE = Recipe(
+    "Ridge regression of each client alone (scikit-learn)",
+    LocalRidge,
+    MethodSummary("linear", "leave-one-out ridge", "nothing", "nothing", "nothing"),
+    rounds=False,
+)
+
+POOLED = Recipe(
+    "One ridge regression on all data (scikit-learn)",
+    PooledRidge,
+    MethodSummary("linear", "nothing", "leave-one-out ridge", "all rows", "nothing"),
+    rounds=False,
+)

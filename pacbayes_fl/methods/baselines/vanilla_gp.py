@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
+from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
 from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 
@@ -39,14 +41,13 @@ class VanillaGP(Alone[Start]):
     """
 
     model: FunctionModel
-    init_std: float = 0.3
-    rate: float = 1e-2
-    steps: int = 200
+    init_std: float = option(0.3, above=0)
+    rate: float = option(1e-2, above=0)
+    steps: int = option(200, low=0)
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        if not (self.init_std > 0 and self.rate > 0 and self.steps >= 0):
-            raise StudyError("init_std and rate must be positive, steps not negative")
+        """Check the ranges."""
+        check(self)
 
     def init_server(self, generator: torch.Generator) -> Start:
         """Draw the common starting point."""
@@ -78,3 +79,12 @@ class VanillaGP(Alone[Start]):
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance."""
         return rows * rows + self.model.dim
+
+
+RECIPE = Recipe(
+    "Vanilla GP: each client alone",
+    VanillaGP,
+    MethodSummary("deep-kernel GP", "evidence.particle_scores", "nothing", "nothing", "nothing"),
+    rounds=False,
+    search={"method.init_std": STDS, "method.steps": STEPS, **GP_SEARCH},
+)

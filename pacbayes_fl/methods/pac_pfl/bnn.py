@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -14,14 +15,18 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, ShapeError, StudyError, outside
+from pacbayes_fl.errors import AssumptionError, ShapeError, outside
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Nothing, Refined
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.recipe import HeldOutChoice, LogUniform, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import option, same
+from pacbayes_fl.posteriors.hyper_posterior import HyperPrior, NetworkHyperPrior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, MixturePosterior, WeighedDraws
@@ -55,7 +60,7 @@ class Tempered(LocalInference):
         beta: temperature of the mean log likelihood; None stands for m_k.
     """
 
-    beta: float | None = None
+    beta: float | None = option(None, above=0, symbol="beta")
 
     def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
         """Factor [K] of the minibatch's log likelihood."""
@@ -65,7 +70,7 @@ class Tempered(LocalInference):
 @final
 @dataclass(frozen=True)
 class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
-    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `federated_svgd.FederatedSVGD`.
+    """PAC-PFL on networks (Algorithms 1 and 2, eqs. 37-40); the server's half as in `pac_pfl.FederatedSVGD`.
 
     A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
     minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal
@@ -86,25 +91,24 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     personal_messages: ClassVar[bool] = True
     personal_model: ClassVar[str] = "personal models are posteriors under the last round's priors"
 
-    particles: int = 3
-    rate: float = 2e-3
-    minibatch: int | None = 20
-    weighting: Literal["evidence", "equal"] = "equal"
-    train_draws: int = 5
+    hyper_prior: HyperPrior = part(
+        NetworkHyperPrior, paper={"mean_std": Paper(..., "tuned by cross-validation, Table 4")}
+    )
+    particles: int = option(3, low=1, symbol="k", paper=Paper(3, "section 8.6.3"))
+    rate: float = same(FederatedSVGD, "rate", default=2e-3)
+    optimiser: Literal["adam", "ascent"] = "adam"
+    minibatch: int | None = same(FederatedSVGD, "minibatch", default=20)
+    weighting: Literal["evidence", "equal"] = same(FederatedSVGD, "weighting", default="equal")
+    train_draws: int = option(5, low=1, symbol="L", paper=Paper(..., "not stated, Table 4"))
     posterior: Literal["importance", "svi", "svgd"] = "svi"
-    local: LocalInference = field(default_factory=lambda: LocalInference(steps=50, rate=3e-3, zeta=1.0))
-    draws: int = 20
-    importance_draws: int = 100
-    companions: int = 5
-
-    def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        super().__post_init__()
-        for name in ("train_draws", "draws", "importance_draws", "companions"):
-            if getattr(self, name) < 1:
-                raise StudyError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        if self.beta is not None and not self.beta > 0:
-            raise StudyError(f"beta must be positive, got {self.beta:g}")
+    local: LocalInference = part(
+        partial(LocalInference, steps=50, rate=3e-3, zeta=1.0),
+        names={name: f"personal_{name}" for name in ("steps", "epochs", "rate", "minibatch")},
+        others=False,
+    )
+    draws: int = option(20, low=1)
+    importance_draws: int = option(100, low=1)
+    companions: int = option(5, low=1, symbol="J")
 
     @property
     def finite_posterior(self) -> bool:
@@ -305,3 +309,30 @@ def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:
     return tuple(
         tensors.tree_map(lambda leaf, p=p: leaf.select(-2, p).expand(clients, -1), priors) for p in range(count)
     )
+
+
+ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 1000, "cohort": 10})  # cheap ones: a gradient each
+
+RECIPE = Recipe(
+    "PAC-PFL on networks: a hyper-posterior over priors of the weights by federated SVGD",
+    PacPFLBNN,
+    MethodSummary(
+        "Bayesian network, mean field",
+        "sampled_evidence.particle_scores",
+        "svgd.direction",
+        "score [K, P, 2D]",
+        "nothing",
+    ),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": ROUNDS}},
+    search={
+        "method.rate": LogUniform(5e-4, 1e-2),
+        "method.tau": LogUniform(0.05, 1.0),
+        "method.mean_std": LogUniform(0.1, 3.0),
+        "method.init_rho": OneOf((-4.0, -3.0, -1.5)),
+        "method.train_draws": OneOf((5, 20)),
+        "federation.rounds": OneOf((250, 500, 1000)),
+    },
+    held_out=(HeldOutChoice("posterior", ("svi", "importance", "svgd")),),
+    trials=Trials(trial_rounds=100),
+)

@@ -19,7 +19,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method, Nothing, Refined
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
 from pacbayes_fl.noise import Noise, keys
 from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.server.robust import Aggregate, Rule

@@ -1,25 +1,230 @@
-"""PAC-PFL with Gaussian processes: a distribution over priors, learned by federated SVGD (Algorithms 1 and 2)."""
+"""PAC-PFL with Gaussian processes: a distribution over priors, learned by federated SVGD (Algorithms 1 and 2).
+
+Algorithm 1, the server, is `FederatedSVGD`, which PAC-PFL on networks (`pac_pfl_bnn`) shares:
+
+    2  draw phi_1, ..., phi_k from the hyper-prior P                                         `init_server`
+    3  for t = 1, ..., T                                                                     `federation.engine`
+    4      draw a cohort of c clients                                                        `federation.engine`
+    6      G_i = Client_Update(b, phi_1, ..., phi_k) for each of them                        `broadcast`, `client`
+    7      G = 1/c sum_i G_i                                                                 `reduce`, `server`
+    9      grad ln Q*(phi_l) = grad ln P(phi_l) + tau n G_l          (eq. 40)                `server`
+   11      phi_l += eta/k sum_j [k(phi_j, phi_l) grad ln Q*(phi_j) + grad k(phi_j, phi_l)]   `svgd.direction` (eq. 39)
+
+Algorithm 2, Client_Update, is `PacPFL.client`:
+
+    2  draw a minibatch of b rows of S_i                                                     `drawn_rows`
+    4  G_il = grad ln Z_m_i(P_phi_l, minibatch)                      (eq. 33)                `evidence.particle_scores`
+
+The posteriors of clients (eqs. 35-37) are `PacPFL.personalise`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from types import MappingProxyType
+from typing import ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import evidence
+from pacbayes_fl.inference.optim import Adam, adam, adam_init, sgd
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Nothing, Refined
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.base import Method, Nothing, Refined
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe, Search
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
+from pacbayes_fl.posteriors.hyper_posterior import CentredHyperPrior, HyperPosterior, HyperPrior, gibbs_tau
 from pacbayes_fl.posteriors.predictive import LearnedPriors
+from pacbayes_fl.server import svgd
 
-__all__ = ["Message", "PacPFL", "Server", "Update"]
+Model = TypeVar("Model")
+MinibatchScale = Literal["inside", "outside", "none"]
+
+
+class Server(NamedTuple):
+    """Particles phi [P, D] and the moments of their optimiser."""
+
+    particles: Tensor
+    adam: Adam[Tensor]
+
+
+class Message(NamedTuple):
+    """Particles phi [P, D]: the moments stay at home."""
+
+    particles: Tensor
+
+
+class Scored(Protocol):
+    """What the server reads of an update: scores of clients, or their sum over `weight` of them."""
+
+    @property
+    def score(self) -> Tensor:
+        """Gradient of the log evidence [K, P, D], in nats per unit of phi."""
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Log evidence ln Z [K, P], in nats."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Number of clients behind a row [K]."""
+
+
+Scores = TypeVar("Scores", bound=Scored)
+
+
+@dataclass(frozen=True)
+class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Scores]):
+    """The server's half, Algorithm 1, for priors of any kind; clients keep nothing.
+
+    A subclass says what the priors are: how a client differentiates its log evidence by them (Algorithm 2), and what
+    posterior it has under them.
+
+    Args:
+        model: what phi are the parameters of a prior of.
+        hyper_prior: distribution of phi, or what makes it of the model, such as `CentredHyperPrior(0.5)`.
+        particles: number of priors that stand for the hyper-posterior, k.
+        tau: exponent of the evidence in the hyper-posterior (eq. 40), or None to take it from lam, beta and n2. Those
+            of Corollary 4.4 are in (0, 1); 1, which counts every row once, is the limit as n2 + v goes to 0.
+        lam: lambda of Theorem 4.2.
+        beta: temperature of the clients' posteriors.
+        n2: clients that expect new samples.
+        v: small constant of Theorem 4.2.
+        rate: learning rate of the particles, eta.
+        optimiser: "adam" on the SVGD direction, or "ascent" (eq. 39 as printed).
+        bandwidth: rule of the SVGD kernel, or its h.
+        minibatch: rows b per client and round, all when None.
+        minibatch_scale: what the b rows count for. With Z(c) the prior expectation of the product of their likelihoods
+            to the power c, "inside" takes ln Z(m_k / b), Algorithm 2 as printed (beta = m_k on the mean loss of the b
+            rows; for a GP the noise s^2 becomes s^2 b / m_k), "outside" m_k / b ln Z(1), and "none" ln Z(1), whose tau
+            depends on b. They agree where b is at least m_k; elsewhere no one of them is unbiased for ln Z.
+        cohort_scale: "sum" restores the sum over all n clients when a cohort is drawn (eq. 40); "mean" averages over
+            the cohort, which makes tau depend on n (Algorithm 1, line 7, as printed).
+        weighting: of the priors' posteriors in the predictive mixture, by "evidence" (eq. 37) or "equal".
+    """
+
+    objective: ClassVar[str | None] = "log_evidence"
+    beta_tempers: ClassVar[bool] = False
+    """True where beta is the clients' temperature too, and not only a number behind tau."""
+    personal_messages: ClassVar[bool] = False
+    """True where `client` and `personalise` take particles that differ between clients, [K, P, D]."""
+
+    model: Model
+    hyper_prior: HyperPrior = part(
+        CentredHyperPrior,
+        names={"std": "hyper_prior_std"},
+        paper={"std": Paper(..., "tuned by cross-validation, Table 4")},
+    )
+    particles: int = option(4, low=1, symbol="k", paper=Paper(4, "section 8.6.2"))
+    tau: float | None = option(1.0, above=0, symbol="tau", paper=Paper(..., "above 1 / (1 + n beta), section 8.6.2"))
+    lam: float | None = option(
+        None, above=0, symbol="lambda", paper=Paper(..., "tuned by cross-validation, Table 4: tau says as much")
+    )
+    beta: float | None = option(None, above=0, symbol="beta", paper=Paper(..., "m_i, section 8.6.2 and Table 4"))
+    n2: float = option(0.0, low=0, symbol="n_2")
+    v: float = option(1e-4, low=0, symbol="v", paper=Paper(1e-4, "Table 4"))
+    rate: float = option(1e-2, above=0, symbol="eta", paper=Paper(..., "tuned by cross-validation, Table 4"))
+    optimiser: Literal["adam", "ascent"] = option("adam", paper=Paper("ascent", "Algorithm 1, eq. 39"))
+    bandwidth: svgd.Bandwidth | float = option("off-diagonal", above=0, symbol="h")
+    minibatch: int | None = option(None, low=1, symbol="b", paper=Paper(..., "not stated, Table 4"))
+    minibatch_scale: MinibatchScale = option("inside", paper=Paper("inside", "Algorithm 2"))
+    cohort_scale: Literal["sum", "mean"] = option("sum", paper=Paper("sum", "eq. 40; Algorithm 1 prints the mean"))
+    weighting: Literal["evidence", "equal"] = option("evidence", paper=Paper("evidence", "eq. 37"))
+
+    def __post_init__(self) -> None:
+        """Centre the hyper-prior on the model, and check the ranges and what tau is to be taken from."""
+        if callable(self.hyper_prior):
+            object.__setattr__(self, "hyper_prior", self.hyper_prior(self.model))
+        check(self)
+        if self.tau is None and (self.lam is None or self.beta is None):
+            raise StudyError("tau is None, so lam and beta are needed", hint="tau = lam / (lam + beta n (n2 + v))")
+        idle = self.lam is not None or (self.beta is not None and not self.beta_tempers)
+        if self.tau is not None and idle:
+            raise StudyError("tau is given, so lam and beta would not count", hint="tau = 'none' takes it from them")
+        if self.tau is None and self.lam is not None and self.beta is not None:
+            gibbs_tau(self.lam, self.beta, 1, self.n2, self.v)  # refuses a lambda that Theorem 4.2 does not allow
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw the particles from the hyper-prior (Algorithm 1, line 2)."""
+        particles = self.hyper_prior.sample(self.particles, generator)
+        return Server(particles, adam_init(particles))
+
+    def init_clients(self, message: Message, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def broadcast(self, server: Server) -> Message:
+        """Send the particles (Algorithm 1, line 6)."""
+        return Message(server.particles)
+
+    def server(self, server: Server, update: Scores, n_clients: int) -> Server:
+        """Move the particles along the SVGD direction (Algorithm 1, lines 7-11; eqs. 39-40)."""
+        present = update.weight.sum().clamp_min(1.0).to(update.score.dtype)
+        restored = (n_clients if self.cohort_scale == "sum" else 1.0) / present
+        tau = gibbs_tau(self.lam or 0.0, self.beta or 0.0, n_clients, self.n2, self.v) if self.tau is None else self.tau
+        hyper_posterior = HyperPosterior(server.particles, self.hyper_prior)
+        score = hyper_posterior.score() + tau * restored * update.score.sum(0)
+        downhill = -svgd.direction(server.particles, score, self.bandwidth)
+        if self.optimiser == "ascent":
+            return Server(sgd(server.particles, downhill, self.rate), server.adam)
+        return Server(*adam(server.particles, downhill, server.adam, self.rate))
+
+    def client_steps(self, message: Message, update: Scores) -> dict[str, Tensor]:
+        """The score of all particles together [K, P, D]: one vector, so that one clip bounds it."""
+        return {"score": update.score}
+
+    def check_private(self) -> None:
+        """Scores may be released, whatever the options."""
+
+    def drawn_rows(self, batch: ClientBatch, noise: Noise) -> ClientBatch:
+        """Draw a minibatch of every client's rows (Algorithm 2, line 2).
+
+        Args:
+            batch: all rows.
+            noise: the clients' streams; nothing is drawn from them where all rows are asked for.
+
+        Returns:
+            The rows; the batch itself where no client has more of them.
+        """
+        if self.minibatch is None:
+            return batch
+        at = noise.rows(batch.mask, self.minibatch)  # also where all rows are taken: padding must not move later draws
+        return batch.rows(at) if self.minibatch < batch.mask.shape[1] else batch
+
+    def minibatch_weights(self, batch: ClientBatch, rows: ClientBatch) -> tuple[Tensor, Tensor]:
+        """Give what a minibatch's rows count for (Algorithm 2, line 4).
+
+        Args:
+            batch: all rows of K clients.
+            rows: those that `drawn_rows` took of them.
+
+        Returns:
+            The power of every row's likelihood inside the expectation, and the factor of its logarithm [K], float64.
+        """
+        ratio = torch.where(rows.size > 0, batch.size / rows.size.clamp_min(1.0), 1.0)
+        one = torch.ones_like(ratio)
+        return {"inside": (ratio, one), "outside": (one, ratio), "none": (one, one)}[self.minibatch_scale]
+
+    def reduce(self, update: Scores) -> Scores:
+        """Sum the clients of a chunk: the server needs no more."""
+        return tensors.total(update)
+
+    def report(self, server: Server, update: Scores) -> Mapping[str, Tensor]:
+        """Mean log evidence per client, size of the summed score, spread of the particles."""
+        present = update.weight.sum().clamp_min(1.0)
+        return {
+            "log_evidence": update.log_evidence.sum(0).mean() / present,
+            "score_norm": update.score.sum(0).norm(),
+            "spread": svgd.spread(server.particles),
+        }
 
 
 class Update(NamedTuple):
@@ -41,7 +246,7 @@ class Update(NamedTuple):
 @final
 @dataclass(frozen=True)
 class PacPFL(FederatedSVGD[FunctionModel, Update]):
-    """PAC-PFL (Algorithms 1 and 2, eqs. 33-40); the server's half and its fields as in `federated_svgd.FederatedSVGD`.
+    """The client's half, Algorithm 2, with Gaussian processes (eqs. 33-40); fields as in `FederatedSVGD`.
 
     The model is a prior over functions with hyper-parameters phi; a flat hyper-prior with one particle makes pFedGP.
     beta = m_i makes Z the marginal likelihood.
@@ -102,3 +307,27 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         """Numbers per client: one covariance per particle."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
         return self.particles * (rows * rows + self.model.dim)
+
+
+STDS, STEPS = LogUniform(0.05, 1.0), OneOf((50, 100, 200))
+GP_SEARCH: Search = MappingProxyType(
+    {
+        "method.rate": LogUniform(1e-3, 3e-2),
+        "model.mean_widths": OneOf(("zero", (), (8, 8), (16, 16), (32, 32))),
+        "model.kernel_widths": OneOf(((8, 8), (16, 16), (32, 32))),
+    }
+)
+"""What a search varies of every method on deep-kernel Gaussian processes, beside spreads and steps."""
+
+RECIPE = Recipe(
+    "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
+    PacPFL,
+    MethodSummary("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
+    presets={"paper": {"method": {"rate": 1e-3}, "federation": {"rounds": 1000}}},
+    search={
+        "method.tau": LogUniform(0.05, 1.0),
+        "method.hyper_prior_std": STDS,
+        "federation.rounds": STEPS,
+        **GP_SEARCH,
+    },
+)

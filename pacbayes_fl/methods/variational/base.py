@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,13 +14,16 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import svi
-from pacbayes_fl.inference.optim import Optimiser, check_optimiser
+from pacbayes_fl.inference.optim import Optimiser
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, LogUniform, OneOf, Search
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.family import Draw
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -45,16 +50,14 @@ class PriorTracking:
             clients' mean a kind of median: the solution of the federation's problem (eq. 5) is no fixed point of it.
     """
 
-    rate: float = 1e-3
+    rate: float = option(1e-3, above=0, symbol="eta_2")
     keep_moments: bool = True
     restart: bool = False
     optimiser: Optimiser = "adam"
 
     def __post_init__(self) -> None:
-        """Refuse a rate that is none."""
-        check_optimiser(self.optimiser)
-        if not self.rate > 0:
-            raise StudyError(f"the rate of the steps on w must be positive, got {self.rate!r}")
+        """Check the ranges."""
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -72,29 +75,39 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         weighting: of clients in the server's average.
         init_std: spread of the initial means.
         init_rho: initial rho of every weight.
-        draws: S, of predictions.
+        draws: draws of the weights over which predictions are averaged.
         join_passes: times the minibatches of a round for a client that never trained.
     """
 
     objective: ClassVar[str | None] = "elbo"
 
     model: WeightModel
-    local: LocalInference = field(default_factory=LocalInference)
-    tracking: PriorTracking = field(default_factory=PriorTracking)
-    aggregation: Aggregation = "tracked"
-    weighting: average.Weighting = "uniform"
-    init_std: float = 0.1
-    init_rho: float = -2.5
-    draws: int = 20
-    join_passes: int = 10
+    local: LocalInference = part(
+        LocalInference,
+        names={"draws": "train_draws"},
+        paper={
+            "rate": Paper(1e-3, "section 6.2, Table 4"),
+            "zeta": Paper(10.0, "section 6.2, Table 4"),
+            "data_scale": Paper("rows", "eq. 30"),
+            "noise_std": Paper(1.0, "eq. 29"),
+            "divergence": Paper("forward", "eq. 30"),
+        },
+    )
+    tracking: PriorTracking = part(
+        PriorTracking,
+        names={"rate": "prior_rate", "optimiser": "prior_optimiser"},
+        paper={"rate": Paper(1e-3, "section 6.2, Table 4")},
+    )
+    aggregation: Aggregation = option("tracked", paper=Paper("tracked", "Algorithm 1"))
+    weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
+    init_std: float = option(0.1, above=0)
+    init_rho: float = option(-2.5, low=-40, high=40, symbol="rho_0", paper=Paper(-2.5, "section 6.2, Table 4"))
+    draws: int = option(20, low=1)
+    join_passes: int = option(10, low=1)
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        for name in ("init_std", "draws", "join_passes"):
-            if not getattr(self, name) > 0:
-                raise StudyError(f"{name} must be positive, got {getattr(self, name)!r}")
-        if self.aggregation not in get_args(Aggregation):
-            raise StudyError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}")
+        """Check the ranges, and that the aggregation and the divergence go together."""
+        check(self)
         if self.sends_moments and self.local.divergence == "reverse":
             what = (
                 f"aggregation = {self.aggregation!r} minimises KL(q || w), and divergence = 'reverse' is of KL(w || q)"
@@ -238,14 +251,19 @@ def towards(old: MeanField, found: Moments, beta: float, stochastic: Tensor) -> 
     return MeanField(mean, rho).bounded()
 
 
-def check_beta(beta: float) -> None:
-    """Refuse a step of the server that goes nowhere.
+EVERYBODY: Mapping[str, Any] = MappingProxyType({**PAPER_ROUNDS, "train": "all"})
+"""The same, and all clients train whoever sends (Algorithms 1-3 of pFedBayes, sFedBayes and cFedBayes)."""
 
-    Args:
-        beta: of `server.average.extrapolate`.
+PUBLIC_CODE: Mapping[str, Any] = MappingProxyType(
+    {"steps": 20, "inner": 5, "minibatch": 100, "noise_std": 1e-3, "init_rho": -3.0, "weighting": "rows"}
+)
+"""Options that the public codes of pFedBayes and BPFed share."""
 
-    Raises:
-        StudyError: when it is not positive.
-    """
-    if not beta > 0:
-        raise StudyError(f"beta must be positive, got {beta:g}")
+SEARCH: Search = MappingProxyType(
+    {
+        "method.prior_rate": LogUniform(3e-4, 1e-2),
+        "method.zeta": LogUniform(0.1, 10.0),
+        "method.init_rho": OneOf((-4.0, -3.0, -2.5)),
+    }
+)
+"""What a search varies of every variational method."""

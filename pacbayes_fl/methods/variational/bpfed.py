@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, final, get_args
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.optim import Adam
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational import pfedbayes
-from pacbayes_fl.methods.variational.base import Variational, moments_of, towards
+from pacbayes_fl.methods.variational.base import PUBLIC_CODE, SEARCH, Variational, moments_of, towards
 from pacbayes_fl.methods.variational.pfedbayes import (
     Update,
     fit_of,
@@ -27,6 +30,7 @@ from pacbayes_fl.methods.variational.pfedbayes import (
     track_prior,
 )
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
@@ -73,19 +77,17 @@ class BPFed(Variational[Server, Client, Update]):
 
     personal_model: ClassVar[str] = "personal models of the aggregated shared part and each client's own last part"
 
-    personal_sites: int = 2
-    upload: Literal["posterior", "tracked"] = "posterior"
-    prior: PersonalPrior = "cumulative"
-    local: LocalInference = field(default_factory=lambda: LocalInference(zeta=1.0))
+    personal_sites: int = option(2, low=1, paper=Paper(2, "section VI, model settings"))
+    upload: Literal["posterior", "tracked"] = option("posterior", paper=Paper("posterior", "Algorithm 1"))
+    prior: PersonalPrior = option("cumulative", paper=Paper("cumulative", "section IV"))
+    local: LocalInference = part(partial(LocalInference, zeta=1.0), names={"draws": "train_draws"})
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
+        """Check the ranges, and that what is sent and how it is joined go together."""
         super().__post_init__()
         if self.sends_moments and self.upload == "tracked":
             what = f"aggregation = {self.aggregation!r} sends moments of q, and upload = 'tracked' the prior"
             raise StudyError(what, hint="upload = 'posterior'")
-        if self.prior not in get_args(PersonalPrior):
-            raise StudyError(f"prior must be cumulative or divide, got {self.prior!r}")
         self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
     @property
@@ -175,3 +177,37 @@ class BPFed(Variational[Server, Client, Update]):
         return tensors.tree_map(
             lambda shared, own: torch.cat((shared[: self.shared].expand(clients, -1), own), 1), w, personal
         )
+
+
+RECIPE = Recipe(
+    "BPFed: shared and personal uncertain layers, priors that go on from round to round",
+    BPFed,
+    MethodSummary("Bayesian network, mean field", "svi", "average.mean", "shared part", "personal part"),
+    model="weights",
+    presets={
+        "recommended": {"federation": ROUNDS},
+        "paper": {"federation": PAPER_ROUNDS},
+        "authors-code": {
+            "method": {
+                **PUBLIC_CODE,
+                **{"zeta": 5e-5, "data_scale": "mean", "divergence": "reverse", "upload": "tracked"},
+            },
+            "federation": PAPER_ROUNDS,
+        },
+    },
+    search={**SEARCH, **SEARCH_NETWORK},
+    paper={
+        "steps": Paper(None, "10 epochs instead"),
+        "epochs": Paper(10, "section VI, model settings"),
+        "minibatch": Paper(50, "section VI, hyperparameters"),
+        "rate": Paper(1e-3, "section VI, hyperparameters"),
+        "prior_rate": Paper(1e-3, "section VI, hyperparameters"),
+        "optimiser": Paper("adam", "section VI, hyperparameters"),
+        "prior_optimiser": Paper("adam", "section VI, hyperparameters"),
+        "zeta": Paper(1.0, "eq. 10"),
+        "data_scale": Paper("rows", "eq. 10"),
+        "noise_std": Paper(1.0, "eqs. 8-9"),
+        "divergence": Paper("forward", "eq. 10"),
+        "init_rho": Paper(..., "not stated"),
+    },
+)

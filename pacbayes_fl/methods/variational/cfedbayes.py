@@ -13,8 +13,9 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference.optim import Adam
+from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.methods.variational import pfedbayes
-from pacbayes_fl.methods.variational.base import Variational, check_beta, moments_of, towards
+from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
 from pacbayes_fl.methods.variational.pfedbayes import (
     Fit,
     fit_of,
@@ -26,6 +27,7 @@ from pacbayes_fl.methods.variational.pfedbayes import (
     track_prior,
 )
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters, robust
@@ -74,25 +76,18 @@ class CFedBayes(Variational[Server, Client, Update]):
     """cFedBayes (Algorithm 3, eqs. 44-45 and 54-57); fields as in `variational.base.Variational`, and more.
 
     Args:
-        clusters: J.
+        clusters: number of clusters, J.
         assign_draws: Monte Carlo draws of the expected log likelihood (eq. 45), over all training rows.
-        beta: extrapolation of the server.
+        beta: extrapolation of the server: 1 takes the clients' average, more goes beyond it.
         start: how clusters come to differ, which equal ones never would. "uploads": in the first round all clients
             start from one v^0, and the server groups what they send by k-means; "random": every cluster has a v^0 of
             its own, and clients choose from the first round on (eq. 45), which often ends in a poor local optimum.
     """
 
-    clusters: int = 2
-    assign_draws: int = 5
-    beta: float = 1.0
+    clusters: int = option(2, low=1, symbol="J")
+    assign_draws: int = option(5, low=1)
+    beta: float = option(1.0, above=0, symbol="beta")
     start: Literal["uploads", "random"] = "uploads"
-
-    def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        super().__post_init__()
-        check_beta(self.beta)
-        if self.clusters < 1 or self.assign_draws < 1:
-            raise StudyError("clusters and assign_draws must be at least 1")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0, for every cluster its own or one for all."""
@@ -236,3 +231,26 @@ class CFedBayes(Variational[Server, Client, Update]):
         sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
         occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
         return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}
+
+
+@dataclass(frozen=True)
+class ClusterTrials(Trials):
+    """How a study chooses the number of clusters.
+
+    Args:
+        max_clusters: the largest number of clusters that is tried; all numbers from 1 are.
+    """
+
+    max_clusters: int = option(4, low=1)
+
+
+RECIPE = Recipe(
+    "cFedBayes: several global distributions, of which every client takes the likeliest",
+    CFedBayes,
+    MethodSummary("Bayesian network, mean field", "assignment, svi", "clusters.mean", "w, cluster", "q, two Adams"),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": EVERYBODY}},
+    search={**SEARCH, "method.clusters": OneOf((1, 2, 3, 4)), **SEARCH_NETWORK},
+    held_out=(HeldOutChoice("clusters", lambda options: tuple(range(1, options.max_clusters + 1)), by_default=False),),
+    trials=ClusterTrials(trial_rounds=40),
+)

@@ -15,16 +15,20 @@ from pacbayes_fl.inference import elbo, svi, turns
 from pacbayes_fl.inference.optim import Adam, adam_init, step_
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational.base import (
+    EVERYBODY,
+    PUBLIC_CODE,
+    SEARCH,
     Aggregation,
     PriorTracking,
     Variational,
-    check_beta,
     moments_of,
     towards,
 )
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.family import Draw
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -239,15 +243,10 @@ class PFedBayes(Variational[Server, Client, Update]):
     """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and one more.
 
     Args:
-        beta: extrapolation of the server.
+        beta: extrapolation of the server: 1 takes the clients' average, more goes beyond it.
     """
 
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
-        super().__post_init__()
-        check_beta(self.beta)
+    beta: float = option(1.0, above=0, symbol="beta")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0 = (mu^0, rho^0)."""
@@ -301,3 +300,17 @@ class PFedBayes(Variational[Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood, KL divergence and evidence lower bound of the clients."""
         return per_client(update.fit, update.clients)
+
+
+RECIPE = Recipe(
+    "pFedBayes: the prior of every client is the learned global distribution",
+    PFedBayes,
+    MethodSummary("Bayesian network, mean field", "svi", "average.extrapolate", "w", "q, two Adams"),
+    model="weights",
+    presets={
+        "recommended": {"federation": ROUNDS},
+        "paper": {"federation": EVERYBODY},
+        "authors-code": {"method": {**PUBLIC_CODE, "zeta": 0.5, "data_scale": "sum"}, "federation": PAPER_ROUNDS},
+    },
+    search={**SEARCH, **SEARCH_NETWORK},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final, get_args
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.variational.base import Variational, check_beta, moments_of, towards
+from pacbayes_fl.methods.options import Paper
+from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
+from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
 from pacbayes_fl.methods.variational.pfedbayes import (
     Client,
     Fit,
@@ -26,6 +28,7 @@ from pacbayes_fl.methods.variational.pfedbayes import (
     track_prior,
 )
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.posteriors.weights.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
@@ -95,7 +98,7 @@ class SFedBayes(Variational[Server, Client, Update]):
     """sFedBayes (Algorithm 2, eqs. 32-34 and 40-43); fields as in `variational.base.Variational`, and more.
 
     Args:
-        beta: extrapolation of the server.
+        beta: extrapolation of the server: 1 takes the clients' average, more goes beyond it.
         inclusion: initial lambda of every weight.
         threshold: weights whose lambda is below it are not sent, and not used in predictions; Algorithm 2 has none.
         slab_average: weighs clients in the averages of mu and rho, or of the slabs' moments, weight by weight: by their
@@ -105,22 +108,17 @@ class SFedBayes(Variational[Server, Client, Update]):
         temperature: tau of the gates' relaxed gradient (eq. 41).
     """
 
-    beta: float = 1.0
-    inclusion: float = 0.99
-    threshold: float = 0.0
-    slab_average: SlabAverage = "inclusion"
-    temperature: float = TEMPERATURE
+    beta: float = option(1.0, above=0, symbol="beta")
+    inclusion: float = option(0.99, above=0, below=1, symbol="lambda", paper=Paper(..., "0.5 or 0.99, Table 2"))
+    threshold: float = option(0.0, low=0, below=1)
+    slab_average: SlabAverage = option("inclusion", paper=Paper("uniform", "Algorithm 2"))
+    temperature: float = option(TEMPERATURE, above=0, symbol="tau")
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters that mean nothing."""
+        """Check the ranges, and that the options of the gates go together."""
         super().__post_init__()
-        check_beta(self.beta)
-        if not (0 < self.inclusion < 1 and 0 <= self.threshold < 1 and self.temperature > 0):
-            raise StudyError("inclusion must be in (0, 1), threshold in [0, 1), temperature positive")
         if self.local.noise_std != 1.0:
             raise StudyError(f"noise_std must be 1 for gates that are drawn, got {self.local.noise_std:g}")
-        if self.slab_average not in get_args(SlabAverage):
-            raise StudyError(f"slab_average must be inclusion or uniform, got {self.slab_average!r}")
         if self.slab_average == "uniform" and self.threshold:
             what = f"slab_average = 'uniform' has no place for dropped weights, and threshold is {self.threshold:g}"
             raise StudyError(what, hint="slab_average = 'inclusion', or threshold = 0")
@@ -248,3 +246,14 @@ class SFedBayes(Variational[Server, Client, Update]):
     def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:
         """Take the random numbers of one draw, with the gates' temperature."""
         return q.draw(noise)._replace(temperature=self.temperature)
+
+
+RECIPE = Recipe(
+    "sFedBayes: pFedBayes with weights that are exactly zero or Gaussian",
+    SFedBayes,
+    MethodSummary("Bayesian network, spike and slab", "svi", "average.extrapolate", "w with inclusion", "q, two Adams"),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": EVERYBODY}},
+    search={**SEARCH, "method.inclusion": OneOf((0.5, 0.9, 0.99)), **SEARCH_NETWORK},
+    paper={"restart": Paper(True, "Algorithm 2")},
+)

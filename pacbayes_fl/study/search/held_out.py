@@ -18,7 +18,7 @@ from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.methods import HeldOut
+from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
@@ -117,7 +117,7 @@ def _parted(dataset: tables.Dataset) -> tables.Dataset:
 
 
 def _by_training(
-    study: Study, asked: HeldOut, part: tables.Dataset, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, part: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, dict[str, Any]]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
     rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
@@ -181,7 +181,7 @@ def _words(rounds: int) -> str:
     )
 
 
-def _later(study: Study) -> list[HeldOut]:
+def _later(study: Study) -> list[HeldOutChoice]:
     """Options that are open and on which no round depends."""
     return [one for one in study.held_out if one.after and one is not TEMPERATURE]
 
@@ -315,13 +315,13 @@ def reopened(study: Study, folder: Path) -> Study:
     return study
 
 
-def _settled(study: Study, asked: Sequence[HeldOut], values: Mapping[str, Any]) -> Study:
+def _settled(study: Study, asked: Sequence[HeldOutChoice], values: Mapping[str, Any]) -> Study:
     for one in asked:
         study = _with(study, one, values[one.option])
     return study
 
 
-def _with(study: Study, asked: HeldOut, value: Any) -> Study:
+def _with(study: Study, asked: HeldOutChoice, value: Any) -> Study:
     if asked is TEMPERATURE and isinstance(study.model, NetworkModel):
         return replace(study, model=replace(study.model, temperature=value))
     options = replace(study.method.options, **{asked.option: value})

@@ -20,7 +20,7 @@ from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.methods import Choice, LogUniform, Search
+from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
 from pacbayes_fl.study import held_rows, privacy
@@ -200,7 +200,7 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
     """
     table, where = read_table(path)
     base = Study.from_table(table, where, [*sets, f"method.name={method}"])
-    space = {key: Choice(values) for key, values in _open(base).items()} | {**base.recipe.search}
+    space = {key: OneOf(values) for key, values in _open(base).items()} | {**base.recipe.search}
     given = assigned(table, sets)[1]
     return {key: one for key, one in space.items() if not _holds(given, key)}
 
@@ -255,7 +255,7 @@ def tune(
         raise StudyError(f"{method} has nothing to tune", hint="drop it from --methods")
     privacy.refuse_choice(base, next(iter(search)))
     space = search.get(_ROUNDS)
-    marks = [int(v) for v in space.values] if isinstance(space, Choice) else [base.plan.rounds]
+    marks = [int(v) for v in space.values] if isinstance(space, OneOf) else [base.plan.rounds]
     dataset = held_rows.rows_for_tuning(base, held_rows.divide(base, load(base)))
     scores = search_scores("regression" if dataset.classes is None else "classification")
     wanted = score or scores[0]

@@ -11,7 +11,7 @@ from pacbayes_fl.noise import Noise
 
 def test_a_round_of_clients_that_work_alone_changes_nothing() -> None:
     batch = ClientBatch.pad([(torch.ones(m, 2).double(), torch.ones(m).double()) for m in (2, 3)], ["a", "b"])
-    method = Persistence(0)
+    method = Persistence(("a",), "a")
     server = method.init_server(torch.Generator().manual_seed(0))
     update, state = method.client(method.broadcast(server), Nothing(), batch, Noise(0, 1, batch.ids))
     assert update.weight.tolist() == [1.0, 1.0] and state == Nothing()

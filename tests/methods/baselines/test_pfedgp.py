@@ -44,5 +44,5 @@ def test_the_evidence_rises_and_the_options_arrive() -> None:
     assert (method.particles, method.tau, method.rate, method.minibatch) == (1, 1.0, 0.02, 3)
     start = engine.start(method, BATCH, FederationPlan()).server
     assert start.particles.shape == (1, deep(3).dim)
-    end = engine.run_rounds(pfedgp(deep(3), 0.4, 0.02), BATCH, FederationPlan(rounds=60)).server
+    end = engine.run_rounds(pfedgp(deep(3), init_std=0.4, rate=0.02), BATCH, FederationPlan(rounds=60)).server
     assert evidence(end.particles[0]) > evidence(start.particles[0]) + 1.0

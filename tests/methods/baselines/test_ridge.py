@@ -70,7 +70,7 @@ def test_a_perfect_line_keeps_some_variance() -> None:
 
 
 def test_the_pooled_line_is_everybodys() -> None:
-    method = PooledRidge(3)
+    method = PooledRidge(("a", "b", "c"))
     start = engine.start(method, BATCH, FederationPlan())
     assert not method.federated
     assert not engine.join(method, start.server, BATCH, 0).predict(BATCH.x).mean.any()

@@ -22,14 +22,13 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing, Refined
 from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN, Tempered
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
-from pacbayes_fl.methods.pac_pfl.svgd import Message
+from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Gaussian, inverse_softplus
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
-from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, weight_hyper_prior
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, NetworkHyperPrior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
@@ -45,7 +44,7 @@ STEPS = LocalInference(steps=300, rate=0.02, zeta=1.0)
 
 
 def method(**options: Any) -> PacPFLBNN:
-    hyper_prior = weight_hyper_prior(MODEL, -2.0, 1.5, 0.7, 0.4)
+    hyper_prior = NetworkHyperPrior(-2.0, 1.5, 0.7, 0.4)(MODEL)
     usual: dict[str, Any] = {"particles": PARTICLES, "train_draws": DRAWS, "minibatch": 4, "rate": 0.01, "local": STEPS}
     usual["weighting"] = "evidence"
     return PacPFLBNN(MODEL, hyper_prior, **(usual | options))
@@ -54,7 +53,7 @@ def method(**options: Any) -> PacPFLBNN:
 def lines(**options: Any) -> PacPFLBNN:
     given: dict[str, Any] = {"particles": 2, "posterior": "svi", "importance_draws": 200, "local": STEPS}
     given |= {"weighting": "evidence"} | options
-    return PacPFLBNN(LINE, weight_hyper_prior(LINE, 0.0, 1.0, 0.2, 0.5), **given)
+    return PacPFLBNN(LINE, NetworkHyperPrior(0.0, 1.0, 0.2, 0.5)(LINE), **given)
 
 
 def rows_of_lines(*sizes: int) -> ClientBatch:
@@ -491,7 +490,7 @@ class Mixed(BayesianMLP):  # type: ignore[misc]  # final, but here a site become
 def test_weights_that_are_numbers_stay_what_they_are() -> None:
     model = Mixed((2, 1), Gaussian(STD), torch.float64)
     assert set(model.shapes) >= model.deterministic
-    m = PacPFLBNN(model, weight_hyper_prior(model, 0.0, 1.0, 0.2, 0.5), particles=2, local=replace(STEPS, steps=20))
+    m = PacPFLBNN(model, NetworkHyperPrior(0.0, 1.0, 0.2, 0.5)(model), particles=2, local=replace(STEPS, steps=20))
     _, seen, rows = halves(6, 9)
     phi = m.init_server(torch.Generator().manual_seed(2)).particles
     prior, (found, kl) = quiet(m, phi, seen, rows)

@@ -21,10 +21,9 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
 from pacbayes_fl.methods.pac_pfl.folds import Folded, balanced_folds
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, PacPFL
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, weight_hyper_prior
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, NetworkHyperPrior
 from tests.laws import test_method_laws as laws
 from tests.laws import test_wire_laws as wire_laws
 from tests.laws.cases import Case, assert_close, bits, deep, federation, network
@@ -43,7 +42,7 @@ def functions(d: int = 1, **options: Any) -> PacPFL:
 def networks(d: int = 1, **options: Any) -> PacPFLBNN:
     model = network(d)
     usual: dict[str, Any] = {"particles": 2, "train_draws": 3, "importance_draws": 6, "draws": 3, "local": LOCAL}
-    return PacPFLBNN(model, weight_hyper_prior(model, -2.0, 1.5, 0.7, 0.4), **(usual | options))
+    return PacPFLBNN(model, NetworkHyperPrior(-2.0, 1.5, 0.7, 0.4)(model), **(usual | options))
 
 
 def folded(inner: FederatedSVGD[Any, Any], **changes: Any) -> Folded:

@@ -207,8 +207,8 @@ def test_a_random_start_finds_them_mostly() -> None:
         ({"clusters": 0}, "at least 1"),
         ({"assign_draws": 0}, "at least 1"),
         ({"beta": 0.0}, "must be positive"),
-        ({"draws": 0}, "must be positive"),
-        ({"join_passes": -1}, "must be positive"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"join_passes": -1}, "join_passes must be at least 1, got -1"),
         ({"init_std": 0.0}, "must be positive"),
     ],
 )

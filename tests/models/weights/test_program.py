@@ -32,7 +32,7 @@ from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights import program
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
-from pacbayes_fl.posteriors.hyper_posterior import weight_hyper_prior
+from pacbayes_fl.posteriors.hyper_posterior import NetworkHyperPrior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.results.metrics import of_task
@@ -424,7 +424,7 @@ def test_every_likelihood_trains_predicts_and_is_scored(kind: str, name: str) ->
 @pytest.mark.parametrize("name", [*EVERY_METHOD, "pac-pfl-bnn"])
 def test_counts_go_through_every_method(name: str) -> None:
     def own(model: WeightModel) -> PacPFLBNN:
-        hyper = weight_hyper_prior(model, -2.5, 1.0, 1.0, 0.1)
+        hyper = NetworkHyperPrior(-2.5, 1.0, 1.0, 0.1)(model)
         return PacPFLBNN(model, hyper, particles=2, draws=3, local=LocalInference(steps=2))
 
     method: Any = (EVERY_METHOD | {"pac-pfl-bnn": own})[name](Line())

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import curvature
-from pacbayes_fl.methods.laplace_recipes import ALPHAS
+from pacbayes_fl.methods.fedsi import ALPHAS
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.jacobian import linearise

@@ -13,8 +13,8 @@ import torch
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import DataError, NumericalError, PrivacyError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.methods import HeldOut
-from pacbayes_fl.methods.laplace_recipes import ALPHAS, PERSONAL_ALPHAS, RULES
+from pacbayes_fl.methods import HeldOutChoice
+from pacbayes_fl.methods.fedsi import ALPHAS, PERSONAL_ALPHAS, RULES
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.manifest import adopt
 from pacbayes_fl.results.rounds import RoundRecord
@@ -137,7 +137,7 @@ def test_numbers_and_words_can_be_chosen_too(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, values: tuple[Any, ...]
 ) -> None:
     one = asked(root, "method.clusters=2")
-    asks = HeldOut(option, lambda options: values)
+    asks = HeldOutChoice(option, values)
     monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s is one else ()))
     chosen, notes = choose(one, load(one))
     best = notes[option]["chosen"]

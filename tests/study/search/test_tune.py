@@ -17,7 +17,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine
-from pacbayes_fl.methods import METHODS, Choice, LogUniform
+from pacbayes_fl.methods import METHODS, LogUniform, OneOf
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
@@ -30,8 +30,8 @@ from tests.tiny_images import table, tiny_images, write_root
 ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 SPACE = {
     "method.rate": LogUniform(1e-3, 1e-1),
-    "model.mean_widths": Choice(((), (4,))),
-    "federation.rounds": Choice((2, 5)),
+    "model.mean_widths": OneOf(((), (4,))),
+    "federation.rounds": OneOf((2, 5)),
 }
 STEPS = [*METHODS["pfedgp"].search["federation.rounds"].values]  # type: ignore[union-attr]
 
@@ -55,7 +55,7 @@ def test_candidates_lie_inside_the_space(name: str) -> None:
         assert set(values) == set(search) - {"federation.rounds"}
     for key in drawn[0]:
         space, values = search[key], [one[key] for one in drawn]
-        if isinstance(space, Choice):
+        if isinstance(space, OneOf):
             assert set(values) == set(space.values)  # every value is met
         else:
             assert space.low * 0.995 <= min(values) and max(values) <= space.high * 1.005  # three digits are kept
@@ -245,7 +245,7 @@ def test_what_a_study_leaves_open_is_searched(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.setattr("pacbayes_fl.study.file.METHODS", {**METHODS, "cfedbayes": open_one})
     del sets[1]
-    assert tune.searched(path, "cfedbayes", sets) == {"method.clusters": Choice((1, 2, 3))}
+    assert tune.searched(path, "cfedbayes", sets) == {"method.clusters": OneOf((1, 2, 3))}
     seen.clear()
     best, trials = tune.tune(path, "cfedbayes", 9, sets=sets)
     numbers = [one.method.options.clusters for one in seen]

@@ -18,8 +18,7 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl import bnn, gp
 from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
-from pacbayes_fl.methods.pac_pfl.svgd import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, PacPFL, Server
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
 from tests.laws.cases import assert_close, deep, federation, network
