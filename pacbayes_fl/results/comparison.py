@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pacbayes_fl import results_ended
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link
 from pacbayes_fl.names import to_folder
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.folder import refuse_links

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import results_ended
 from pacbayes_fl.errors import DamageWarning, DataError, outside
 from pacbayes_fl.files import checksum, make_folder
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, refuse_links, sync_folder, write_atomic
 
 NAME: Final = "manifest.json"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pacbayes_fl import results_ended, tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
@@ -22,8 +21,10 @@ from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.watch import Watch
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
+from pacbayes_fl.results import tensors
 from pacbayes_fl.results.folder import RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment

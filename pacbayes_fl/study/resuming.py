@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl import results_ended
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import manifest as results_manifest
 from pacbayes_fl.results.folder import FILES, RELEASED
 from pacbayes_fl.study import held_rows, saved_rows
