@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pacbayes_fl import names, results_ended
+from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.bootstrap import nested_bootstraps
 from pacbayes_fl.results.folder import FILES, refuse_links
 from pacbayes_fl.results.manifest import put, verify

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
-from pacbayes_fl import files, names, results_ended
+from pacbayes_fl import files, names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, shown
+from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import sync_folder
 from pacbayes_fl.results.manifest import put
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl import cli, results_ended
+from pacbayes_fl import cli
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.results import ended as results_ended
 from tests.tiny import write_study
 
 RUINED = ("method.optimiser=ascent", "method.rate=1e4")
