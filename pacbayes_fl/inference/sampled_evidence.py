@@ -2,7 +2,8 @@
 
 A prior over weights is a diagonal Gaussian; a particle phi [2 D] is its (mu, rho), as in
 `posteriors.weights.mean_field`. All particles see the same draws eps, so that they differ by what they are and not by
-luck. Autograd goes through the network alone; draws are added up one by one in log space, so that memory does not grow with their number.
+luck. Autograd goes through the network alone; draws are added up one by one in log space, so that memory does not grow
+with their number.
 """
 
 from __future__ import annotations

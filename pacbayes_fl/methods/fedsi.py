@@ -20,7 +20,7 @@ from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Refined
-from pacbayes_fl.methods.baselines.fedavg import initial_weights
+from pacbayes_fl.methods.baselines.averaging import initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     PAPER_ROUNDS,

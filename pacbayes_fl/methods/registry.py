@@ -85,6 +85,7 @@ METHODS = Registry(
         "bpfed": "variational.bpfed:RECIPE",
         "fedavg": "baselines.fedavg:RECIPE",
         "fedavg-ft": "baselines.fedavg:FINE_TUNED",
+        "fedprox": "baselines.fedprox:RECIPE",
         "local": "baselines.local:RECIPE",
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",

@@ -16,7 +16,7 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.optim import Adam, adam_init
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.fedavg import POINT_ESTIMATE, Server, initial_weights
+from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.models.base import WeightModel

@@ -17,7 +17,8 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.fedavg import FedAvg, Server
+from pacbayes_fl.methods.baselines.averaging import Server
+from pacbayes_fl.methods.baselines.fedavg import FedAvg
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.noise import Noise
 from tests.methods import by_hand

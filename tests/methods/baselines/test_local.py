@@ -13,7 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import messages
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods.baselines.fedavg import Server
+from pacbayes_fl.methods.baselines.averaging import Server
 from pacbayes_fl.methods.baselines.local import LocalOnly
 from pacbayes_fl.noise import Noise
 from tests.methods import by_hand
