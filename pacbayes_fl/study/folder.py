@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
@@ -24,7 +25,6 @@ from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
-from pacbayes_fl.results import tensors
 from pacbayes_fl.results.folder import RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment

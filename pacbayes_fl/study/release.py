@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
@@ -26,7 +27,6 @@ from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results import tensors
 from pacbayes_fl.results.folder import RELEASED, write_atomic
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.file import Study
