@@ -16,6 +16,7 @@ from pacbayes_fl.bounds.divergence import (
     mixture_kl,
 )
 from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower, kl_inverse_upper
+from pacbayes_fl.bounds.laws import check_bound
 from pacbayes_fl.bounds.losses import (
     LOSSES,
     BoundedLoss,
@@ -68,6 +69,7 @@ __all__ = [
     "bpfed_rate",
     "catoni",
     "cfedbayes_rate",
+    "check_bound",
     "client_privacy",
     "confidence_factor",
     "diagonal_gaussian_kl",

@@ -66,3 +66,12 @@ def formulas(*more: Bound) -> dict[str, Formula]:
         if bound.formula not in found.values():
             found[bound.name] = bound.formula
     return found
+
+
+def listing() -> list[tuple[str, str]]:
+    """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
+    found = []
+    for bound in BOUNDS.values():
+        where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
+        found.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
+    return found

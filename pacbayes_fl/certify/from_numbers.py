@@ -18,9 +18,10 @@ from pacbayes_fl.bounds import (
     to_record,
 )
 from pacbayes_fl.bounds.premises import Predictor, Source
+from pacbayes_fl.bounds.table import listing
 from pacbayes_fl.errors import AssumptionError
 
-__all__ = ["Numbers", "assumptions_text", "certificate", "listing", "to_record"]
+__all__ = ["Numbers", "assumptions_text", "certificate", "formula_text", "listing", "to_record"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,22 @@ def assumptions_text(numbers: Numbers) -> str:
     return f"taken on trust: {rows}; the prior is {numbers.prior}; {numbers.tried} configuration(s) tried on the rows"
 
 
+def formula_text(name: str | Bound) -> str:
+    """State the inequality of a bound, and what has to hold for it.
+
+    Args:
+        name: of a bound, or its record.
+
+    Returns:
+        A line for people.
+
+    Raises:
+        AssumptionError: when the bound is unknown.
+    """
+    bound = bounds.bound_named(name)
+    return f"{bound.statement}; where {', '.join(bound.assumptions)}"
+
+
 def _loss(numbers: Numbers) -> BoundedLoss:
     if numbers.loss == "0-1":
         if (numbers.low, numbers.high) != (0.0, 1.0):
@@ -137,12 +154,3 @@ def _loss(numbers: Numbers) -> BoundedLoss:
     kind = "convex loss" if numbers.loss == "convex" else "loss"
     name = f"{kind} in [{numbers.low:g}, {numbers.high:g}]"
     return LossRange(name, numbers.low, numbers.high, convex=numbers.loss == "convex")
-
-
-def listing() -> list[tuple[str, str]]:
-    """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
-    found = []
-    for bound in bounds.BOUNDS.values():
-        where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
-        found.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
-    return found

@@ -51,6 +51,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"
         if request.record.group is None
         else "each client's Gibbs predictor under every prior, or the prior itself where that has less free energy",
+        "formula": request.record.statement,
+        "assumes": list(request.record.assumptions),
+        "pooled": request.record.pooling,
         "draws": request.draws,
         "jointly": request.jointly,
         "tried": request.tried,
@@ -60,6 +63,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
         "round": trained.state.round,
     }
+    bound = request.record
+    if bound.group is None and not bound.poolable:
+        labels["no_average"] = f"the bound {bound.name!r} is on each client on its own"
     if trained.fell_back:
         labels["fell_back"] = list(trained.fell_back)
     return labels if trained.dataset.classes is not None else labels | {"units": units}

@@ -475,6 +475,7 @@ def _bound(options: argparse.Namespace) -> None:
         return
     for line in str(certificate).splitlines():
         say(line)
+    say(from_numbers.formula_text(options.name))
     say(from_numbers.assumptions_text(numbers))
 
 

@@ -326,6 +326,8 @@ def _print_group(table: CertifiedRun, group: str) -> None:
         say(f"average over the clients' rows: at most {average}, with a delta {table.delta:g} of its own")
     elif any(line.repeats for line in lines):
         say("average over the clients' rows: none, as some rows repeat others")
+    elif "no_average" in table.labels:
+        say(f"average over the clients' rows: none, as {table.labels['no_average']}")
 
 
 @contextmanager

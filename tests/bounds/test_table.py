@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import pacbayes_fl
+from pacbayes_fl import bounds
 from pacbayes_fl.bounds.bound import ARGUMENTS
-from pacbayes_fl.bounds.table import BOUNDS, bound_named, formulas
+from pacbayes_fl.bounds.table import BOUNDS, bound_named, formulas, listing
 from pacbayes_fl.errors import AssumptionError
 from tests.bounds.own import REFINED_PINSKER
 
@@ -51,3 +52,17 @@ def test_no_other_module_names_a_bound() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert node.value not in BOUNDS.keys() - {"server"}, (path.name, node.lineno, node.value)
+
+
+def test_every_bound_is_listed_with_a_line() -> None:
+    found = dict(listing())
+    assert list(BOUNDS) == list(found)
+    for name, text in found.items():
+        line, dot, where = text.rpartition(".")
+        if BOUNDS[name].group is None:
+            assert line and (dot, where) == (".", "")
+        elif BOUNDS[name].certifiable:
+            assert text.endswith(". [certify]")
+        else:
+            function = text.rpartition(". [Python: bounds.")[2].removesuffix("]")
+            assert getattr(bounds, function) is BOUNDS[name].function

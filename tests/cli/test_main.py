@@ -343,6 +343,7 @@ def test_a_bound_from_numbers_alone(call: Call) -> None:
     code, out, err = call("bound", "seeger", *said)
     assert (code, err) == (0, "")
     assert "risk at most 0.07248 with probability at least 0.975" in out and "taken on trust: the rows are" in out
+    assert "L <= a + R kl^-1((L^ - a) / R, (KL + ln(xi(n) / delta)) / n)" in out
     record = json.loads(call("bound", "seeger", *said, "--json").out)
     assert (record["valid"], record["value"]) == (True, pytest.approx(0.0724708, abs=1e-7))
     unsaid = call("bound", "seeger", *numbers).out
@@ -373,6 +374,9 @@ def test_certify_prints_a_line_a_client_and_keeps_the_table(call: Call, tmp_path
         assert float(line[4]) >= client["bound"]
     assert out.count("test risk not above it") == 2 and "valid = false" not in out
     assert json.loads(call("certify", "run", "--bound", "catoni", "--beta", "rows", "--json").out)["bound"] == "catoni"
+    assert "average over the clients' rows: at most" in out
+    at_beta = call("certify", "run", "--bound", "catoni", "--beta", "rows", "--quiet").out
+    assert "average over the clients' rows: none, as the bound 'catoni' is on each client on its own" in at_beta
     written = call("plot", "run").out
     assert all(f"certificates-{name}.png" in written for name in ("seeger", "catoni-beta-rows"))
     assert_one_line(call("certify", "run", "--bound", "catoni"), "needs a beta")
