@@ -148,7 +148,8 @@ def _run(options: argparse.Namespace) -> None:
 
     study = Study.from_toml(options.study, _sets(options))
     out = options.out or _default_folder(
-        Path("runs") / f"{to_folder(study.name)}-{study.method.name}-seed{study.seed}", options.resume
+        Path("runs") / f"{to_folder(study.name)}-{to_folder(Path(study.method.name).name)}-seed{study.seed}",
+        options.resume,
     )
     options.stopped = "go on with --resume"
 

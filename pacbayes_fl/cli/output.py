@@ -67,7 +67,8 @@ def print_table(result: Result) -> None:
         result: a finished run.
     """
     say(_titled(result.study, f"{result.method}, seed {result.seed}, round {result.round}"))
-    names = [name for name in run_columns(result.task) if name in result.metrics]
+    own = [name for name in result.metrics if name.rpartition(".")[2] in result.labels.get("own_metrics", {})]
+    names = [*(name for name in run_columns(result.task) if name in result.metrics), *own]
     rows: dict[str, list[_Row]] = {}
     for group, entry in result.summary()["groups"].items():
         title = f"{group}, {entry['n_clients']} clients"

@@ -24,7 +24,7 @@ from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
-from pacbayes_fl.study import check
+from pacbayes_fl.study import check, origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import held_out
@@ -146,6 +146,7 @@ def _check(runs: Sequence[_Run]) -> None:
         if folder is not None:
             files.refuse_link(folder)
         if folder is not None and (folder / "study.toml").is_file():
+            origins.check_folder(folder)
             saved = Study.from_toml(folder / "study.toml").table()
             chosen, _ = held_out.recall(study, folder)
             checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)

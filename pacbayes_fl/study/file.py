@@ -6,17 +6,18 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pacbayes_fl import settings
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods import METHODS, HeldOutChoice, Recipe
+from pacbayes_fl.methods import HeldOutChoice, Recipe
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import GPModel, NetworkModel, check_task
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.plugins import METHODS, METRICS, anchored, read_again
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
@@ -88,7 +89,13 @@ class Study:
                 cannot learn what the data hold.
             PrivacyError: when there is a [privacy] table without a budget.
         """
+        read_again()
+        return cls._resolved(table, where, sets)
+
+    @classmethod
+    def _resolved(cls, table: Mapping[str, Any], where: str = "study", sets: Sequence[str] = ()) -> Study:
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
+        table = _with_references(table, Path.cwd())
         full = settings.merge(table, given)
         tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
         valid = ("name", "seed", *tables)
@@ -120,6 +127,7 @@ class Study:
         parts: dict[str, Any] = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
         }
+        _check_metrics(parts["report"].metrics, f"{where} [report] metrics")
         parts["model"] = models.parse(recipe.model, layered.get("model", {}), f"{where} [model]")
         _check_private(layered.get("privacy"), where)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
@@ -169,13 +177,21 @@ class Study:
             Dotted key -> (the study's value, the paper preset's value).
         """
         mine = self.table()
-        paper = Study.from_table({"method": {"name": self.method.name, "preset": "paper"}}).table()
+        paper = Study._resolved({"method": {"name": self.method.name, "preset": "paper"}}).table()
         return {
             f"{part}.{key}": (mine[part][key], paper[part][key])
             for part in ("method", "model", "federation")
             for key in paper[part]
             if mine[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
         }
+
+
+def _check_metrics(names: Sequence[str], where: str) -> None:
+    """Refuse a metric that there is not, before anything is trained."""
+    for name in names:
+        if name not in METRICS:
+            raise StudyError(f"{where}: unknown metric {shown(name)}", hint=settings.nearest(name, METRICS))
+        _ = METRICS[name]
 
 
 def _name(name: Any, where: str) -> str:
@@ -201,7 +217,7 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
     given: dict[str, Any] = {}
     for assignment in sets:
         settings.override(given, assignment)
-    given = _anchored(given, Path.cwd())
+    given = _with_references(_anchored(given, Path.cwd()), Path.cwd())
     for part, key, default in (("method", "name", "pac-pfl"), ("data", "source", DataPart.source)):
         before, after = table.get(part, {}), given.get(part, {})
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -275,7 +291,33 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
             raise StudyError(f"{file.name} is empty", hint="`list studies` names examples")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{file.name} is not TOML: {error}") from error
-    return {"name": file.stem} | _anchored(table, file.parent), file.name
+    return {"name": file.stem} | _with_references(_anchored(table, file.parent), file.parent), file.name
+
+
+_REFERENCES: Final = (("method", "name"), ("report", "metrics"))
+"""Keys whose values can lead to a user's own object."""
+
+
+def _with_references(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Make paths of users' own objects absolute: in a file they count from its folder, on a command line from here."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [whole(each) for each in value]
+        return anchored(value, folder) if isinstance(value, str) else value
+
+    found = dict(table)
+    for part, key in _REFERENCES:
+        inner = found.get(part)
+        if isinstance(inner, Mapping) and key in inner:
+            found[part] = {**inner, key: whole(inner[key])}
+    own = found.get("methods")
+    if isinstance(own, Mapping):
+        found["methods"] = {
+            whole(name): _with_references(part, folder) if isinstance(part, Mapping) else part
+            for name, part in own.items()
+        }
+    return found
 
 
 def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:

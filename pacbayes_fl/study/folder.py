@@ -29,7 +29,7 @@ from pacbayes_fl.results.folder import RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import held_rows, resuming, saved_rows
+from pacbayes_fl.study import held_rows, origins, resuming, saved_rows
 from pacbayes_fl.study import scaling as study_scaling
 from pacbayes_fl.study.data import check_environment, load, provenance
 from pacbayes_fl.study.file import Study
@@ -240,6 +240,8 @@ class RunFolder:
         if settled.notes:
             held_out.remember(self.path, settled.notes)  # first: who resumes this study must find the choice
         about = environment(device_of(study)) | {"seed": study.seed, "data": provenance(dataset)}
+        if own := origins.used(study):
+            about[origins.KEY] = own
         files = {
             "study.toml": study.to_toml().encode(),
             "environment.json": (json.dumps(about, indent=1, default=str) + "\n").encode(),
@@ -277,6 +279,8 @@ class RunFolder:
         if len(known) < clients.clients and tensors.leaves(own):
             meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
         meta["watch"] = state.watch.to_save()
+        if own := origins.used(study):
+            meta[origins.KEY] = own
         if self.fell_back:
             meta["fell_back"] = list(self.fell_back)
         checkpoint.save(self.path, state.round, flat, {**meta, **paid})

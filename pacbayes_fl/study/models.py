@@ -19,6 +19,7 @@ from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Lik
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import by_name, option
+from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
 
 Over = Literal["functions", "weights"]
 
@@ -322,7 +323,7 @@ def check_task(method: str, classification: bool) -> None:
     Raises:
         StudyError: saying which methods can learn them.
     """
-    if classification and METHODS[method].model != "weights":
+    if classification and OPEN_METHODS[method].model != "weights":
         able = ", ".join(name for name, recipe in METHODS.items() if recipe.model == "weights")
         raise StudyError(
             f"{method} is a method of regression, and the data have classes",

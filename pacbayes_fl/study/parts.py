@@ -73,7 +73,7 @@ class DataPart:
 
 @dataclass(frozen=True)
 class MethodPart:
-    """Table [method]: a name of `METHODS`, a preset, and the method's own options."""
+    """Table [method]: a name of `METHODS`, or "mine.py:MyMethod"; a preset; and the method's own options."""
 
     name: str = "pac-pfl"
     preset: str = "recommended"
@@ -166,6 +166,7 @@ class ReportPart:
         evaluate_every: rounds between two scores of the learning curve; a tenth of the rounds when None.
         uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
         certify: what is left for certificates.
+        metrics: of one's own, each a `metrics.Metric` such as "mine.py:MY_METRIC", scored beside all built-in ones.
         keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
             away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
             whether they are the same.
@@ -176,6 +177,7 @@ class ReportPart:
     evaluate_every: int | None = option(None, low=1)
     uncertainty_rounds: tuple[int, ...] = (1, 10)
     certify: CertifyPart = option(factory=CertifyPart)
+    metrics: tuple[str, ...] = ()
     keep: Literal["all", "no-rows"] = "all"
 
     def __post_init__(self) -> None:

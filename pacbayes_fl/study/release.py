@@ -28,7 +28,7 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import RELEASED, write_atomic
-from pacbayes_fl.study import scaling
+from pacbayes_fl.study import origins, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import build, device_of
 from pacbayes_fl.study.run import Trained, open_run
@@ -122,7 +122,8 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     if public_scaling and scaling.FILE in files:
         words += "; with moments of all clients' rows, which were said to be public"
     files["labels.json"] = _json(_labels(trained, folder) | {"release": words})
-    files[SIGN] = _json(_sealed(_about(known), files))
+    own = origins.used(_study(known))
+    files[SIGN] = _json(_sealed(_about(known) | ({origins.KEY: own} if own else {}), files))
     make_folder(out)
     for name, data in files.items():  # the sign last: without it nothing takes the folder for a release
         write_atomic(out / name, data)
@@ -221,10 +222,11 @@ def open_release(folder: Path | str) -> Served:
 
     Raises:
         CheckpointError: when a file is damaged, missing, or of a later version.
-        StudyError: when the folder is no release.
+        StudyError: when the folder is no release, or a file of the user's has changed since.
     """
     folder = Path(folder)
     about = _checked(folder)
+    origins.check(about.get(origins.KEY, {}), str(folder))
     study = Study.from_toml(folder / "study.toml")
     if study.federation.device == "cuda" and not torch.cuda.is_available():  # released elsewhere
         study = replace(study, federation=replace(study.federation, device="cpu"))

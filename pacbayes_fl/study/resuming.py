@@ -13,7 +13,7 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import manifest as results_manifest
 from pacbayes_fl.results.folder import FILES, RELEASED
-from pacbayes_fl.study import held_rows, saved_rows
+from pacbayes_fl.study import held_rows, origins, saved_rows
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.search import held_out
 
@@ -70,7 +70,8 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
         What there is; only the study where there is no run.
 
     Raises:
-        StudyError: when there is a run and `resume` is not asked for, or it has finished more rounds than that.
+        StudyError: when there is a run and `resume` is not asked for, it has finished more rounds than that, or a file
+            of the user's has changed.
         CheckpointError: when it is of another study, or no round is intact.
         DataError: when a file that the run cannot write again was altered or lost.
 
@@ -88,6 +89,7 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     kept = [name for name, content in FILES.items() if not content.again or (saved is None and name == "study.toml")]
     results_manifest.verify(folder, kept, _WATCHED)
     _complete(folder, saved)
+    _check_own_files(folder, saved)
     study, notes = held_out.recall(study, folder)
     toml = folder / "study.toml"
     with checkpoint.meant(saved):
@@ -111,6 +113,7 @@ def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
 
     Raises:
         CheckpointError: when there is no intact round.
+        StudyError: when a file of the user's has changed since the run was trained.
         DataError: when a file was altered or lost on which predictions or certificates rest.
 
     Warns:
@@ -121,7 +124,16 @@ def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
         raise CheckpointError(f"{folder} holds no saved round", hint=results_ended.next_step(folder, _FINISH))
     results_manifest.verify(folder, _OPENED, _WATCHED)
     _complete(folder, saved)
+    _check_own_files(folder, saved)
     return saved, _fallen(saved)
+
+
+def _check_own_files(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
+    """Refuse to go on with files of the user's that have changed; before the first round the environment has them."""
+    if saved is not None:
+        origins.check(saved.meta.get(origins.KEY, {}), str(folder))
+    else:
+        origins.check_folder(folder)
 
 
 def _newest(folder: Path) -> checkpoint.Checkpoint | None:

@@ -175,6 +175,7 @@ def _assembled(
 
     So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
     """
+    regression.metrics_of(study, _task(dataset))  # refused before anything is trained
     division = held_rows.divide(study, dataset)  # before anything looks at the rows
     history = folder.history().extended(study, dataset, division.dataset)
     folder.check_rows(division)
@@ -267,7 +268,7 @@ def report(trained: Trained) -> Result:
     Returns:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
-    study, task = trained.study, _task(trained)
+    study, task = trained.study, _task(trained.dataset)
     evaluate = regression.evaluate if task == "regression" else classification.evaluate
     metrics = regression.metrics_of(study, task)
     reports = []
@@ -287,8 +288,8 @@ def report(trained: Trained) -> Result:
     )
 
 
-def _task(trained: Trained) -> str:
-    return "regression" if trained.dataset.classes is None else "classification"
+def _task(dataset: tables.Dataset) -> str:
+    return "regression" if dataset.classes is None else "classification"
 
 
 _DESCRIBED = 64  # clients whose states are looked at together
@@ -310,7 +311,7 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
 
 def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
     study, dataset = trained.study, trained.dataset
-    metrics = regression.metrics_of(study, _task(trained))
+    metrics = regression.metrics_of(study, _task(dataset))
     differences: dict[str, Any] = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.scaling import power_of_two, standardised
-from pacbayes_fl.errors import outside
+from pacbayes_fl.errors import StudyError, outside
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import FederationState
 from pacbayes_fl.federation.guard import listed
@@ -19,10 +19,12 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.posteriors.predictive import RegressionPredictive
+from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
 from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.plugins import METRICS
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
@@ -46,8 +48,20 @@ def metrics_of(study: Study, task: str) -> dict[str, Metric]:
 
     Returns:
         Metrics by name, in the order of the columns of result files, with the study's values of their options.
+
+    Raises:
+        StudyError: when a metric of one's own is not of this task, or two have one name.
     """
-    return {name: metric.at(vars(study.report)) for name, metric in of_task(task).items()}
+    found = of_task(task)
+    for name in study.report.metrics:
+        metric = METRICS[name]
+        if task not in metric.tasks:
+            what = f"[report] metrics: {name} is of {' and '.join(metric.tasks)}, and the study of {task}"
+            raise StudyError(what, hint="drop it, or name the task among its tasks")
+        if (other := found.get(metric.name, metric)) != metric:
+            raise StudyError(f"[report] metrics: two are called {other.name!r}", hint="give each a name of its own")
+        found[metric.name] = metric
+    return {name: metric.at(vars(study.report)) for name, metric in found.items()}
 
 
 def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -59,7 +73,9 @@ def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     Returns:
         A part of `labels.json`: a note by metric, and the values of options that axes say.
     """
-    return {name: value for metric in metrics.values() for name, value in metric.labels().items()}
+    found = {name: value for metric in metrics.values() for name, value in metric.labels().items()}
+    own = {name: metric.meaning for name, metric in metrics.items() if name not in table.METRICS}
+    return found | ({"own_metrics": own} if own else {})
 
 
 def state_of(

@@ -1,0 +1,420 @@
+"""What users bring to a study: an object of a file or package of their own, named where a study names a built-in one.
+
+"FILE.py:NAME" is an object of a Python file, "package.module:NAME" one of an importable module; installed packages add
+names of their own by entry points, such as `pacbayes_fl.methods`. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, replace
+from importlib import import_module, metadata
+from importlib.abc import ExecutionLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source, module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+
+from pacbayes_fl import methods
+from pacbayes_fl.errors import ShapeError, StudyError, shown
+from pacbayes_fl.options import options_of
+from pacbayes_fl.results import metrics
+from pacbayes_fl.results.metrics import Metric
+from pacbayes_fl.settings import nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacbayes_fl.methods.recipe import AnyMethod, Recipe
+
+Record = TypeVar("Record")
+
+_FILE: Final = re.compile(r"(?P<place>[^\0]+\.py):(?P<name>[^\W\d]\w*)")
+_MODULE: Final = re.compile(r"(?P<place>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+_PREFIX: Final = "pacbayes_fl_user_"
+
+
+class Reference(NamedTuple):
+    """An object in a file or module.
+
+    Args:
+        place: path of a Python file, or the dotted name of a module.
+        name: of the object there.
+        is_file: whether the place is a file.
+    """
+
+    place: str
+    name: str
+    is_file: bool
+
+    def __str__(self) -> str:
+        """As a study writes it."""
+        return f"{self.place}:{self.name}"
+
+
+class Loaded(NamedTuple):
+    """A module that was imported for a study.
+
+    Args:
+        module: the module.
+        file: its source file.
+        sha256: of the bytes of that file.
+    """
+
+    module: ModuleType
+    file: Path
+    sha256: str
+
+
+def reference(text: object) -> Reference | None:
+    """Read a reference.
+
+    Args:
+        text: such as "mine.py:MyMethod" or "package.module:MyMethod".
+
+    Returns:
+        The reference; None of anything else, such as the name of a built-in record.
+    """
+    if not isinstance(text, str):
+        return None
+    for pattern, is_file in ((_FILE, True), (_MODULE, False)):
+        if found := pattern.fullmatch(text):
+            return Reference(found["place"], found["name"], is_file)
+    return None
+
+
+def anchored(text: str, folder: Path) -> str:
+    """Make the path of a reference absolute.
+
+    Args:
+        text: any value of a study.
+        folder: from which relative paths count.
+
+    Returns:
+        The reference with an absolute path; any other text as it is.
+    """
+    found = reference(text)
+    if found is None or not found.is_file:
+        return text
+    return str(found._replace(place=str((folder / Path(found.place).expanduser()).resolve())))
+
+
+_MODULES: dict[tuple[str, str], ModuleType] = {}  # by file and SHA-256: a file is executed once
+_CURRENT: dict[str, Loaded] = {}  # by file: what a study takes until the next one is read
+
+
+def read_again() -> None:
+    """Let the next study read users' files again; a study that runs keeps what it was built with."""
+    _CURRENT.clear()
+
+
+class _Bytes(ExecutionLoader):
+    """Executes the bytes that were read, of which the hash is known, and leaves no compiled file beside them."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self._path, self._source = path, source
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self._path)
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(self._source)
+
+
+def load_file(path: Path, where: str) -> Loaded:
+    """Import a Python file as a module of its own name, which hides no other module and is hidden by none.
+
+    Args:
+        path: of the file.
+        where: what errors call the option that names it.
+
+    Returns:
+        The module, until `read_again` that of the first call. The same bytes are executed once per process.
+
+    Raises:
+        StudyError: when there is no such file, or executing it fails, with the line.
+    """
+    if str(path) in _CURRENT:
+        return _CURRENT[str(path)]
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        what = f"{where}: there is no file {path}" if not path.exists() else f"{where}: {path}: {error.strerror}"
+        raise StudyError(what, hint="paths count from the folder of the study file") from error
+    sha256 = hashlib.sha256(source).hexdigest()
+    key = (str(path), sha256)
+    if key not in _MODULES:
+        name = f"{_PREFIX}{path.stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
+        loader = _Bytes(path, source)
+        module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
+        sys.modules[name] = module  # dataclasses look annotations up there
+        try:
+            loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise _not_imported(where, path, error) from error
+        _MODULES[key] = module
+    return _CURRENT.setdefault(str(path), Loaded(_MODULES[key], path, sha256))
+
+
+def load_module(name: str, where: str) -> Loaded:
+    """Import a module of an installed package.
+
+    Args:
+        name: dotted.
+        where: what errors call the option that names it.
+
+    Returns:
+        The module.
+
+    Raises:
+        StudyError: when it cannot be imported.
+    """
+    try:
+        module = import_module(name)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(where, name, error) from error
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise StudyError(f"{where}: the module {name} has no source file", hint="name a module, not a namespace")
+    return Loaded(module, Path(file), hashlib.sha256(Path(file).read_bytes()).hexdigest())
+
+
+def _not_imported(where: str, place: Path | str, error: BaseException) -> StudyError:
+    """Say why a file or module cannot be imported, with the line of the file at which it failed."""
+    line: int | None = error.lineno if isinstance(error, SyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(place):
+            line = frame.lineno
+    at = f"{place}, line {line}" if line is not None else f"{place}"
+    what = f"{where}: {at}: {type(error).__name__}: {error}"
+    own = isinstance(error, ModuleNotFoundError) and isinstance(place, Path)
+    return StudyError(what, hint="a file can import installed packages, and no files beside it" if own else None)
+
+
+class OpenTable(Mapping[str, Record], Generic[Record]):
+    """A table of built-in records that also holds those of installed packages and, by reference, of users' files.
+
+    Args:
+        known: the built-in records by name; it is called when it is first needed.
+        group: of the entry points of installed packages, such as "pacbayes_fl.methods".
+        where: the option of a study that names a record, such as "[method] name".
+        expected: what a reference must lead to, such as "a subclass of Method".
+        record: makes a record of an object, its module and the name that a study gives it; None where it is no such
+            object.
+    """
+
+    def __init__(
+        self,
+        known: Callable[[], Mapping[str, Record]],
+        group: str,
+        where: str,
+        expected: str,
+        record: Callable[[object, ModuleType, str], Record | None],
+    ) -> None:
+        """Nothing is loaded yet."""
+        self._known, self._group, self._record = known, group, record
+        self._where, self._expected = where, expected
+        self._made: dict[tuple[str, str], Record] = {}
+
+    def __getitem__(self, name: str) -> Record:
+        """Give a record.
+
+        Args:
+            name: of a built-in record or an entry point, or a reference.
+
+        Returns:
+            The record.
+
+        Raises:
+            KeyError: when there is none of that name, and it is no reference.
+            StudyError: when a reference leads to nothing, or to an object of another kind.
+        """
+        known = self._known()
+        if isinstance(name, str) and name in known:
+            return known[name]
+        loaded, found = self._loaded(name)
+        if (name, loaded.sha256) not in self._made:
+            self._made[name, loaded.sha256] = self._taken(name, loaded, found)
+        return self._made[name, loaded.sha256]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a study may say this name; nothing is imported, so that a reference may yet lead to nothing."""
+        if not isinstance(name, str):
+            return False
+        return name in self._known() or reference(name) is not None or name in self.entries()
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of built-in records, then through those of installed packages."""
+        yield from self._known()
+        yield from (name for name in self.entries() if name not in self._known())
+
+    def __len__(self) -> int:
+        """Number of names."""
+        return sum(1 for _ in self)
+
+    def entries(self) -> dict[str, metadata.EntryPoint]:
+        """Find the records of installed packages.
+
+        Returns:
+            Entry points by name, not loaded.
+        """
+        return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+
+    def listing(self) -> list[tuple[str, str]]:
+        """List what installed packages add.
+
+        Returns:
+            Names, each with the package that brings it.
+        """
+        return [(name, _package(entry)) for name, entry in self.entries().items() if name not in self._known()]
+
+    def origin(self, name: str) -> Loaded | None:
+        """Say from which file a record came.
+
+        Args:
+            name: as `__getitem__` takes it.
+
+        Returns:
+            The module that was imported; None of a built-in record.
+
+        Raises:
+            KeyError, StudyError: as `__getitem__`.
+        """
+        return None if name in self._known() else self._loaded(name)[0]
+
+    def _loaded(self, name: str) -> tuple[Loaded, Reference]:
+        found = reference(name)
+        if found is None:
+            entry = self.entries().get(name)
+            found = None if entry is None else reference(entry.value.replace(" ", ""))
+            if found is None:
+                raise KeyError(name)
+        if found.is_file:
+            return load_file(Path(found.place), self._where), found
+        return load_module(found.place, self._where), found
+
+    def _taken(self, name: str, loaded: Loaded, found: Reference) -> Record:
+        module = loaded.module
+        if not hasattr(module, found.name):
+            public = [each for each in vars(module) if not each.startswith("_")]
+            what = f"{self._where}: {found.place} has no {found.name!r}"
+            raise StudyError(what, hint=nearest(found.name, public))
+        thing = getattr(module, found.name)
+        record = self._record(thing, module, name)
+        if record is None:
+            what = f"{self._where}: {found} must be {self._expected}, got {_kind(thing)}"
+            raise StudyError(what, hint=f"define it in {found.place}")
+        return record
+
+
+def _package(entry: metadata.EntryPoint) -> str:
+    return f"of the package {entry.dist.name}" if entry.dist is not None else f"from {entry.value}"
+
+
+def _kind(thing: object) -> str:
+    """Name an object in an error."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return f"{shown(thing)} of type {type(thing).__name__}"
+
+
+def _recipe(thing: object, module: ModuleType, name: str) -> Recipe | None:
+    """Take a recipe, or a method with the recipe of its module or one that is derived from its dataclass."""
+    from pacbayes_fl.methods.base import Method
+    from pacbayes_fl.methods.recipe import Recipe
+
+    if isinstance(thing, Recipe):
+        return thing
+    if not (isinstance(thing, type) and issubclass(thing, Method)):
+        return None
+    own = [each for each in vars(module).values() if isinstance(each, Recipe) and each.method is thing]
+    return own[0] if own else recipe_of(thing)
+
+
+def recipe_of(method: type[AnyMethod]) -> Recipe:
+    """Derive the recipe of a method from its dataclass.
+
+    Args:
+        method: its title is the first line of its docstring, its options are its fields with defaults and those of its
+            parts, and its model is what the annotation of its field `model` says: a FunctionModel or a WeightModel.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        StudyError: when the class is abstract or no frozen dataclass, a field that is neither the model nor `features`
+            has no default, or its model or options are of no kind that a study has.
+    """
+    from pacbayes_fl.methods.recipe import MethodSummary, Recipe
+
+    name = method.__name__
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        raise StudyError(f"{name} does not define {', '.join(missing)}", hint="a method defines all of them")
+    if "__dataclass_fields__" not in vars(method):
+        raise StudyError(f"{name} is no dataclass", hint="decorate it with @dataclass(frozen=True)")
+    given = {"model", "features"} | {each.name for each in options_of(method).values() if each.default is not MISSING}
+    if needy := [each for each in options_of(method) if each not in given]:
+        raise StudyError(f"{name} has no default for {', '.join(needy)}", hint="a study may leave every option out")
+    title = (inspect.getdoc(method) or name).splitlines()[0].rstrip(".")
+    model = _over(method)
+    summary = MethodSummary(model, "see the class", "see the class", "its updates", "its clients' states")
+    recipe = Recipe(title, method, summary, model=model)
+    try:
+        _ = recipe.options
+    except (TypeError, ValueError) as error:
+        raise StudyError(f"{name} has options that no study can hold: {error}") from error
+    return recipe
+
+
+def _over(method: type[AnyMethod]) -> Literal["functions", "weights"]:
+    """Say what a method's model is a prior over."""
+    from pacbayes_fl.models.base import FunctionModel, WeightModel
+
+    try:
+        kind = get_type_hints(method).get("model")
+    except (NameError, TypeError, AttributeError) as error:
+        raise StudyError(f"the annotations of {method.__name__} cannot be read: {error}") from error
+    for base, over in ((FunctionModel, "functions"), (WeightModel, "weights")):
+        if kind is None or (isinstance(kind, type) and issubclass(kind, base)):
+            return over  # type: ignore[return-value]
+    what = f"{method.__name__}.model is annotated {kind!r}"
+    raise StudyError(what, hint="annotate it with pacbayes_fl.models.base.FunctionModel or WeightModel")
+
+
+def _metric(thing: object, module: ModuleType, name: str) -> Metric | None:
+    """Take a metric whose name no other has."""
+    if not isinstance(thing, Metric):
+        return None
+    if thing.name in metrics.METRICS or not thing.name.isidentifier() or thing.name.endswith(metrics.RAW.format("")):
+        what = f"{name}: a metric of one's own cannot be called {thing.name!r}"
+        raise StudyError(what, hint="choose an identifier that no built-in metric has and that does not end in _raw")
+
+    def checked(predictive: object, y: Tensor, mask: Tensor, **given: object) -> Tensor:
+        """Score by the user's function, whose result must be a number per client [K]."""
+        values = {one.setting: given[one.argument] for one in thing.options if one.argument in given}
+        scores = replace(thing, values=values)(predictive, y, mask)
+        shape = getattr(scores, "shape", None)
+        if shape is None or tuple(shape) != (len(y),):
+            got = type(scores).__name__ if shape is None else list(shape)
+            raise ShapeError(f"the metric {name} must give a number per client, [{len(y)}], got {got}")
+        return scores
+
+    return replace(thing, function=checked)
+
+
+METHODS: Final = OpenTable(
+    lambda: methods.METHODS, "pacbayes_fl.methods", "[method] name", "a subclass of Method, or a Recipe", _recipe
+)
+"""Every method by name or reference."""
+
+METRICS: Final = OpenTable(
+    lambda: metrics.METRICS, "pacbayes_fl.metrics", "[report] metrics", "a record pacbayes_fl.metrics.Metric", _metric
+)
+"""Every metric by name or reference."""

@@ -1,0 +1,158 @@
+"""What users bring: references, what they lead to, what is refused, and studies that use them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl import settings
+from pacbayes_fl.cli import main
+from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.plugins import METHODS, METRICS, anchored, load_file, read_again, reference
+from tests.tiny import TABLE
+from tests.user_objects import METHOD, METRIC, write
+
+
+def table(**parts: Any) -> dict[str, Any]:
+    """Return a study of two rounds with some parts replaced."""
+    return {**TABLE, "federation": {**TABLE["federation"], "rounds": 2, "checkpoint_every": 1}, **parts}
+
+
+def written(folder: Path, **parts: Any) -> str:
+    """Write a study beside the user's files."""
+    path = folder / "mine.toml"
+    path.write_text(settings.to_toml(table(**parts)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "is_file"),
+    [
+        ("mine.py:MyMethod", "mine.py", True),
+        ("../a b/mine.py:MyMethod", "../a b/mine.py", True),
+        ("package.module:Name", "package.module", False),
+        ("module:Name", "module", False),
+    ],
+)
+def test_references_are_files_or_modules(text: str, place: str, is_file: bool) -> None:
+    found = reference(text)
+    assert found is not None and (found.place, found.is_file, str(found)) == (place, is_file, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["pac-pfl", "mine.py", "mine.py:", ":Name", "mine.py:1x", "a.csv", "C:/x.csv", 3, None]
+)
+def test_other_values_are_no_references(text: object) -> None:
+    assert reference(text) is None
+
+
+def test_paths_count_from_a_folder(tmp_path: Path) -> None:
+    assert anchored("sub/../mine.py:A", tmp_path) == f"{tmp_path.resolve()}/mine.py:A"
+    assert anchored("package.module:A", tmp_path) == "package.module:A"
+    assert anchored("pac-pfl", tmp_path) == "pac-pfl"
+
+
+def test_a_file_is_executed_once_and_hides_no_other_module(tmp_path: Path) -> None:
+    path = write(tmp_path, "json.py", "import json as real\nCOUNT = []\nCOUNT.append(real.dumps(1))\n")
+    first, second = load_file(path, "x"), load_file(path, "x")
+    assert first.module is second.module and first.module.COUNT == ["1"] and json.dumps(1) == "1"
+    path.write_text("COUNT = 2\n")
+    assert load_file(path, "x").module is first.module, "a study that runs keeps what it was built with"
+    read_again()
+    changed = load_file(path, "x")
+    assert changed.module.COUNT == 2 and changed.sha256 != first.sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (None, "mine.py:MeanTarget", ["[method] name: there is no file", "mine.py", "folder of the study"]),
+        (METHOD, "mine.py:MeanTargett", ["has no 'MeanTargett'", "did you mean 'MeanTarget'?"]),
+        (METHOD, "mine.py:Mean", ["must be a subclass of Method, or a Recipe, got the class Mean"]),
+        ("x = 3\n", "mine.py:x", ["must be a subclass of Method, or a Recipe, got 3 of type int"]),
+        ("a = 1\nraise RuntimeError('no luck')\n", "mine.py:A", ["mine.py, line 2: RuntimeError: no luck"]),
+        ("a = 1\n\nb = = 2\n", "mine.py:A", ["mine.py, line 3: SyntaxError"]),
+        ("import beside\n", "mine.py:A", ["line 1: ModuleNotFoundError", "no files beside it"]),
+        (METHOD.replace("@dataclass(frozen=True)\n", ""), "mine.py:MeanTarget", ["is no dataclass"]),
+        (METHOD.replace("= option(0.5, low=0, high=1)", ""), "mine.py:MeanTarget", ["no default for shrink"]),
+        (METHOD.replace("def personalise", "def other"), "mine.py:MeanTarget", ["does not define personalise"]),
+        (METHOD + "    model: int = 3\n", "mine.py:MeanTarget", ["MeanTarget.model is annotated"]),
+    ],
+)
+def test_errors_say_file_name_and_what_was_expected(
+    tmp_path: Path, text: str | None, name: str, words: list[str]
+) -> None:
+    if text is not None:
+        write(tmp_path, "mine.py", text)
+    with pytest.raises(StudyError) as error:
+        Study.from_toml(written(tmp_path, method={"name": name}))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_module_is_imported_by_name_and_may_be_missing() -> None:
+    known = METHODS["pacbayes_fl.methods.baselines.ridge:LocalRidge"]
+    assert known is METHODS["ridge"]
+    with pytest.raises(StudyError, match=r"\[method\] name: no_such_package.module: ModuleNotFoundError"):
+        METHODS["no_such_package.module:Name"]
+    assert "nothing" not in METHODS and METHODS.get("nothing") is None
+
+
+def test_a_recipe_is_derived_from_the_dataclass(tmp_path: Path) -> None:
+    path = write(tmp_path, "mine.py", METHOD)
+    recipe = METHODS[f"{path}:MeanTarget"]
+    assert recipe.title == "The mean of all clients' means, shrunk towards zero"
+    assert recipe.model == "functions" and recipe.options().shrink == 0.5
+    with pytest.raises(StudyError, match="from 0 to 1"):
+        Study.from_toml(written(tmp_path, method={"name": "mine.py:MeanTarget", "shrink": 2.0}))
+    own = METHOD + "\nfrom pacbayes_fl.methods import MethodSummary, Recipe\n"
+    own += "RECIPE = Recipe('Mine', MeanTarget, MethodSummary('a', 'b', 'c', 'd', 'e'), rounds=False)\n"
+    assert METHODS[f"{write(tmp_path, 'own.py', own)}:MeanTarget"].title == "Mine"
+
+
+@pytest.mark.parametrize(("base", "model"), [("FunctionModel", "functions"), ("WeightModel", "weights")])
+def test_the_annotation_of_the_model_says_what_it_is_over(tmp_path: Path, base: str, model: str) -> None:
+    text = METHOD.replace("    shrink: float", f"    model: {base}\n    shrink: float")
+    path = write(tmp_path, "mine.py", f"from pacbayes_fl.models.base import {base}\n{text}")
+    assert METHODS[f"{path}:MeanTarget"].model == model
+
+
+def test_a_method_and_a_metric_of_ones_own_run_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "mine.py", METHOD)
+    write(tmp_path, "largest.py", METRIC)
+    study = written(
+        tmp_path, method={"name": "mine.py:MeanTarget", "shrink": 0.25}, report={"metrics": ["largest.py:LARGEST"]}
+    )
+    out = tmp_path / "run"
+    assert main(["run", study, "--out", str(out), "--quiet"]) == 0
+    assert "largest_error" in capsys.readouterr().out
+    with (out / "clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows and all(float(row["largest_error"]) >= float(row["rmse"]) for row in rows)
+    kept = Study.from_toml(out / "study.toml")
+    assert kept.method.name == f"{tmp_path.resolve()}/mine.py:MeanTarget" and kept.method.options.shrink == 0.25
+    assert json.loads((out / "labels.json").read_text())["own_metrics"] == {"largest_error": "largest absolute error"}
+    assert main(["run", study, "--out", str(out), "--quiet", "--resume", "--rounds", "3"]) == 0
+
+
+def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None:
+    path = write(tmp_path, "largest.py", METRIC)
+    with pytest.raises(StudyError, match=r"unknown metric 'rmsee' \(did you mean 'rmse'"):
+        Study.from_table(table(report={"metrics": ["rmsee"]}))
+    taken = write(tmp_path, "taken.py", METRIC.replace('"largest_error"', '"rmse"'))
+    with pytest.raises(StudyError, match="cannot be called 'rmse'"):
+        METRICS[f"{taken}:LARGEST"]
+    flat = write(tmp_path, "flat.py", METRIC.replace(".amax(1)", ".amax()"))
+    predictive = type("Predictive", (), {"mean": torch.zeros(2, 3)})()
+    y, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    assert METRICS[f"{path}:LARGEST"](predictive, y, mask).tolist() == [1.0, 1.0]
+    with pytest.raises(ShapeError, match=r"a number per client, \[2\], got \[\]"):
+        METRICS[f"{flat}:LARGEST"](predictive, y, mask)
