@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -46,6 +46,14 @@ Record = TypeVar("Record", bound=Named)
 
 _METADATA: Final = "pacbayes_fl"
 _ENTRY: Final = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)")
+
+
+class OpenNames(tuple[str, ...]):
+    """Names of records, beside which a study may refer to an object of the user's, as "FILE.py:NAME"."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is one of the names, or has the colon of a reference."""
+        return super().__contains__(name) or (isinstance(name, str) and ":" in name)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class _Facts(NamedTuple):
     """What the metadata of a field hold of its option."""
 
     range: Range = Range()
-    names: Callable[[], Iterable[str]] | None = None
+    names: Callable[[], Collection[str]] | None = None
     symbol: str = ""
     paper: object = None
     hint: str | None = None
@@ -149,7 +157,7 @@ def option(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    names: Callable[[], Iterable[str]] | None = None,
+    names: Callable[[], Collection[str]] | None = None,
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
@@ -165,7 +173,7 @@ def option(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    names: Callable[[], Iterable[str]] | None = None,
+    names: Callable[[], Collection[str]] | None = None,
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
@@ -181,7 +189,7 @@ def option(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    names: Callable[[], Iterable[str]] | None = None,
+    names: Callable[[], Collection[str]] | None = None,
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
@@ -331,7 +339,7 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
         if not all(facts.range.holds(number) for number in numbers if _is_number(number)):
             what = f"{place}{field.name} must be {facts.range}, got {_given(value)}"
             raise error(what, hint=facts.hint)
-        known = texts.get(field.name) if facts.names is None else tuple(facts.names())
+        known = texts.get(field.name) if facts.names is None else facts.names()
         if known is not None and isinstance(value, str) and value not in known:
             what = f"{place}{field.name} must be one of {', '.join(map(repr, known))}, got {shown(value)}"
             raise error(what, hint=facts.hint)

@@ -85,6 +85,63 @@ LARGEST = Metric(
 )
 '''
 
+MODEL = '''
+"""A kind of model of one's own: a network with one narrow layer."""
+import math
+
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.study.models import ModelKind, NetworkModel
+
+
+def narrow(table, shape, likelihood, dtype):
+    return BayesianMLP((math.prod(shape), 2, likelihood.outputs), likelihood, dtype)
+
+
+NARROW = ModelKind("narrow", "one layer of two units", "weights", NetworkModel, narrow)
+'''
+
+SOURCE = '''
+"""A source of data of one's own: lines with a slope per client."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.study.sources import Source
+
+
+@dataclass(frozen=True)
+class Options:
+    clients: int = 3
+
+
+def lines(given):
+    random, k = np.random.default_rng(5), int(given.get("clients", 3))
+    parts = []
+    for rows in (9, 4):
+        x = [random.normal(size=(rows, 1)) for _ in range(k)]
+        names = [f"line_{i}" for i in range(k)]
+        import torch
+
+        pairs = [(torch.from_numpy(one), torch.from_numpy(one[:, 0] * (i + 1))) for i, one in enumerate(x)]
+        parts.append(ClientBatch.pad(pairs, names))
+    group = tables.Group(parts[0], parts[1])
+    return tables.Dataset({"existing": group}, (tables.Column("x"),), tables.Column("y"), {"source": "lines"})
+
+
+LINES = Source("lines", "lines with a slope per client", lines, Options, rows_independent=True)
+'''
+
+BOUND = '''
+"""A bound of one's own: Seeger's, under another name."""
+from dataclasses import replace
+
+from pacbayes_fl.bounds import BOUNDS
+
+MINE = replace(BOUNDS["seeger"], name="mine")
+'''
+
 
 def write(folder: Path, name: str, text: str) -> Path:
     """Write a file of the user's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
+from types import ModuleType
 from typing import Any, Final, Literal
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, MonteCarlo
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, StudyError
+from pacbayes_fl.study.plugins import OpenTable
 
 Beta = float | Literal["rows", "root"]
 
@@ -19,12 +21,23 @@ DEFAULT: Final = next(iter(bounds.BOUNDS))
 """The bound that is taken where none is asked for: the first of the table."""
 
 
+def _bound(thing: object, module: ModuleType, name: str) -> Bound | None:
+    if isinstance(thing, Bound) and thing.name in bounds.BOUNDS:
+        raise StudyError(f"{name}: a bound of one's own cannot be called {thing.name!r}", hint="choose another name")
+    return thing if isinstance(thing, Bound) else None
+
+
+OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(dict, "pacbayes_fl.bounds", "--bound", "a record Bound", _bound)
+"""Bounds that users and installed packages bring."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What is to be certified, said before the rows of the bound are looked at.
 
     Args:
-        bound: a name of `bounds.BOUNDS`, or a record, of a bound on each client on its own or on clients on average.
+        bound: a name of `bounds.BOUNDS`, a reference such as "mine.py:MY_BOUND", or a record, of a bound on each client
+            on its own or on clients on average.
         delta: probability with which a bound may fail, of each client on its own.
         loss: whose risk is bounded; by the task when None: 0-1 of labels, 1 - exp(-e^2) of standardised targets.
         draws: hypotheses that estimate a risk without closed form.
@@ -50,7 +63,7 @@ class Request:
     def __post_init__(self) -> None:
         """Refuse what cannot be certified."""
         known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
-        if isinstance(self.bound, str) and self.bound not in known:
+        if isinstance(self.bound, str) and self.bound not in known and self.bound not in OWN_BOUNDS:
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
         bound = self.record
         if not bound.certifiable:
@@ -72,13 +85,19 @@ class Request:
     @property
     def record(self) -> Bound:
         """What is known of the bound."""
+        if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS and self.bound in OWN_BOUNDS:
+            return OWN_BOUNDS[self.bound]
         return bounds.bound_named(self.bound)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Give all that was asked, by name, as JSON can hold it; a loss by its name."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return own | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
+        file = {}
+        if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS:
+            found = OWN_BOUNDS.origin(self.bound)
+            file = {} if found is None else {"bound_file": str(found.file), "bound_sha256": found.sha256}
+        return own | file | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property
     def asked(self) -> str:

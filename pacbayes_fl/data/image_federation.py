@@ -17,7 +17,7 @@ from pacbayes_fl.data.images import Images, to_floats, turned
 from pacbayes_fl.data.partition import Array, Parts
 from pacbayes_fl.data.partitions import Partition, Pieces, Pool
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.options import option
+from pacbayes_fl.options import OpenNames, option
 
 _PARTS: Final = ("train", "test", "validation")  # numbered 0, 1, 2 in `Dataset.rows`
 
@@ -42,7 +42,7 @@ class ImageOptions:
 
     root: str | None = None
     download: bool = False
-    partition: str = option("labels", names=lambda: partitions.PARTITIONS)
+    partition: str = option("labels", names=lambda: OpenNames(partitions.PARTITIONS))
     clients: int = option(10, low=1)
     new_clients: int = option(0, low=0)
     pool: Pool | None = None
@@ -86,7 +86,9 @@ class _Client:
     parts: Parts
 
 
-def federation(source: str, given: Mapping[str, Any]) -> tables.Dataset:
+def federation(
+    source: str, given: Mapping[str, Any], known: Mapping[str, Partition] = partitions.PARTITIONS
+) -> tables.Dataset:
     """Make a federation of image classification.
 
     Pixels become (x / 255 - 0.5) / 0.5 in float32, as in the public code of pFedBayes.
@@ -94,6 +96,7 @@ def federation(source: str, given: Mapping[str, Any]) -> tables.Dataset:
     Args:
         source: a data set, with "-inverted" or "-rotated" after its name or not.
         given: fields of `ImageOptions`, and those of the partition.
+        known: partitions by name.
 
     Returns:
         The data set, with positions of all rows and a group "new" where there are new clients.
@@ -102,7 +105,7 @@ def federation(source: str, given: Mapping[str, Any]) -> tables.Dataset:
         StudyError: when an option is not known or out of range.
         DataError: when files are missing or hold too few rows.
     """
-    plan = planned(source, given)
+    plan = planned(source, given, known)
     bases = {image_sets.split_name(domain)[0]: None for domain in plan.domains}  # in order, each once
     missing = [base for base in bases if plan.partition.needs_owners and not image_sets.IMAGE_SETS[base].owners]
     if missing:
@@ -131,12 +134,13 @@ def federation(source: str, given: Mapping[str, Any]) -> tables.Dataset:
     )
 
 
-def planned(source: str, given: Mapping[str, Any]) -> ImagePlan:
+def planned(source: str, given: Mapping[str, Any], known: Mapping[str, Partition] = partitions.PARTITIONS) -> ImagePlan:
     """Read the options of a federation; those of other partitions are checked, and refused where they would be missed.
 
     Args:
         source: a data set, with "-inverted" or "-rotated" after its name or not.
         given: fields of `ImageOptions`, and those of the partition.
+        known: partitions by name.
 
     Returns:
         What the federation is to be made of.
@@ -144,7 +148,9 @@ def planned(source: str, given: Mapping[str, Any]) -> ImagePlan:
     Raises:
         StudyError: when an option is not known or out of range.
     """
-    where, known = f"[data] {source}", partitions.PARTITIONS
+    where, name = f"[data] {source}", given.get("partition")
+    own = {} if not isinstance(name, str) or name in partitions.PARTITIONS else {name: known.get(name)}
+    known = {**partitions.PARTITIONS, **{key: one for key, one in own.items() if one is not None}}
     own_keys = {name: [field.name for field in fields(one.options)] for name, one in known.items()}
     common_keys = [field.name for field in fields(ImageOptions)]
     every = dict.fromkeys([*common_keys, *(key for keys in own_keys.values() for key in keys)])
@@ -152,6 +158,8 @@ def planned(source: str, given: Mapping[str, Any]) -> ImagePlan:
         if key not in every:
             raise StudyError(f"{where}: unknown key {key!r}", hint=settings.nearest(key, every))
     common = settings.parse(ImageOptions, {key: given[key] for key in given if key in common_keys}, where)
+    if common.partition not in known:
+        raise StudyError(f"{where}: there is no partition {common.partition!r}", hint=settings.nearest("", known))
     chosen, mine = known[common.partition], own_keys[common.partition]
     own: Any = settings.parse(chosen.options, {key: given[key] for key in given if key in mine}, where)
     for name, keys in own_keys.items():

@@ -17,7 +17,8 @@ from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import GPModel, NetworkModel, check_task
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
-from pacbayes_fl.study.plugins import METHODS, METRICS, anchored, read_again
+from pacbayes_fl.study.plugins import METHODS, METRICS, read_again, reference
+from pacbayes_fl.study.plugins import anchored as of_folder
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
@@ -294,7 +295,7 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
     return {"name": file.stem} | _with_references(_anchored(table, file.parent), file.parent), file.name
 
 
-_REFERENCES: Final = (("method", "name"), ("report", "metrics"))
+_REFERENCES: Final = (("method", "name"), ("model", "kind"), ("report", "metrics"))
 """Keys whose values can lead to a user's own object."""
 
 
@@ -304,7 +305,7 @@ def _with_references(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def whole(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [whole(each) for each in value]
-        return anchored(value, folder) if isinstance(value, str) else value
+        return of_folder(value, folder) if isinstance(value, str) else value
 
     found = dict(table)
     for part, key in _REFERENCES:
@@ -324,6 +325,8 @@ def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
 
     def anchored(key: str, value: Any) -> Any:
+        if key in ("source", "partition") and reference(value) is not None:
+            return of_folder(value, folder)
         if isinstance(value, str) and "\0" in value:
             raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
         if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:

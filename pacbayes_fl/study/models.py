@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import torch
 
@@ -18,8 +18,9 @@ from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
-from pacbayes_fl.options import by_name, option
+from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
+from pacbayes_fl.study.plugins import OpenTable
 
 Over = Literal["functions", "weights"]
 
@@ -112,7 +113,7 @@ class NetworkModel:
             lets a study choose the one under which training rows that a federation was not given are most likely.
     """
 
-    kind: str = option("mlp", names=lambda: kinds_over("weights"))
+    kind: str = option("mlp", names=lambda: OpenNames(kinds_over("weights")))
     widths: tuple[int, ...] = option((100,), low=1)
     likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
     noise_std: float = option(NOISE_STD, above=0)
@@ -145,7 +146,7 @@ class NetworkModel:
         if classes is None and self.temperature != 1.0:
             what = f"[model] temperature {self.temperature!r} is for classes, and the targets are numbers"
             raise StudyError(what, hint="leave it out; data.task = 'classification' makes labels of a table's targets")
-        kind, likelihood = KINDS[self.kind], self.likelihood_of(classes)
+        kind, likelihood = MODEL_KINDS[self.kind], self.likelihood_of(classes)
         if kind.images and len(shape) != 3:
             raise StudyError(
                 f"[model] kind {self.kind!r} is for images, the data have rows of {math.prod(shape)} features",
@@ -164,7 +165,7 @@ class NetworkModel:
         Returns:
             Their number.
         """
-        return KINDS[self.kind].size(self, inputs, 1 if classes is None else classes)
+        return MODEL_KINDS[self.kind].size(self, inputs, 1 if classes is None else classes)
 
     def likelihood_of(self, classes: int | None) -> Likelihood:
         """Give the likelihood of targets.
@@ -258,6 +259,17 @@ KINDS: Mapping[str, ModelKind] = by_name(
 more record here."""
 
 
+def _kind(thing: object, module: ModuleType, name: str) -> ModelKind | None:
+    """Take a kind of model whose table says of which kind it is."""
+    if isinstance(thing, ModelKind) and "kind" not in {field.name for field in fields(thing.table)}:
+        raise StudyError(f"{name}: the table of the model has no field kind", hint="add kind: str = 'NAME' to it")
+    return thing if isinstance(thing, ModelKind) else None
+
+
+MODEL_KINDS: Final = OpenTable(lambda: KINDS, "pacbayes_fl.models", "[model] kind", "a record ModelKind", _kind)
+"""Every kind of model by name or reference."""
+
+
 def kinds_over(over: str) -> tuple[str, ...]:
     """Name the kinds of models over functions or weights.
 
@@ -282,7 +294,8 @@ def table_of(over: str, given: Any = MappingProxyType({})) -> type[GPModel] | ty
     """
     names = kinds_over(over)
     kind = given.get("kind") if isinstance(given, Mapping) else None
-    return KINDS[kind if kind in names else names[0]].table
+    own = MODEL_KINDS.get(kind) if isinstance(kind, str) and kind not in KINDS else None
+    return KINDS[kind if kind in names else names[0]].table if own is None else own.table
 
 
 def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
@@ -299,7 +312,11 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
     Raises:
         StudyError: when there is no such kind, or as `settings.parse`.
     """
-    table, names = table_of(over, given), kinds_over(over)
+    table, names = table_of(over, given), OpenNames(kinds_over(over))
+    chosen = given.get("kind") if isinstance(given, Mapping) else None
+    if isinstance(chosen, str) and chosen not in KINDS and chosen in MODEL_KINDS and MODEL_KINDS[chosen].over != over:
+        what = f"{where} kind {chosen} is over {MODEL_KINDS[chosen].over}, and the method learns {over}"
+        raise StudyError(what, hint=f"choose one of {', '.join(names)}, or another method")
     has_kind = "kind" in {field.name for field in fields(table)}
     if isinstance(given, Mapping) and "kind" in given and (has_kind or given["kind"] in names):
         if given["kind"] not in names:

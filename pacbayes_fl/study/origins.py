@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from pacbayes_fl.errors import DataError, StudyError, shown
 from pacbayes_fl.results.rounds import readable
+from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.models import MODEL_KINDS, NetworkModel
 from pacbayes_fl.study.plugins import METHODS, METRICS, Loaded
 
 KEY: Final = "own_files"
@@ -34,6 +36,12 @@ def used(study: Study) -> dict[str, dict[str, str]]:
 
 def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
     asked = [(METHODS.origin, study.method.name), *((METRICS.origin, name) for name in study.report.metrics)]
+    if isinstance(study.model, NetworkModel) or hasattr(study.model, "kind"):
+        asked.append((MODEL_KINDS.origin, study.model.kind))
+    if study.data.source in sources.SOURCES:
+        asked.append((sources.SOURCES.origin, study.data.source))
+    if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
+        asked.append((sources.OPEN_PARTITIONS.origin, partition))
     for origin, name in asked:
         if (found := origin(name)) is not None:
             yield name, found

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import data_gen
 from data_gen import generators
 from pacbayes_fl import options, settings
 from pacbayes_fl.data import image_federation, image_sets, tables
 from pacbayes_fl.data.images import CHANGES
-from pacbayes_fl.data.partitions import PARTITIONS
+from pacbayes_fl.data.partitions import PARTITIONS, Partition
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.options import Option
+from pacbayes_fl.study.plugins import OpenTable
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,23 @@ FILES: tuple[tuple[str, str], ...] = (
 """Files that are sources too, each with a line on what it holds."""
 
 
+def _source(thing: object, module: ModuleType, name: str) -> Source | None:
+    return thing if isinstance(thing, Source) else None
+
+
+def _partition(thing: object, module: ModuleType, name: str) -> Partition | None:
+    return thing if isinstance(thing, Partition) else None
+
+
+SOURCES: Final[OpenTable[Source]] = OpenTable(dict, "pacbayes_fl.sources", "[data] source", "a record Source", _source)
+"""Sources that users and installed packages bring; the built-in ones are made by `find`."""
+
+OPEN_PARTITIONS: Final = OpenTable(
+    lambda: PARTITIONS, "pacbayes_fl.partitions", "[data.options] partition", "a record Partition", _partition
+)
+"""Every partition by name or reference."""
+
+
 def names() -> tuple[str, ...]:
     """Name all sources but files; every set of images can also have a change of `data.images.CHANGES` behind it."""
     return (*generators.GENERATORS, *image_sets.IMAGE_SETS)
@@ -70,11 +89,13 @@ def find(name: str) -> Source | None:
     """Look a source up.
 
     Args:
-        name: as [data] source has it.
+        name: as [data] source has it, or a reference.
 
     Returns:
         What is known of it; None of a file, or of a name that nothing has.
     """
+    if name not in every() and name in SOURCES:
+        return SOURCES[name]
     if name in generators.GENERATORS:
         one = generators.GENERATORS[name]
         return Source(name, one.title, partial(_generate, name), one.config, one.rows_independent)
@@ -83,7 +104,7 @@ def find(name: str) -> Source | None:
     base, change = image_sets.split_name(name)
     known = image_sets.IMAGE_SETS[base]
     title = known.title if change is None else f"{known.title}; {CHANGES[change].title}"
-    load = partial(image_federation.federation, name)
+    load = partial(_shared_out, name)
     return Source(name, title, load, image_federation.ImageOptions, known.rows_independent, True, True)
 
 
@@ -107,6 +128,11 @@ def options_of(name: str) -> dict[str, Option]:
     return found
 
 
+def _shared_out(name: str, given: Mapping[str, Any]) -> tables.Dataset:
+    """Share out images, also by a partition of the user's own."""
+    return image_federation.federation(name, given, OPEN_PARTITIONS)
+
+
 def _generate(name: str, given: Mapping[str, Any]) -> tables.Dataset:
     """Make a data set of `data_gen`."""
     plain = {key: None if value == settings.NONE else value for key, value in given.items()}
@@ -125,4 +151,4 @@ def listing() -> list[tuple[str, str]]:
     """
     known = [(name, one.title) for name in names() if (one := find(name)) is not None]
     changed = [(f"NAME-{name}", f"the same images {change.title}, a second domain") for name, change in CHANGES.items()]
-    return [*known, *changed, *FILES]
+    return [*known, *SOURCES.listing(), *changed, *FILES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from pacbayes_fl import settings
 from pacbayes_fl.cli import main
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.study import origins as study_origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.plugins import METHODS, METRICS, anchored, load_file, read_again, reference
+from pacbayes_fl.study.run import open_run
 from tests.tiny import TABLE
-from tests.user_objects import METHOD, METRIC, write
+from tests.user_objects import BOUND, METHOD, METRIC, MODEL, SOURCE, write
 
 
 def table(**parts: Any) -> dict[str, Any]:
@@ -156,3 +159,40 @@ def test_metrics_of_ones_own_are_refused_before_training(tmp_path: Path) -> None
     assert METRICS[f"{path}:LARGEST"](predictive, y, mask).tolist() == [1.0, 1.0]
     with pytest.raises(ShapeError, match=r"a number per client, \[2\], got \[\]"):
         METRICS[f"{flat}:LARGEST"](predictive, y, mask)
+
+
+def test_a_model_of_ones_own_is_trained_and_read_back(tmp_path: Path) -> None:
+    write(tmp_path, "model.py", MODEL)
+    study = written(
+        tmp_path, model={"kind": "model.py:NARROW"}, method={"name": "fedavg", "steps": 2}, data=TABLE["data"]
+    )
+    out = tmp_path / "run"
+    assert main(["run", study, "--out", str(out), "--quiet"]) == 0
+    trained = open_run(out)
+    assert trained.method.model.sizes == (1, 2, 1)
+    assert trained.study.model.kind == f"{tmp_path.resolve()}/model.py:NARROW"
+    with pytest.raises(StudyError, match="is over weights, and the method learns functions"):
+        Study.from_toml(study, ["method.name=pac-pfl", "model.kind=" + trained.study.model.kind])
+
+
+def test_a_source_and_a_bound_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "source.py", SOURCE)
+    bound = write(tmp_path, "bound.py", BOUND)
+    study = written(
+        tmp_path,
+        data={"source": "source.py:LINES", "options": {"clients": 4}},
+        report={"certify": {"scheme": "split"}},
+    )
+    out = tmp_path / "run"
+    assert main(["run", study, "--out", str(out), "--quiet"]) == 0
+    trained = open_run(out)
+    assert trained.groups["existing"].train.names == tuple(f"line_{k}" for k in range(4))
+    assert list(study_origins.used(trained.study)) == [f"{tmp_path.resolve()}/source.py:LINES"]
+    capsys.readouterr()
+    assert main(["certify", str(out), "--bound", f"{bound}:MINE", "--quiet"]) == 0
+    mine = capsys.readouterr().out
+    assert "line_0" in mine and "mine" in mine
+    assert hashlib.sha256(bound.read_bytes()).hexdigest() in (out / "certified.jsonl").read_text()
+    taken = write(tmp_path, "taken.py", BOUND.replace('"mine"', '"catoni"'))
+    assert main(["certify", str(out), "--bound", f"{taken}:MINE", "--quiet"]) == 1
+    assert "cannot be called 'catoni'" in capsys.readouterr().err
