@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import metrics, recorded
+from pacbayes_fl.study import plugins
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -21,13 +22,13 @@ def listing(what: str) -> list[tuple[str, str]]:
         Names, each with a line on what it is.
     """
     if what == "methods":
-        return list(METHODS.titles().items())
+        return [*METHODS.titles().items(), *plugins.METHODS.listing()]
     if what == "data":
         from pacbayes_fl.study import sources
 
         return sources.listing()
     if what == "metrics":
-        return metrics.listing()
+        return [*metrics.listing(), *plugins.METRICS.listing()]
     if what == "recorded":
         return recorded.listing()
     return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]

@@ -16,10 +16,11 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 # A room is the longest prefix of a module's name, behind `pacbayes_fl.`, that stands here; rooms of one rank do not
 # import each other, and the modules of one room may.
 STUDY = (  # the stages of a study, from its file to what is read from its runs
-    ("study.listing", "study.models", "study.parts", "study.file", "study.sources", "study.schema"),
+    ("study.plugins", "study.listing", "study.models", "study.parts", "study.file", "study.sources", "study.schema"),
     (
         *("study.data", "study.scaling", "study.size", "study.fingerprints", "study.held_rows", "study.saved_rows"),
         "study.privacy",
+        "study.origins",
     ),
     ("study.prepare",),
     ("study.evaluate",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pacbayes_fl.study import origins as study_origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.plugins import METHODS, METRICS, anchored, load_file, read_again, reference
 from pacbayes_fl.study.run import open_run
+from tests import tiny_images
 from tests.tiny import TABLE
 from tests.user_objects import BOUND, METHOD, METRIC, MODEL, SOURCE, write
 
@@ -196,3 +198,51 @@ def test_a_source_and_a_bound_of_ones_own(tmp_path: Path, capsys: pytest.Capture
     taken = write(tmp_path, "taken.py", BOUND.replace('"mine"', '"catoni"'))
     assert main(["certify", str(out), "--bound", f"{taken}:MINE", "--quiet"]) == 1
     assert "cannot be called 'catoni'" in capsys.readouterr().err
+
+
+PARTITION = """
+from pacbayes_fl.data.partition import Parts
+from pacbayes_fl.data.partitions import Partition, ShareOptions
+
+import numpy as np
+
+
+def cut(pieces, own):
+    rows = np.array_split(np.arange(60), len(pieces.members))
+    return pieces.named([Parts(train=one[4:], validation=one[:0], test=one[:4]) for one in rows])
+
+
+BLOCKS = Partition("blocks", "blocks of rows in their order", ShareOptions, cut)
+"""
+
+
+def test_a_partition_of_ones_own_shares_out_images(tmp_path: Path) -> None:
+    write(tmp_path, "partition.py", PARTITION)
+    study = tiny_images.table(tiny_images.write_root(tmp_path / "images"))
+    asked = {"root": str(tmp_path / "images"), "clients": 4, "new_clients": 2, "partition": "partition.py:BLOCKS"}
+    study["data"] = {"source": "mnist", "options": asked}
+    (tmp_path / "mine.toml").write_text(settings.to_toml(study), encoding="utf-8")
+    out = tmp_path / "run"
+    assert main(["run", str(tmp_path / "mine.toml"), "--out", str(out), "--quiet", "--rounds", "2"]) == 0
+    trained = open_run(out)
+    assert trained.groups["existing"].train.size.tolist() == [6.0] * 4
+    assert trained.groups["existing"].test.size.tolist() == [4.0] * 4
+    assert [*study_origins.used(trained.study)] == [f"{tmp_path.resolve()}/partition.py:BLOCKS"]
+
+
+def test_installed_packages_extend_the_tables_by_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package is what a folder on the path says that it is: here a module and its metadata."""
+    write(tmp_path, "a_package_of_methods.py", METHOD)
+    about = tmp_path / "a_package_of_methods-1.0.dist-info"
+    about.mkdir()
+    write(about, "METADATA", "Metadata-Version: 2.1\nName: a-package-of-methods\nVersion: 1.0\n")
+    write(about, "entry_points.txt", "[pacbayes_fl.methods]\nmean-target = a_package_of_methods:MeanTarget\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "mean-target" in METHODS and "a_package_of_methods" not in sys.modules, "not loaded before it is asked for"
+    assert main(["list", "methods"]) == 0
+    assert "a-package-of-methods" in capsys.readouterr().out and "a_package_of_methods" not in sys.modules
+    study = Study.from_toml(written(tmp_path, method={"name": "mean-target"}))
+    assert study.recipe.title.startswith("The mean of all clients' means")
+    assert study_origins.used(study)["mean-target"]["file"] == str(tmp_path / "a_package_of_methods.py")
