@@ -69,6 +69,7 @@ def test_a_changed_file_is_refused_and_never_executed(
         assert main([*(each.format(trained) for each in asked[:-1]), "--quiet"]) == 0
     file = trained / "mine.py"
     sign = trained / "executed"
+    sign.unlink(missing_ok=True)
     try:
         if after == "changed":
             file.write_text(METHOD + f"open({str(sign)!r}, 'w').close()\n", encoding="utf-8")
