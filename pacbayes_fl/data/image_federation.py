@@ -149,8 +149,8 @@ def planned(source: str, given: Mapping[str, Any], known: Mapping[str, Partition
         StudyError: when an option is not known or out of range.
     """
     where, name = f"[data] {source}", given.get("partition")
-    own = {} if not isinstance(name, str) or name in partitions.PARTITIONS else {name: known.get(name)}
-    known = {**partitions.PARTITIONS, **{key: one for key, one in own.items() if one is not None}}
+    brought = known.get(name) if isinstance(name, str) and name not in partitions.PARTITIONS else None
+    known = {**partitions.PARTITIONS, **({} if brought is None else {str(name): brought})}
     own_keys = {name: [field.name for field in fields(one.options)] for name, one in known.items()}
     common_keys = [field.name for field in fields(ImageOptions)]
     every = dict.fromkeys([*common_keys, *(key for keys in own_keys.values() for key in keys)])

@@ -105,13 +105,20 @@ def anchored(text: str, folder: Path) -> str:
     return str(found._replace(place=str((folder / Path(found.place).expanduser()).resolve())))
 
 
-_MODULES: dict[tuple[str, str], ModuleType] = {}  # by file and SHA-256: a file is executed once
-_CURRENT: dict[str, Loaded] = {}  # by file: what a study takes until the next one is read
+class _Executed:
+    """Files that were executed: each once per content, as `sys.modules` has modules once per name."""
+
+    def __init__(self) -> None:
+        self.modules: dict[tuple[str, str], ModuleType] = {}  # by file and SHA-256
+        self.current: dict[str, Loaded] = {}  # by file: what a study takes until the next one is read
+
+
+_EXECUTED: Final = _Executed()
 
 
 def read_again() -> None:
     """Let the next study read users' files again; a study that runs keeps what it was built with."""
-    _CURRENT.clear()
+    _EXECUTED.current.clear()
 
 
 class _Bytes(ExecutionLoader):
@@ -140,8 +147,8 @@ def load_file(path: Path, where: str) -> Loaded:
     Raises:
         StudyError: when there is no such file, or executing it fails, with the line.
     """
-    if str(path) in _CURRENT:
-        return _CURRENT[str(path)]
+    if str(path) in _EXECUTED.current:
+        return _EXECUTED.current[str(path)]
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -149,7 +156,7 @@ def load_file(path: Path, where: str) -> Loaded:
         raise StudyError(what, hint="paths count from the folder of the study file") from error
     sha256 = hashlib.sha256(source).hexdigest()
     key = (str(path), sha256)
-    if key not in _MODULES:
+    if key not in _EXECUTED.modules:
         name = f"{_PREFIX}{path.stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:12]}"
         loader = _Bytes(path, source)
         module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
@@ -159,8 +166,8 @@ def load_file(path: Path, where: str) -> Loaded:
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             raise _not_imported(where, path, error) from error
-        _MODULES[key] = module
-    return _CURRENT.setdefault(str(path), Loaded(_MODULES[key], path, sha256))
+        _EXECUTED.modules[key] = module
+    return _EXECUTED.current.setdefault(str(path), Loaded(_EXECUTED.modules[key], path, sha256))
 
 
 def load_module(name: str, where: str) -> Loaded:
