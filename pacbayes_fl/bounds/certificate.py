@@ -157,7 +157,7 @@ def certify(
         raise AssumptionError(
             f"delta of the bound must exceed that of the prior's privacy, {numbers['prior_delta'].item():g}, got"
             f" {numbers['delta'].min().item():g}",
-            hint="the releases have an epsilon at a smaller delta too: privacy.accounting.replacement",
+            hint="the releases have an epsilon at a smaller delta too: privacy.guarantees.replacement",
         )
     everything = MappingProxyType({**terms, **{name: value.to(device) for name, value in numbers.items()}})
     value = everything["factor"] * _total(formula(everything))

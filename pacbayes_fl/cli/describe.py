@@ -26,7 +26,7 @@ def arguments(command: Callable[..., argparse.ArgumentParser]) -> None:
     """
     sub = command(
         "describe",
-        "what is known of a method, bound, metric, source of data, model, partition or table of a study",
+        "what is known of a method, bound, metric, source of data, model, partition, mechanism or table of a study",
         "pacbayes-fl describe pac-pfl",
         "pacbayes-fl describe seeger",
         "pacbayes-fl describe federation",

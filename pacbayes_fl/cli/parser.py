@@ -17,7 +17,9 @@ from pacbayes_fl.results.metrics import headlines, search_scores
 _PACKAGES: Final = ("torch", "gpytorch", "pyro-ppl")
 _DEBUG: Final = "print where in the code a failure came from, above the line that names it"
 
-LISTED: Final = ("methods", "data", "studies", "bounds", "metrics", "recorded")
+LISTED: Final = (
+    *("methods", "models", "data", "partitions", "studies", "bounds", "metrics", "recorded", "mechanisms"),
+)
 """What `list` lists."""
 
 

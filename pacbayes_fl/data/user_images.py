@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pacbayes_fl.data import images, tables
+from pacbayes_fl.data import images, user_tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.errors import DataError
 
 _TO_PREDICT = -1
 
 
-def read(path: Path, shape: tuple[int, ...], default_client: str | None = None) -> tables.Table:
+def read(path: Path, shape: tuple[int, ...], default_client: str | None = None) -> user_tables.Table:
     """Read images by client: arrays `x` [R, channels, H, W], `y` [R] and `client` [R].
 
     Args:
@@ -48,4 +48,4 @@ def read(path: Path, shape: tuple[int, ...], default_client: str | None = None) 
     names = owner.astype(str)
     owned = {str(name): torch.from_numpy(np.flatnonzero(names == name)) for name in dict.fromkeys(names.tolist())}
     clients = {name: (inputs[rows], labels[rows]) for name, rows in owned.items()}
-    return tables.Table(clients, ("image",), None, ())
+    return user_tables.Table(clients, ("image",), None, ())

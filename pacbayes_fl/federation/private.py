@@ -22,7 +22,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
-from pacbayes_fl.privacy.accounting import Charge
+from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results.rounds import RoundRecord

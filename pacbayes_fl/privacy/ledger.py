@@ -27,7 +27,9 @@ from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, outside
 from pacbayes_fl.files import checksum
-from pacbayes_fl.privacy.accounting import Budget, Charge, Statement, epsilon, rounded, rounds_within, statement
+from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
+from pacbayes_fl.privacy.charges import Charge
+from pacbayes_fl.privacy.guarantees import Statement, rounded, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import SIMULATED_EPSILON

@@ -12,7 +12,6 @@ the guarantee for a row costs what the guarantee for a client costs.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, get_args
 
@@ -22,29 +21,22 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.noise import generator_of
+from pacbayes_fl.privacy import kinds
 
 Tree = TypeVar("Tree")
 
-Kind = Literal["gaussian", "laplace", "knorm", "paper_algorithm_3"]
 CohortKind = Literal["all", "poisson", "fixed"]
 Neighbours = Literal["add-or-remove", "replace"]
 
 _GRID: Final = 2.0**-20  # of the noise's scale: far below what the noise hides, far above a double's last bits
-_WORDS: Final = 2.0**52
 
 
 @dataclass(frozen=True)
 class Mechanism:
     """A clip and a noise.
 
-    "gaussian": L2 clip, independent N(0, s^2) on every coordinate of the sum: (epsilon, delta)-DP.
-    "laplace": L1 clip, independent Laplace of scale s on every coordinate: pure epsilon-DP.
-    "knorm": L2 clip, one vector of density proportional to exp(-|x|_2 / s): pure epsilon-DP.
-    "paper_algorithm_3": L2 clip with independent Laplace noise, as PAC-PFL's Algorithm 3 prints it. Its pure epsilon
-    grows with sqrt(D); `accounting.Statement` says what it gives.
-
     Args:
-        kind: which of the four.
+        kind: a name of `kinds.MECHANISMS`, which says what each of them is.
         clip: gamma, the largest norm of one client's message, in units of the message.
         multiplier: s / gamma, the noise's scale on the SUM per clip.
 
@@ -52,13 +44,13 @@ class Mechanism:
         PrivacyError: when the kind is unknown or a number is not positive and finite.
     """
 
-    kind: Kind
+    kind: str
     clip: float
     multiplier: float
 
     def __post_init__(self) -> None:
         """Refuse what adds no noise or no bound."""
-        _one_of("kind", self.kind, get_args(Kind))
+        _one_of("kind", self.kind, tuple(kinds.MECHANISMS))
         for name in ("clip", "multiplier"):
             _positive(name, getattr(self, name))
 
@@ -82,7 +74,7 @@ class Mechanism:
     @property
     def norm(self) -> Literal[1, 2]:
         """Which norm the clip bounds."""
-        return 1 if self.kind == "laplace" else 2
+        return kinds.MECHANISMS[self.kind].norm
 
     @property
     def scale(self) -> float:
@@ -222,15 +214,7 @@ def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | N
     Returns:
         Float64 [S, D] on the CPU, in units of the message.
     """
-    if mechanism.kind == "gaussian":
-        unit = _normal(draws, coordinates, generator)
-    else:
-        uniform, sign = _uniform(draws, coordinates, generator)
-        unit = -sign * uniform.log()
-    if mechanism.kind == "knorm":  # a Gamma(D, 1) radius, the sum of D exponentials, in a uniform direction
-        direction, radius = _normal(draws, coordinates, generator), unit.abs().sum(1, keepdim=True)
-        unit = direction * (radius / torch.linalg.vector_norm(direction, dim=1, keepdim=True))
-    scaled: Tensor = mechanism.scale * unit
+    scaled: Tensor = mechanism.scale * kinds.MECHANISMS[mechanism.kind].draw(draws, coordinates, generator)
     return scaled
 
 
@@ -274,34 +258,6 @@ def coordinates(update: Tree) -> int:
         D.
     """
     return sum(math.prod(leaf.shape[1:]) for leaf in tensors.leaves(update).values())
-
-
-def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw float64 [S, D] in (0, 1], fine near 0, and signs [S, D] from bits of their own."""
-    high, low = _words((2, draws, numbers), generator)
-    return _fraction(high >> 11, low >> 11), (1 - 2 * (high & 1)).double()
-
-
-def _fraction(high: Tensor, low: Tensor) -> Tensor:
-    """(high + (low + 1/2) 2^-52) 2^-52 of whole numbers below 2^52: a double near 0 keeps all 104 bits."""
-    return (high.double() + (low.double() + 0.5) / _WORDS) / _WORDS
-
-
-def _normal(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal numbers, float64 [S, D]: the smaller tail and a sign, so that both tails reach as far."""
-    tail, sign = _uniform(draws, numbers, generator)
-    normal: Tensor = sign * torch.special.ndtri(0.5 * tail)
-    return normal
-
-
-def _words(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Draw whole numbers of 63 bits, int64."""
-    if generator is not None:
-        return torch.empty(shape, dtype=torch.int64).random_(generator=generator)
-    count = math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=torch.int64)
-    return (torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64) & (2**63 - 1)).view(shape)
 
 
 def _positive(name: str, number: float) -> None:

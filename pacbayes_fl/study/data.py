@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import archives, scaling, split, tables
+from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, outside
@@ -90,7 +90,7 @@ def load(study: Study) -> tables.Dataset:
         DataError: when the file or its rows cannot be used.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
-    if study.data.time is not None and Path(study.data.source).suffix not in tables.TABLES:
+    if study.data.time is not None and Path(study.data.source).suffix not in user_tables.TABLES:
         what = f"[data] time names a column of a table, and {study.data.source!r} is none"
         raise StudyError(what, hint="drop it, or give a .csv or .parquet")
     if study.data.follow_seed:
@@ -114,7 +114,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
         raise StudyError(f"[data] source must be one of {known} or a file, got {part.source!r}")
     if part.options:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
-    task: tables.Task = "classification" if part.task == "classification" else "regression"
+    task: user_tables.Task = "classification" if part.task == "classification" else "regression"
     return tables.read(path, part.client, part.target, part.test_share, task, part.time)
 
 
@@ -164,7 +164,7 @@ def scale(
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])
 
 
-def match_columns(table: tables.Table, features: tuple[tables.Column, ...]) -> tables.Table:
+def match_columns(table: user_tables.Table, features: tuple[tables.Column, ...]) -> user_tables.Table:
     """Bring the columns of a user's table into the order of those that a run was trained on.
 
     Args:

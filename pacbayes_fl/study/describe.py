@@ -14,6 +14,7 @@ from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import PARTS
@@ -75,7 +76,8 @@ def describe(name: str) -> tuple[Description, ...]:
     """Describe a name.
 
     Args:
-        name: of a method, bound, metric, source of data, kind of model, partition or table of a study.
+        name: of a method, bound, metric, source of data, kind of model, partition, mechanism or table of a
+            study.
 
     Returns:
         What is known of it, once for each family that has the name.
@@ -103,6 +105,7 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
         (sources.every(), _source),
         (tuple(KINDS), _model),
         (tuple(PARTITIONS), _partition),
+        (tuple(MECHANISMS), _mechanism),
         (tuple(_tables()), _table),
     )
 
@@ -244,6 +247,19 @@ def _partition(name: str) -> Description:
     example = f"--set method.name=pfedbayes --set data.source={source} --set data.options.partition={name}"
     options = _options("options of [data.options], beside those of every partition", options_of(one.options))
     return Description("partition", name, one.title, facts, options, (f"pacbayes-fl run polynomial {example}",))
+
+
+def _mechanism(name: str) -> Description:
+    kind = MECHANISMS[name]
+    account = "no distribution of losses: zCDP and the pure epsilon" if kind.account == "zcdp" else kind.account
+    facts = (
+        ("clip", f"L{kind.norm} norm of what a client sends in a round"),
+        ("account", account),
+        ("epsilon", "what a paper claims, which does not hold" if kind.claimed else "of all releases together"),
+        ("delta", "0.1 / N where a study names none" if kind.delta else "0 where a study names none"),
+    )
+    example = f"--set privacy.epsilon=5 --set privacy.mechanism={name} --out runs/private"
+    return Description("noise mechanism", name, kind.title, facts, (), (f"pacbayes-fl run polynomial {example}",))
 
 
 def _table(name: str) -> Description:

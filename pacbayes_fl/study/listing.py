@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import metrics, recorded
 from pacbayes_fl.study import plugins
+
+
+class Titled(Protocol):
+    """A record with a line for people."""
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        ...
+
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -16,7 +28,8 @@ def listing(what: str) -> list[tuple[str, str]]:
     """List what can be named in a study.
 
     Args:
-        what: "methods", "data", "studies", "metrics" or "recorded", what runs record beside metrics.
+        what: "methods", "models", "data", "partitions", "studies", "metrics", "mechanisms", or "recorded",
+            what runs record beside metrics.
 
     Returns:
         Names, each with a line on what it is.
@@ -27,11 +40,27 @@ def listing(what: str) -> list[tuple[str, str]]:
         from pacbayes_fl.study import sources
 
         return sources.listing()
+    if what in ("models", "partitions", "mechanisms"):
+        return [(name, one.title) for name, one in _records(what).items()]
     if what == "metrics":
         return [*metrics.listing(), *plugins.METRICS.listing()]
     if what == "recorded":
         return recorded.listing()
     return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
+
+
+def _records(what: str) -> Mapping[str, Titled]:
+    if what == "models":
+        from pacbayes_fl.study import models
+
+        return models.KINDS
+    if what == "partitions":
+        from pacbayes_fl.data import partitions
+
+        return partitions.PARTITIONS
+    from pacbayes_fl.privacy import kinds
+
+    return kinds.MECHANISMS
 
 
 def _comment(file: Path) -> str:

@@ -12,7 +12,8 @@ from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
 from pacbayes_fl.options import option, same
-from pacbayes_fl.privacy.mechanisms import CohortKind, Kind, Neighbours
+from pacbayes_fl.privacy import kinds
+from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
 
 _LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
@@ -194,7 +195,7 @@ class PrivacyPart:
             to say. In a simulation tables call it "epsilon_if_noise_were_secret".
         delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
             goes on with fewer clients keeps the delta that it has begun with.
-        mechanism: see `privacy.mechanisms.Mechanism`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
+        mechanism: see `privacy.kinds.MECHANISMS`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
             adds the noise that it prints; labels say what that gives.
         clip: largest norm of what a client sends in a round.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
@@ -208,7 +209,7 @@ class PrivacyPart:
 
     epsilon: float | None = option(None, low=_LEAST, high=1 / _LEAST, symbol="epsilon", hint=_EXTREME)
     delta: float | None = option(None, low=0, below=1, symbol="delta")
-    mechanism: Kind = "gaussian"
+    mechanism: str = option("gaussian", names=lambda: kinds.MECHANISMS)
     clip: float = option(1.0, above=0, symbol="gamma")
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
@@ -218,6 +219,6 @@ class PrivacyPart:
     def __post_init__(self) -> None:
         """Check the ranges, and that Algorithm 3 has no multiplier of its own."""
         options.check(self, "[privacy]", PrivacyError)
-        if self.mechanism == "paper_algorithm_3" and self.multiplier is not None:
-            what = "[privacy] multiplier is not for paper_algorithm_3, whose noise is rounds / epsilon"
+        if kinds.MECHANISMS[self.mechanism].claimed and self.multiplier is not None:
+            what = f"[privacy] multiplier is not for {self.mechanism}, whose noise is rounds / epsilon"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables, user_images
+from pacbayes_fl.data import tables, user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.split import fingerprints
@@ -192,11 +192,11 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
     raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
 
 
-def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> tables.Table:
+def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> user_tables.Table:
     data, dataset = known.study.data, known.schema
     if dataset.feature_shape:
         return user_images.read(Path(path), dataset.feature_shape, default)
-    table = tables.read_table(
+    table = user_tables.read_table(
         Path(path),
         data.client,
         dataset.target.name,

@@ -16,8 +16,9 @@ from pacbayes_fl.errors import PrivacyError, outside
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.privacy import accounting
-from pacbayes_fl.privacy.accounting import Budget, Replacement, noise_multiplier, rounded
+from pacbayes_fl.privacy import guarantees, kinds
+from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
+from pacbayes_fl.privacy.guarantees import Replacement, rounded
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.results.records import SUPPOSED
@@ -105,7 +106,7 @@ def open_private(
     remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
-    paper, rounds = part.mechanism == "paper_algorithm_3", max(1, plan.rounds)
+    paper, rounds = kinds.MECHANISMS[part.mechanism].claimed, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     released = int(saved.get("released", 0))
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
@@ -134,7 +135,7 @@ def checkpoint_every(study: Study) -> int:
 
 def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:
     """Choose cohorts whose account holds; where clients remember who was drawn, that of a fixed size gains nothing."""
-    paper = part.mechanism == "paper_algorithm_3"
+    paper = kinds.MECHANISMS[part.mechanism].claimed
     usual: CohortKind = "poisson" if not paper else "all" if remembers else "fixed"
     kind: CohortKind = part.cohort or ("all" if size is None else usual)
     if kind != "all" and size is None:
@@ -145,12 +146,12 @@ def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool)
 
 
 def _delta(part: PrivacyPart, clients: int) -> float:
-    pure = part.mechanism in ("laplace", "knorm")
-    delta = part.delta if part.delta is not None else 0.0 if pure else _DELTA / clients
+    kind = kinds.MECHANISMS[part.mechanism]
+    delta = part.delta if part.delta is not None else _DELTA / clients if kind.delta else 0.0
     if delta * clients >= 1:
         what = f"[privacy] delta must be below 1 / N = {1 / clients:.3g}, got {delta:g}"
         raise PrivacyError(what, hint="with more, publishing one client at random would count as private")
-    if part.mechanism == "gaussian" and not delta:
+    if kind.account == "gaussian" and not delta:
         what = "Gaussian noise has no guarantee with delta = 0"
         raise PrivacyError(what, hint="privacy.delta = 'none' takes 0.1 / N; or privacy.mechanism = 'laplace'")
     return delta
@@ -234,7 +235,7 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
         return None
     simulated = study.privacy.randomness == "simulation"
     charges = Ledger(folder, Budget(sys.float_info.max, 0.0), released, simulated=simulated).charges
-    return accounting.replacement(charges, at)
+    return guarantees.replacement(charges, at)
 
 
 def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> d
         aggregator.cohorts,
         aggregator.ledger.statement(),
     )
-    claimed = part.epsilon if mechanism.kind == "paper_algorithm_3" else None
+    claimed = part.epsilon if kinds.MECHANISMS[mechanism.kind].claimed else None
     charges = aggregator.ledger.charges
     releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)

@@ -18,7 +18,7 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.engine import AnyMethod, FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.privacy.accounting import Replacement
+from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord

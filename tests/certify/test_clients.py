@@ -23,7 +23,8 @@ from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
 from pacbayes_fl.methods.base import Refined
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from pacbayes_fl.privacy.accounting import Charge, replacement
+from pacbayes_fl.privacy.charges import Charge
+from pacbayes_fl.privacy.guarantees import replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, tables_of
 from pacbayes_fl.study.file import Study

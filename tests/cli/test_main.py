@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pacbayes_fl import cli, plots
+from pacbayes_fl.cli.parser import LISTED
 from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.federation import lock
 from pacbayes_fl.methods import METHODS
@@ -102,7 +103,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     assert "pacbayes-fl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["methods", "data", "studies", "bounds"])
+@pytest.mark.parametrize("what", LISTED)
 def test_list(call: Call, what: str) -> None:
     code, out, err = call("list", what)
     assert (code, err) == (0, "")

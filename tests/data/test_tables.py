@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import data_gen
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.split import assert_disjoint
 from pacbayes_fl.errors import DataError
+from tests.data.small_tables import CSV, LABELLED, without, write
 
 
 def long_form() -> dict[str, np.ndarray[Any, Any]]:
@@ -136,9 +137,6 @@ def test_positions_are_told_where_they_are_known() -> None:
         tables.to_positions(replace(dataset, rows=rows | {"client_name": np.array(["a", "late", "b"])}))
 
 
-LABELLED = "client,x,y\na,0.5,0\na,1.5,2\nb,2.5,1\nb,3.5,0\n"
-
-
 def test_a_table_of_labels_becomes_a_classification(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text(LABELLED)
@@ -163,13 +161,6 @@ def test_targets_that_are_no_labels_are_named(tmp_path: Path, line: str, message
     path.write_text(LABELLED + line + "\n")
     with pytest.raises(DataError, match=message):
         tables.read(path, task="classification")
-
-
-def test_labels_may_be_blank_only_where_they_are_to_be_predicted(tmp_path: Path) -> None:
-    path = tmp_path / "labels.csv"
-    path.write_text(LABELLED + "b,4.5,\n")
-    y = tables.read_table(path, task="classification").clients["b"][1]
-    assert y[:2].tolist() == [1, 0] and y[2].isnan() and y.dtype == torch.float64
 
 
 def test_what_is_no_classification_is_named(tmp_path: Path) -> None:
@@ -251,31 +242,9 @@ def test_npz_runs_no_code_and_damage_is_named(tmp_path: Path) -> None:
         tables.read(tmp_path / "none.npz")
 
 
-CSV = """client,sun,y,wind,split,group
-a,1.0,10,0.5,train,existing
-b,2.0,20,0.25,train,existing
-a,3.0,30,-1,test,existing
-late,4e0,40,1e-3,test,new
-b,5.0,50,+6,test,existing
-a,6.0,60,7,train,existing
-"""
-
-
-def write(folder: Path, text: str, name: str = "table.csv") -> Path:
-    path = folder / name
-    path.write_bytes(text.encode())
-    return path
-
-
-def without(text: str, *dropped: str) -> str:
-    lines = [line.split(",") for line in text.splitlines()]
-    kept = [i for i, name in enumerate(lines[0]) if name not in dropped]
-    return "".join(",".join(line[i] for i in kept) + "\n" for line in lines)
-
-
 def test_a_table_is_cut_by_client_split_and_group(tmp_path: Path) -> None:
     path = write(tmp_path, CSV)
-    table = tables.read_table(path)
+    table = user_tables.read_table(path)
     assert table.features == ("sun", "wind") and table.new == ("late",) and list(table.clients) == ["a", "b", "late"]
     assert table.clients["a"][0].tolist() == [[1.0, 0.5], [3.0, -1.0], [6.0, 7.0]]
     assert table.clients["a"][1].tolist() == [10.0, 30.0, 60.0]
@@ -286,34 +255,6 @@ def test_a_table_is_cut_by_client_split_and_group(tmp_path: Path) -> None:
     assert rows_of(dataset.groups["new"].test, 0) == [40.0] and not dataset.groups["new"].train.mask.any()
     assert dataset.provenance == {"source": "table.csv", "test_rows": "column split"}
     assert dataset.target == ("y", "") and [column.name for column in dataset.features] == ["sun", "wind"]
-
-
-def test_columns_have_the_names_and_the_order_asked_for(tmp_path: Path) -> None:
-    text = without(CSV, "split", "group").replace("client,", "house,").replace(",y,", ",power,")
-    table = tables.read_table(write(tmp_path, text), "house", "power", ["wind", "sun"])
-    assert table.features == ("wind", "sun") and table.clients["b"][0].tolist() == [[0.25, 2.0], [6.0, 5.0]]
-    assert table.split is None and table.new == ()
-    some = tables.read_table(write(tmp_path, text), "house", "power", ["wind"])
-    assert some.clients["b"][0].tolist() == [[0.25], [6.0]]
-
-
-def test_a_table_to_predict_on_needs_no_target_and_no_client(tmp_path: Path) -> None:
-    path = write(tmp_path, without(CSV, "y", "client", "split", "group"))
-    table = tables.read_table(path, need_target=False, default_client="house_07")
-    assert list(table.clients) == ["house_07"]
-    x, y = table.clients["house_07"]
-    assert x.shape == (6, 2) and y.isnan().all()
-    with pytest.raises(DataError, match=r"has no column 'y' \(it has sun, wind, client\)"):
-        tables.read_table(path, default_client="house_07")
-
-
-def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
-    _, y = tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,"))).clients["a"]
-    assert y[0] == 10 and y[1].isnan() and y[2] == 60
-    _, y = tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,nan"))).clients["a"]
-    assert y.isnan().tolist() == [False, True, False]
-    with pytest.raises(DataError, match=r"client 'a': .*table\.csv line 4, column 'y': inf is not a finite number"):
-        tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,inf")))
 
 
 @pytest.mark.parametrize(("share", "held"), [(0.25, (1, 2)), (0.5, (1, 5)), (0.01, (1, 1)), (0.99, (1, 9))])
@@ -393,15 +334,10 @@ def test_a_share_must_leave_something_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_a_mark_of_excel_is_no_part_of_a_name(tmp_path: Path) -> None:
-    assert tables.read_table(write(tmp_path, "\ufeff" + CSV)).features == ("sun", "wind")
+    assert user_tables.read_table(write(tmp_path, "\ufeff" + CSV)).features == ("sun", "wind")
     (tmp_path / "latin.csv").write_bytes("client,x,y\nZürich,1,2\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"latin\.csv is not a CSV table in UTF-8"):
         tables.read(tmp_path / "latin.csv")
-
-
-def test_client_names_are_words_even_when_they_look_like_numbers(tmp_path: Path) -> None:
-    table = tables.read_table(write(tmp_path, 'client,x,y\n007,1,2\n"7",1,2\n"a,b",1,2\n'))
-    assert list(table.clients) == ["007", "7", "a,b"]
 
 
 def test_parquet_reads_as_the_same_table(tmp_path: Path) -> None:

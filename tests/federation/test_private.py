@@ -26,9 +26,10 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
 from pacbayes_fl.privacy import ledger, mechanisms
-from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
+from pacbayes_fl.privacy.accounting import Budget, epsilon
+from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
-from pacbayes_fl.privacy.mechanisms import Cohorts, Kind, Mechanism
+from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results.rounds import RoundRecord
 from tests.laws.cases import bits, federation, from_recipe
 from tests.private import HUGE, Free, open_private
@@ -134,7 +135,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2**20])
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "paper_algorithm_3", "knorm"])
-def test_what_leaves_is_the_clipped_sum_with_the_noise_that_was_asked_for(kind: Kind, chunk: int) -> None:
+def test_what_leaves_is_the_clipped_sum_with_the_noise_that_was_asked_for(kind: str, chunk: int) -> None:
     d, mechanism = 20_000, Mechanism(kind, 3.0, 0.7)
     batch = drawn(4, d)
     ((record, state),) = play(batch, aggregator_of(batch, mechanism, Cohorts(4, 2.5)), chunk=chunk)

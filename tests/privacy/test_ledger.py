@@ -17,7 +17,8 @@ import torch
 
 from pacbayes_fl.errors import CheckpointError, PrivacyError
 from pacbayes_fl.privacy import mechanisms
-from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon
+from pacbayes_fl.privacy.accounting import Budget, epsilon
+from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results import folder as results_folder
@@ -137,7 +138,8 @@ def test_what_was_spent_is_never_said_to_be_less(tmp_path: Path) -> None:
 def test_a_kill_between_ledger_and_release_counts_the_release(tmp_path: Path) -> None:
     code = f"""
 import os, signal
-from pacbayes_fl.privacy.accounting import Budget, Charge
+from pacbayes_fl.privacy.accounting import Budget
+from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
 ledger, charge = Ledger({str(tmp_path)!r}, Budget(1.0, 0.0)), Charge("laplace", 10.0, 4, Cohorts(100))

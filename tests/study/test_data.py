@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import data_gen
-from pacbayes_fl.data import tables
+from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
@@ -172,9 +172,9 @@ def test_a_group_can_be_cut_to_some_clients(tmp_path: Path) -> None:
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     features = (tables.Column("lag_1"), tables.Column("wind"))
     table = rows(sizes=(4,), new=())
-    same = tables.read_table(write_csv(tmp_path / "a.csv", table))
+    same = user_tables.read_table(write_csv(tmp_path / "a.csv", table))
     turned = [{name: row[name] for name in ("wind", "y", "client", "lag_1", "split", "group")} for row in table]
-    other = tables.read_table(write_csv(tmp_path / "b.csv", turned))
+    other = user_tables.read_table(write_csv(tmp_path / "b.csv", turned))
     assert other.features == ("wind", "lag_1")
     assert not torch.equal(other.clients["existing_0"][0], same.clients["existing_0"][0])
     for got in (match_columns(same, features), match_columns(other, features)):
@@ -184,7 +184,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_missing_or_too_many_are_named_with_a_client(tmp_path: Path) -> None:
-    table = tables.read_table(write_csv(tmp_path / "a.csv", rows(sizes=(4,), new=())))
+    table = user_tables.read_table(write_csv(tmp_path / "a.csv", rows(sizes=(4,), new=())))
     text = r"^client 'existing_0': features must be lag_1, rain; missing: rain, not known: wind$"
     with pytest.raises(DataError, match=text):
         match_columns(table, (tables.Column("lag_1"), tables.Column("rain")))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pacbayes_fl.cli.parser import LISTED
+from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.study.listing import BUNDLED, listing
+from pacbayes_fl.study.models import KINDS
 
 
 def test_listings_name_what_there_is() -> None:
@@ -17,6 +20,8 @@ def test_listings_name_what_there_is() -> None:
     assert {"polynomial", "pv-ew", "pv-s", "mnist", "cifar10", "femnist", "FILE.csv"} <= {
         name for name, _ in listing("data")
     }
-    for what in LISTED:
+    for what, records in (("models", KINDS), ("partitions", PARTITIONS), ("mechanisms", MECHANISMS)):
+        assert dict(listing(what)) == {name: one.title for name, one in records.items()}
+    for what in (name for name in LISTED if name != "bounds"):  # which certify lists
         assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))
     assert dict(listing("studies"))["pv-ew-150"].endswith("test 1 July-30 August.")  # all of the comment

@@ -21,7 +21,9 @@ from pacbayes_fl import cli, tensors
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import checkpoint, engine
 from pacbayes_fl.privacy import ledger, mechanisms
-from pacbayes_fl.privacy.accounting import Budget, Charge, epsilon, noise_multiplier, pure_epsilon, rounded, zcdp
+from pacbayes_fl.privacy.accounting import Budget, epsilon, noise_multiplier
+from pacbayes_fl.privacy.charges import Charge, pure_epsilon, zcdp
+from pacbayes_fl.privacy.guarantees import rounded
 from pacbayes_fl.privacy.ledger import NAME, Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results import manifest

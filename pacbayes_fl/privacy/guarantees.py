@@ -1,0 +1,151 @@
+"""What may be said of releases: a statement in every currency, and what they tell of a client who is replaced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.privacy.accounting import epsilon
+from pacbayes_fl.privacy.charges import Charge, checked, gaussian_epsilon, pure_epsilon, zcdp, zcdp_epsilon
+from pacbayes_fl.privacy.numerical import in_pld, losses, renyi
+from pacbayes_fl.results.certificates import rounded_up
+from pacbayes_fl.results.records import SIMULATED_EPSILON
+
+
+class Replacement(NamedTuple):
+    """A guarantee for one client whose whole data are replaced by any other.
+
+    Args:
+        epsilon: with `delta`.
+        delta: 0 where epsilon is pure.
+    """
+
+    epsilon: float
+    delta: float
+
+    def nats(self, at: float) -> float:
+        """Say what it costs a bound on that client (`bounds.client_privacy`).
+
+        epsilon + ln(at / (at - delta))
+
+        Args:
+            at: probability with which the bound may fail.
+
+        Returns:
+            Nats; infinite where `at` is not above delta.
+        """
+        return self.epsilon - math.log1p(-self.delta / at) if self.delta < at else math.inf
+
+
+def replacement(charges: Sequence[Charge], at: float) -> Replacement:
+    """Choose, of all guarantees that releases give to a client whose data are replaced, the one a bound pays least for.
+
+    Every point of the trade-off curve holds, and which one is chosen depends on nothing but the charges and `at`. A
+    client that is replaced moves the sum by two clips, whoever takes part. Poisson cohorts are accounted for clients
+    that send zeros instead, of which a replacement is two: (epsilon, delta) for each is (2 epsilon, (1 + e^epsilon)
+    delta) for both (Dwork and Roth 2014, Theorem 2.2). What fixed cohorts gain from chance is left out.
+
+    Args:
+        charges: one a release.
+        at: probability with which the bound may fail.
+
+    Returns:
+        The guarantee; (0, 0) without charges.
+
+    Raises:
+        PrivacyError: when charges do not go together or `at` is no probability.
+    """
+    if not 0 < at < 1:
+        raise PrivacyError(f"a bound fails with a probability strictly between 0 and 1, got {at}")
+    if not checked(charges):
+        return Replacement(0.0, 0.0)
+    known = [replace(c, cohorts=replace(c.cohorts, kind="all", neighbours="replace")) for c in charges]
+    found = [Replacement(pure_epsilon(known), 0.0)]
+    spent = [at * 2.0 ** (-step / 4) for step in range(1, 160)]
+    if all(charge.account == "gaussian" for charge in charges):
+        found += [Replacement(gaussian_epsilon(known, each), each) for each in spent]
+    else:
+        found += [Replacement(zcdp_epsilon(known, each), each) for each in spent]
+    if not all(charge.closed for charge in known):
+        found += _by_distribution(known, spent)
+    if all(charge.cohorts.kind == "poisson" for charge in charges):
+        steps = _by_distribution(charges, spent)
+        found += [Replacement(2 * e, (1 + math.exp(min(e, 700.0))) * delta) for e, delta in steps]
+    return min(found, key=lambda one: one.nats(at))
+
+
+def _by_distribution(charges: Sequence[Charge], spent: Sequence[float]) -> list[Replacement]:
+    """Take points of the trade-off curve by RDP and PLD; none without dp-accounting or a number in the doubles."""
+    found: list[Replacement] = []
+    try:
+        accountant = renyi(charges)
+        found += [Replacement(float(accountant.get_epsilon(each)), each) for each in spent]
+        if all(map(in_pld, charges)):
+            distribution = losses(charges, spent[len(spent) // 4])
+            found += [Replacement(float(distribution.get_epsilon_for_delta(each)), each) for each in spent[::4]]
+    except (PrivacyError, OverflowError):  # what was found without them holds all the same
+        return found
+    return found
+
+
+class Statement(NamedTuple):
+    """What may be said of releases.
+
+    Args:
+        pure: epsilon with delta = 0, where anybody may know who took part; infinite for Gaussian noise.
+        rho: of zCDP.
+        epsilon: with `delta`, by the best account there is.
+        delta: the one asked for.
+        secret: whether `epsilon` needs that nobody knows who took part.
+        simulated: whether the noise comes from a seed, so that nothing is hidden from whoever knows it.
+    """
+
+    pure: float
+    rho: float
+    epsilon: float
+    delta: float
+    secret: bool = False
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        """Say it in one line, no number less than it is; of a simulation what would hold if its noise were secret."""
+        if self.simulated:
+            return f"{SIMULATED_EPSILON} = {rounded(self.epsilon)} at delta = {rounded(self.delta)}"
+        said = f"({rounded(self.epsilon)}, {rounded(self.delta)})-DP; {rounded(self.rho)}-zCDP"
+        if not math.isfinite(self.pure) or (self.delta == 0 and not self.secret):  # there is none, or it is epsilon
+            return said
+        return f"{said}; pure epsilon = {rounded(self.pure)}" + " where the cohorts are known" * self.secret
+
+
+def statement(charges: Sequence[Charge], delta: float) -> Statement:
+    """Say what releases give: for Algorithm 3 rho = 2 epsilon^2 / T and pure 2 sqrt(D) epsilon, not what it prints.
+
+    Args:
+        charges: one a release.
+        delta: below 1 / N; above 0 where noise is Gaussian, since its epsilon is infinite otherwise.
+
+    Returns:
+        The numbers; without gain from chance but for `epsilon`.
+
+    Raises:
+        PrivacyError: as `epsilon`.
+    """
+    known = math.fsum(charge.known for charge in charges)
+    secret = any(charge.cohorts.share < 1 for charge in charges)
+    return Statement(known, zcdp(charges), epsilon(charges, delta), delta, secret)
+
+
+def rounded(value: float) -> str:
+    """Write what a guarantee costs in four digits, never as less than it is.
+
+    Args:
+        value: epsilon, delta or rho.
+
+    Returns:
+        Text that reads back as the value or as more.
+    """
+    text = f"{value:.4g}"
+    return text if float(text) >= value else f"{float(rounded_up(value)):.4g}"

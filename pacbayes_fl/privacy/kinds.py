@@ -1,0 +1,141 @@
+"""Noise mechanisms by name: one record each, with the norm of its clip, its noise and how its cost is accounted for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.options import by_name
+
+Account = Literal["gaussian", "laplace", "pure", "zcdp"]
+
+_WORDS: Final = 2.0**52
+
+
+def _one(coordinates: int) -> float:
+    return 1.0
+
+
+def _half_square(ratio: float) -> float:
+    return 0.5 / ratio**2
+
+
+@dataclass(frozen=True)
+class MechanismKind:
+    """A kind of noise on a clipped sum.
+
+    Args:
+        name: what studies call it.
+        title: one line for people.
+        norm: which norm the clip bounds, 1 or 2.
+        draw: gives noise of scale 1, float64 [S, D], from the number S of draws, the number D of coordinates and a
+            generator on the CPU, or None for the operating system's randomness.
+        account: the strongest account that holds: of "gaussian" or product "laplace" noise; of any mechanism that is
+            "pure"ly epsilon-private and no more; or "zcdp", by `zcdp` and the pure epsilon without any distribution of
+            losses.
+        growth: pure epsilon of noise of one sensitivity with D coordinates; not asked for under "gaussian", which has
+            none.
+        zcdp: rho from the noise's scale per sensitivity.
+        delta: whether a study takes a delta above 0 where it names none.
+        claimed: whether the epsilon of a study is what a paper claims for noise that it prints: the scale follows from
+            it and the rounds, and neither a budget nor a multiplier is searched for.
+    """
+
+    name: str
+    title: str
+    norm: Literal[1, 2]
+    draw: Callable[[int, int, torch.Generator | None], Tensor]
+    account: Account
+    growth: Callable[[int], float] = _one
+    zcdp: Callable[[float], float] = _half_square
+    delta: bool = False
+    claimed: bool = False
+
+
+def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Draw float64 [S, D] in (0, 1], fine near 0, and signs [S, D] from bits of their own."""
+    high, low = _words((2, draws, numbers), generator)
+    return _fraction(high >> 11, low >> 11), (1 - 2 * (high & 1)).double()
+
+
+def _fraction(high: Tensor, low: Tensor) -> Tensor:
+    """(high + (low + 1/2) 2^-52) 2^-52 of whole numbers below 2^52: a double near 0 keeps all 104 bits."""
+    return (high.double() + (low.double() + 0.5) / _WORDS) / _WORDS
+
+
+def _normal(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal numbers, float64 [S, D]: the smaller tail and a sign, so that both tails reach as far."""
+    tail, sign = _uniform(draws, numbers, generator)
+    normal: Tensor = sign * torch.special.ndtri(0.5 * tail)
+    return normal
+
+
+def _laplace(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw Laplace numbers of scale 1, float64 [S, D]."""
+    uniform, sign = _uniform(draws, numbers, generator)
+    unit: Tensor = -sign * uniform.log()
+    return unit
+
+
+def _knorm(draws: int, numbers: int, generator: torch.Generator | None) -> Tensor:
+    """Draw vectors of density proportional to exp(-|x|_2), float64 [S, D].
+
+    Their radius is Gamma(D, 1), the sum of D exponentials, in a uniform direction.
+    """
+    unit = _laplace(draws, numbers, generator)
+    direction, radius = _normal(draws, numbers, generator), unit.abs().sum(1, keepdim=True)
+    vectors: Tensor = direction * (radius / torch.linalg.vector_norm(direction, dim=1, keepdim=True))
+    return vectors
+
+
+def _words(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draw whole numbers of 63 bits, int64."""
+    if generator is not None:
+        return torch.empty(shape, dtype=torch.int64).random_(generator=generator)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=torch.int64)
+    return (torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64) & (2**63 - 1)).view(shape)
+
+
+MECHANISMS: Mapping[str, MechanismKind] = by_name(
+    MechanismKind(
+        "gaussian",
+        "L2 clip, independent N(0, s^2) on every coordinate of the sum: (epsilon, delta)-DP",
+        2,
+        _normal,
+        "gaussian",
+        delta=True,
+    ),
+    MechanismKind(
+        "laplace",
+        "L1 clip, independent Laplace of scale s on every coordinate: pure epsilon-DP",
+        1,
+        _laplace,
+        "laplace",
+    ),
+    MechanismKind(
+        "knorm",
+        "L2 clip, one vector of density proportional to exp(-|x|_2 / s): pure epsilon-DP",
+        2,
+        _knorm,
+        "pure",
+    ),
+    MechanismKind(
+        "paper_algorithm_3",
+        "L2 clip with independent Laplace noise, as PAC-PFL's Algorithm 3 prints it; its epsilon does not hold",
+        2,
+        _laplace,
+        "zcdp",
+        growth=math.sqrt,
+        delta=True,
+        claimed=True,
+    ),
+)
+"""All of them by name. A new one is one more record here."""

@@ -1,0 +1,52 @@
+"""Tables of users: what is read, and what is refused and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl.data import user_tables
+from pacbayes_fl.errors import DataError
+from tests.data.small_tables import CSV, LABELLED, without, write
+
+
+def test_labels_may_be_blank_only_where_they_are_to_be_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(LABELLED + "b,4.5,\n")
+    y = user_tables.read_table(path, task="classification").clients["b"][1]
+    assert y[:2].tolist() == [1, 0] and y[2].isnan() and y.dtype == torch.float64
+
+
+def test_columns_have_the_names_and_the_order_asked_for(tmp_path: Path) -> None:
+    text = without(CSV, "split", "group").replace("client,", "house,").replace(",y,", ",power,")
+    table = user_tables.read_table(write(tmp_path, text), "house", "power", ["wind", "sun"])
+    assert table.features == ("wind", "sun") and table.clients["b"][0].tolist() == [[0.25, 2.0], [6.0, 5.0]]
+    assert table.split is None and table.new == ()
+    some = user_tables.read_table(write(tmp_path, text), "house", "power", ["wind"])
+    assert some.clients["b"][0].tolist() == [[0.25], [6.0]]
+
+
+def test_a_table_to_predict_on_needs_no_target_and_no_client(tmp_path: Path) -> None:
+    path = write(tmp_path, without(CSV, "y", "client", "split", "group"))
+    table = user_tables.read_table(path, need_target=False, default_client="house_07")
+    assert list(table.clients) == ["house_07"]
+    x, y = table.clients["house_07"]
+    assert x.shape == (6, 2) and y.isnan().all()
+    with pytest.raises(DataError, match=r"has no column 'y' \(it has sun, wind, client\)"):
+        user_tables.read_table(path, default_client="house_07")
+
+
+def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
+    _, y = user_tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,"))).clients["a"]
+    assert y[0] == 10 and y[1].isnan() and y[2] == 60
+    _, y = user_tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,nan"))).clients["a"]
+    assert y.isnan().tolist() == [False, True, False]
+    with pytest.raises(DataError, match=r"client 'a': .*table\.csv line 4, column 'y': inf is not a finite number"):
+        user_tables.read_table(write(tmp_path, CSV.replace("3.0,30", "3.0,inf")))
+
+
+def test_client_names_are_words_even_when_they_look_like_numbers(tmp_path: Path) -> None:
+    table = user_tables.read_table(write(tmp_path, 'client,x,y\n007,1,2\n"7",1,2\n"a,b",1,2\n'))
+    assert list(table.clients) == ["007", "7", "a,b"]
