@@ -51,9 +51,8 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for diff in DIFFS:
         apply = ["git", "apply", "--whitespace=error", "-"]
-        done = subprocess.run(
-            apply, input=diff, text=True, capture_output=True, cwd=folder, env={"GIT_DIR": "/nowhere"}
-        )
+        outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}  # the copy is in no repository
+        done = subprocess.run(apply, input=diff, text=True, capture_output=True, cwd=folder, env=outside)
         assert done.returncode == 0, f"{done.stderr}\n{diff}"
     return folder
 
