@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli import describe, schema
+from pacbayes_fl.cli import describe, init, schema
 from pacbayes_fl.cli.output import (
     print_bins,
     print_cells,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pacbayes_fl.study.search.trials import Trial
 
 
-_describe, _schema = describe.act, schema.act
+_describe, _init, _schema = describe.act, init.act, schema.act
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

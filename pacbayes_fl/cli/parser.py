@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pacbayes_fl import __version__
-from pacbayes_fl.cli import describe, schema
+from pacbayes_fl.cli import describe, init, schema
 from pacbayes_fl.errors import one_line
 from pacbayes_fl.results.metrics import headlines, search_scores
 
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _of_finished_runs(commands)
     _of_certificates(commands)
     _of_predictions(commands)
-    for module in (describe, schema):
+    for module in (init, describe, schema):
         module.arguments(partial(_command, commands))
     return main
 

@@ -98,11 +98,7 @@ def read_table(
             not one of those above.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
-    if path.suffix.lower() not in TABLES:
-        raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
-    columns, places = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    columns, places = read_columns(path)
     if client not in columns and default_client is not None:
         columns[client] = [default_client] * len(places)
     reserved = {client, target, time, "split", "group"}
@@ -137,6 +133,25 @@ def read_table(
     by_time = None if when is None else {name: when[rows] for name, rows in owned.items()}
     first = times.read(columns[time][0]) if time in columns else None
     return Table(clients, wanted, split, tuple(new), by_time, first.kind if first else "")
+
+
+def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
+    """Read the columns of a table as they stand there, of which nothing is asked yet.
+
+    Args:
+        path: .csv or .parquet.
+
+    Returns:
+        Values by column, texts where the file is CSV, and where each row stands.
+
+    Raises:
+        DataError: when there is no such file, or it is no table.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    if path.suffix.lower() not in TABLES:
+        raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 
 def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:

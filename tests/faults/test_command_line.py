@@ -43,6 +43,7 @@ ARGUMENTS = {
     "predict": ["run", "--client", "c0", "--data", "rows.csv"],
     "release": ["run", "--out", "released"],
     "describe": ["pac-pfl"],
+    "init": ["--data", "rows.csv"],
     "schema": [],
 }
 

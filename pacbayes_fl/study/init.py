@@ -1,0 +1,224 @@
+"""A first study of somebody's table: every option stands in it with its meaning, at its default, as a comment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Final, NamedTuple
+
+from pacbayes_fl import settings
+from pacbayes_fl.data import times, user_tables
+from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.names import printable
+from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.study import check
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import DataPart
+
+_COLUMNS: Final = 100  # of a comment
+_CLASSES: Final = 20  # distinct whole numbers that may be labels
+
+
+class Columns(NamedTuple):
+    """What the columns of a table are taken for.
+
+    Args:
+        client: name of the column of clients.
+        target: name of the target.
+        time: name of the column of times, if there is one.
+        labels: whether the targets look like labels 0, 1, 2, ...
+    """
+
+    client: str
+    target: str
+    time: str | None
+    labels: bool
+
+
+def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
+    """Say what the columns of a table are, where nobody does.
+
+    The client is the column "client", or else the only column of texts; the time is the first column of dates; the
+    target is the column "y", or else the last one that is left.
+
+    Args:
+        path: .csv or .parquet.
+        client: name of the client column, if it is known.
+        target: name of the target column, if it is known.
+        time: name of the column of times, if it is known.
+
+    Returns:
+        The columns.
+
+    Raises:
+        StudyError: when it cannot be told, or there is no such column.
+        DataError: when the file is no table.
+    """
+    columns, _ = user_tables.read_columns(path)
+    for given in (client, target, time):
+        if given is not None and given not in columns:
+            raise StudyError(f"{path} has no column {shown(given)}", hint=settings.nearest(given, columns))
+    free = {name: values for name, values in columns.items() if name not in ("split", "group", client, target, time)}
+    if time is None:
+        time = next((name for name, values in free.items() if name != "client" and _dates(values)), None)
+        free.pop(time or "", None)
+    if client is None:
+        client = _client(path, free)
+        del free[client]
+    if target is None:
+        if not free:
+            raise StudyError(f"{path} has no column that could be the target", hint="name it with --target")
+        target = "y" if "y" in free else [*free][-1]
+    return Columns(client, target, time, _labels(columns[target]))
+
+
+def _client(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
+    if "client" in columns:
+        return "client"
+    texts = [name for name, values in columns.items() if any(times.read(value) is None for value in values if value)]
+    if len(texts) != 1:
+        what = f"{path} has no column 'client', and {len(texts) or 'none'} of its columns hold texts"
+        raise StudyError(what, hint=f"name the column of clients with --client, one of {', '.join(columns)}")
+    return texts[0]
+
+
+def _dates(values: Sequence[Any]) -> bool:
+    """Whether all values are dates or datetimes."""
+    found = [times.read(value) for value in values]
+    return bool(found) and all(one is not None and one.kind != "number" for one in found)
+
+
+def _labels(values: Sequence[Any]) -> bool:
+    """Whether targets are whole numbers 0, 1, ..., C-1, each of which comes more than once on average."""
+    try:
+        numbers = {float(value) for value in values}
+    except (TypeError, ValueError):
+        return False
+    return 2 <= len(numbers) <= min(_CLASSES, len(values) // 2) and numbers == set(map(float, range(len(numbers))))
+
+
+def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
+    """Write a commented study of a table, after a look at whether it can run.
+
+    Args:
+        data: the table.
+        method: name of a method.
+        out: the study's file, which must not exist.
+        columns: of the table.
+
+    Returns:
+        The study.
+
+    Raises:
+        StudyError: when there is something at `out`, or there is no such method, or it does not fit the data.
+        DataError: when the rows cannot be used.
+    """
+    if os.path.lexists(out):
+        raise StudyError(f"{out} is there already: nothing is written over", hint="choose another --out")
+    table = _table(data, method, out, columns)
+    study = Study.from_table(settings.merge(table, {"data": {"source": str(data.resolve())}}), str(out))
+    dataset = load(study)
+    check.check(study, dataset)
+    clients = sum(len(group.train.names) for group in dataset.groups.values())
+    features = ", ".join(column.name for column in dataset.features)
+    labels = f"{dataset.classes} classes" if dataset.classes else "numbers"
+    head = [f"A study of {data.name}: {clients} clients, targets that are {labels}; features: {features}."]
+    if columns.labels and not dataset.classes:
+        head.append("The targets could be labels of classes, which methods on networks learn, such as pfedbayes.")
+    head.append("Lines that begin with # and a name are options at their defaults: take the # away to change one.")
+    text = "\n".join([*_comments(head), *_lines(study, table)]) + "\n"
+    with out.open("x", encoding="utf-8") as file:
+        file.write(text)
+    return study
+
+
+def _table(data: Path, method: str, out: Path, columns: Columns) -> dict[str, Any]:
+    """Give the values that the study does not leave at their defaults."""
+    source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
+    part = {"source": source, "client": columns.client, "target": columns.target}
+    if columns.time is not None:
+        part["time"] = columns.time
+    recipe = METHODS.get(method)
+    if columns.labels and recipe is not None and recipe.model == "weights":
+        part["task"] = "classification"
+    private = {"epsilon": settings.NONE}  # which a table [privacy] has to say
+    return {"name": out.stem, "data": part, "method": {"name": method}, "privacy": private}
+
+
+def _lines(study: Study, given: Mapping[str, Any]) -> Iterator[str]:
+    """Write all tables; what is not given stands as a comment."""
+    resolved = study.table()
+    yield f"name = {settings.to_value(given['name'])}"
+    yield from _option(options_of(Study)["seed"], resolved["seed"])
+    data = {name: option for name, option in options_of(DataPart).items() if name != "options"}  # of generators
+    yield from _part("data", data, resolved["data"], given["data"])
+    yield from _part("model", options_of(type(study.model)), resolved["model"], paper=_paper(study, "model"))
+    yield "\n[method]"
+    yield f"name = {settings.to_value(study.method.name)}"
+    yield from _comments([f"Values where this file is silent; also: {', '.join(_others(study))}."])
+    yield f"#preset = {settings.to_value(study.method.preset)}"
+    yield from _options(options_of(study.recipe.options), resolved["method"], paper=_paper(study, "method"))
+    for name in ("federation", "report", "privacy"):
+        kind = type(getattr(study, name))
+        yield from _part(name, options_of(kind), resolved[name], given.get(name), _paper(study, name))
+
+
+def _others(study: Study) -> list[str]:
+    return [settings.to_value(preset) for preset in study.recipe.presets if preset != study.method.preset]
+
+
+def _paper(study: Study, part: str) -> Mapping[str, Any]:
+    return study.recipe.presets["paper"].get(part, {})
+
+
+def _part(
+    name: str,
+    options: Mapping[str, Option],
+    values: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+    paper: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """Write a table and the tables inside of it."""
+    plain = {key: one for key, one in options.items() if not dataclasses.is_dataclass(one.default)}
+    yield f"\n[{name}]"
+    yield from _options(plain, values, given or {}, paper or {})
+    for key in options.keys() - plain.keys():
+        yield from _part(f"{name}.{key}", options_of(type(options[key].default)), values[key])
+
+
+def _options(
+    options: Mapping[str, Option],
+    values: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+    paper: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    for name, option in options.items():
+        own = (given or {}).get(name)
+        if own is None:
+            yield from _option(option, values[name], (paper or {}).get(name))
+        else:
+            yield from _comments([_explained(option)])
+            yield f"{name} = {settings.to_value(own)}"
+
+
+def _option(option: Option, value: Any, paper: Any = None) -> Iterator[str]:
+    """Write an option as a comment, with its meaning above it."""
+    yield from _comments([_explained(option)])
+    said = settings.plain(paper)
+    note = "" if paper is None or said == value else f"  # paper: {settings.to_value(said)}"
+    yield f"#{option.name} = {settings.to_value(value)}{note}"
+
+
+def _explained(option: Option) -> str:
+    meaning = option.meaning[:1].upper() + option.meaning[1:]
+    return f"{meaning} {option.allowed[:1].upper()}{option.allowed[1:]}.".strip()
+
+
+def _comments(paragraphs: Sequence[str]) -> Iterator[str]:
+    for text in paragraphs:
+        yield from wrap(printable(text), _COLUMNS, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

@@ -1,0 +1,36 @@
+"""The command `init`: a table becomes a study, which `run` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pacbayes_fl import cli
+from tests.tiny import rows, write_csv
+
+
+def test_a_table_becomes_a_study_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "houses.csv", rows())
+    assert cli.main(["init", "--data", "houses.csv", "--method", "ridge"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "clients: column 'client'; target 'y', numbers; all others are features\nstudy: houses.toml\n"
+    assert err == "" and (tmp_path / "houses.toml").is_file()
+    assert cli.main(["run", "houses.toml", "--quiet", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert cli.main(["init", "--data", "houses.csv"]) == 1
+    assert "houses.toml is there already" in capsys.readouterr().err
+    assert cli.main(["init", "--data", "houses.csv", "--out", "b.toml", "--target", "wind", "--client", "client"]) == 0
+    assert "target 'wind'" in capsys.readouterr().out
+
+
+def test_no_table_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "--data", "nowhere.csv"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "pacbayes-fl: there is no file nowhere.csv\n")

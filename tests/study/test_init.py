@@ -1,0 +1,179 @@
+"""A first study: what columns are taken for, that the study runs, and that its comments are the options it has."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacbayes_fl import settings
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.options import options_of
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.init import Columns, look, write
+from pacbayes_fl.study.run import run
+from tests.tiny import quick, write_csv
+
+Row = dict[str, Any]
+
+
+def rows(**more: Any) -> list[Row]:
+    """Give 4 clients of 8 rows; what is given replaces or adds columns, by the numbers of client and row."""
+    usual = {"client": lambda k, i: f"c{k}", "lag_1": lambda k, i: k + 0.1 * i, "x": lambda k, i: 0.3 * i - k}
+    made = {**usual, "y": lambda k, i: 0.5 * i + k, **more}
+    return [{name: value(k, i) for name, value in made.items() if value} for k in range(4) for i in range(8)]
+
+
+def table(folder: Path, **more: Any) -> Path:
+    write_csv(folder / "mine.csv", rows(**more))
+    return folder / "mine.csv"
+
+
+def uncommented(text: str) -> str:
+    """Make every option of a study count."""
+    return re.sub(r"^#(?=[a-z_0-9]+ = |\[)", "", text, flags=re.MULTILINE)
+
+
+def month(k: int, i: int) -> str:
+    return f"2024-{i + 1:02d}-01"
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "columns"),
+    [
+        ({}, {}, Columns("client", "y", None, False)),
+        ({"client": None, "house": lambda k, i: f"h{k}"}, {}, Columns("house", "y", None, False)),
+        ({"when": month}, {}, Columns("client", "y", "when", False)),
+        ({"y": None, "price": lambda k, i: i + 0.5}, {}, Columns("client", "price", None, False)),
+        ({"y": lambda k, i: i % 3}, {}, Columns("client", "y", None, True)),
+        ({"y": lambda k, i: i % 3 + 1}, {}, Columns("client", "y", None, False)),  # labels begin at 0
+        ({"y": lambda k, i: 8 * k + i}, {}, Columns("client", "y", None, False)),  # each comes once: a number
+        ({"split": lambda k, i: "test" if i > 5 else "train"}, {}, Columns("client", "y", None, False)),
+        ({"client": None, "id": lambda k, i: k}, {"client": "id"}, Columns("id", "y", None, False)),
+        ({"step": lambda k, i: i}, {"time": "step", "target": "x"}, Columns("client", "x", "step", False)),
+        ({"client": month, "house": lambda k, i: f"h{k}"}, {"client": "house"}, Columns("house", "y", None, False)),
+    ],
+)
+def test_what_columns_are_taken_for(more: Row, given: Row, columns: Columns, tmp_path: Path) -> None:
+    assert look(table(tmp_path, **more), **given) == columns
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "text"),
+    [
+        (
+            {"client": None},
+            {},
+            "has no column 'client', and none of its columns hold texts (name the column of clients",
+        ),
+        ({"client": None, "a": lambda k, i: "a", "b": lambda k, i: "b"}, {}, "and 2 of its columns hold texts"),
+        ({}, {"client": "cleint"}, "has no column 'cleint' (did you mean 'client'?)"),
+        ({}, {"target": "z"}, "has no column 'z' (valid: client, lag_1, x, y)"),
+        ({"x": None, "y": None, "lag_1": None}, {}, "has no column that could be the target (name it with --target)"),
+    ],
+)
+def test_what_cannot_be_told_is_asked_for(more: Row, given: Row, text: str, tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as caught:
+        look(table(tmp_path, **more), **given)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_study_of_every_method_runs(method: str, tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    written = write(data, method, out, look(data))
+    study = Study.from_toml(out)
+    assert study == written and study.method.name == method and study.data.source == str(data)
+    _, *assignments = quick(method)
+    result = run(Study.from_toml(out, [*assignments, "federation.rounds=1", "federation.device=cpu"]))
+    assert {client.group for client in result.clients} == {"existing"} and len(result.clients) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_stands_in_it_at_its_default(method: str, tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    study = write(data, method, out, look(data))
+    text = out.read_text(encoding="utf-8")
+    every = tomllib.loads(uncommented(text))
+    plain = settings.as_table(study) | {"method": every["method"]}
+    assert plain["method"] == {"name": method, "preset": "recommended"} | settings.as_table(study.method.options)
+    plain["data"] = {key: value for key, value in plain["data"].items() if key != "options"} | {"source": "mine.csv"}
+    assert every == plain
+    assert Study.from_table(settings.merge(every, {"data": {"source": str(data)}})) == study
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_every_option_is_explained_above_it(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    study = write(data, "fedavg", out, look(data))
+    lines = out.read_text(encoding="utf-8").splitlines()
+    for option in options_of(type(study.model)).values():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"#{option.name} = "))
+        above = []
+        while lines[at - 1].startswith("# "):
+            at -= 1
+            above.insert(0, lines[at][2:])
+        assert " ".join(above).lower() == f"{option.meaning} {option.allowed}.".lower()
+
+
+def test_a_value_of_the_paper_stands_beside_the_default(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    write(data, "pac-pfl", out, look(data))
+    lines = out.read_text(encoding="utf-8").splitlines()
+    assert "#rate = 0.01  # paper: 0.001" in lines and "#rounds = 400  # paper: 1000" in lines
+    assert "#particles = 4" in lines
+
+
+def test_labels_are_classified_by_networks_and_said_elsewhere(tmp_path: Path) -> None:
+    data = table(tmp_path, y=lambda k, i: (i + k) % 2)
+    columns = look(data)
+    assert columns.labels
+    assert write(data, "fedavg", tmp_path / "a.toml", columns).data.task == "classification"
+    assert 'task = "classification"' in (tmp_path / "a.toml").read_text().splitlines()
+    assert write(data, "ridge", tmp_path / "b.toml", columns).data.task == "auto"
+    assert "could be labels of classes" in (tmp_path / "b.toml").read_text()
+
+
+def test_names_that_steer_a_terminal_or_end_a_comment_are_escaped(tmp_path: Path) -> None:
+    name = 'a"b\n#[data]\x1b[2J'
+    data = table(tmp_path, y=None, x=None, **{name: lambda k, i: 0.3 * i - k, 'y"\\': lambda k, i: 0.5 * i})
+    study = write(data, "ridge", tmp_path / "first.toml", look(data))
+    text = (tmp_path / "first.toml").read_text(encoding="utf-8")
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert Study.from_toml(tmp_path / "first.toml") == study and study.data.target == 'y"\\'
+
+
+def test_the_source_is_found_from_the_studys_folder(tmp_path: Path) -> None:
+    (tmp_path / "studies").mkdir()
+    data, out = table(tmp_path), tmp_path / "studies" / "first.toml"
+    write(data, "ridge", out, look(data))
+    assert 'source = "../mine.csv"' in out.read_text(encoding="utf-8").splitlines()
+    assert Study.from_toml(out).data.source == str(data)
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    data, out = table(tmp_path), tmp_path / "first.toml"
+    out.write_text("mine")
+    with pytest.raises(StudyError, match=r"is there already: nothing is written over \(choose another --out\)"):
+        write(data, "ridge", out, look(data))
+    assert out.read_text() == "mine"
+    (tmp_path / "link.toml").symlink_to(tmp_path / "nowhere.toml")
+    with pytest.raises(StudyError, match="is there already"):
+        write(data, "ridge", tmp_path / "link.toml", look(data))
+    assert not (tmp_path / "nowhere.toml").exists()
+
+
+def test_a_study_that_could_not_run_is_not_written(tmp_path: Path) -> None:
+    data, out = table(tmp_path, lag_1=None), tmp_path / "first.toml"
+    with pytest.raises(StudyError, match="persistence needs a feature 'lag_1'"):
+        write(data, "persistence", out, look(data))
+    with pytest.raises(StudyError, match=r"unknown method 'ridgge' \(did you mean 'ridge'"):
+        write(data, "ridgge", out, look(data))
+    words = table(tmp_path, colour=lambda k, i: "red")
+    with pytest.raises(DataError, match="column 'colour': 'red' is not a number"):
+        write(words, "ridge", out, look(words))
+    assert not out.exists()
