@@ -114,6 +114,18 @@ def unleaves(like: Tree, flat: Mapping[str, Tensor], exact: bool = True) -> Tree
     return tree_map(lambda _: flat[next(names)], like)
 
 
+def on_host(leaf: Tensor) -> bool:
+    """Say whether reading a value keeps nobody waiting: a device would have to finish all that it was told first.
+
+    Args:
+        leaf: [*].
+
+    Returns:
+        True on the CPU.
+    """
+    return leaf.device.type == "cpu"
+
+
 def select(tree: Tree, index: Tensor) -> Tree:
     """Take clients out of a tree.
 

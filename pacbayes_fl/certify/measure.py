@@ -85,7 +85,7 @@ def priors_of(trained: Trained, group: BoundRows) -> Iterator[tuple[Tensor, Any,
     more = [int(m) for m in group.rows.size.tolist()]
 
     def personalised(index: Tensor, *call: Any) -> tuple[Any, Any]:
-        return trained.method.personalise(*call), call[2]
+        return engine.posteriors(trained.method, *call), call[2]
 
     some_of = engine.personal_calls(trained.method, group.state, group.seen, trained.study.plan, personalised, more)
     for index, (posterior, seen) in some_of:
@@ -120,6 +120,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
             values = _exact_gibbs(prior, some, loss, request)
         else:
             posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
+            engine.warn_of(posterior)
             on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
             on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
             draws = on_rows.draws

@@ -560,10 +560,41 @@ def personalise(
     """
 
     def work(index: Tensor, *call: Any) -> Any:
-        posterior = method.personalise(*call)
+        posterior = posteriors(method, *call)
         return posterior if then is None else then(index, posterior)
 
     return personal_calls(method, state, batch, plan, work)
+
+
+def posteriors(method: AnyMethod, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Posterior:
+    """Let the clients of a call personalise; a device is asked once whether some of them never trained.
+
+    Args:
+        method: the algorithm.
+        message: of the server.
+        state: of the clients, leaves [K, *].
+        batch: their rows.
+        noise: their streams of round 0.
+
+    Returns:
+        The posterior of the K clients.
+    """
+    fresh = method.never_trained(state)
+    trained = fresh is not None and not bool(fresh.any())
+    found = (method.personalise_trained if trained else method.personalise)(message, state, batch, noise)
+    warn_of(found)
+    return found
+
+
+def warn_of(posterior: Posterior) -> None:
+    """Warn of clients whom few draws of a posterior stand for, where a device is to be asked who they are.
+
+    Args:
+        posterior: of the clients of a call.
+    """
+    doubts = getattr(getattr(posterior, "inner", posterior), "doubts", None)
+    if doubts is not None:
+        doubts()
 
 
 def global_models(
@@ -663,4 +694,4 @@ def join(
     batch = _prepared(method, batch)
     message = method.broadcast(server)
     noise = Noise(seed, 0, batch.ids, batch.x.device, engine)
-    return method.personalise(message, method.init_clients(message, batch), batch, noise)
+    return posteriors(method, message, method.init_clients(message, batch), batch, noise)

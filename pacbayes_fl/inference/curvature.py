@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.jacobian import Jacobian, LayerJacobian, linearise
@@ -203,7 +204,7 @@ def _chunks(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int
 
 def _structured(jacobian: Jacobian) -> TypeGuard[LayerJacobian]:
     """Whether products go unit by unit: on a CPU, where many small products are as good as a large one."""
-    return isinstance(jacobian, LayerJacobian) and jacobian.layout.linear and not jacobian.inputs.is_cuda
+    return isinstance(jacobian, LayerJacobian) and jacobian.layout.linear and tensors.on_host(jacobian.inputs)
 
 
 class _Chosen(NamedTuple):

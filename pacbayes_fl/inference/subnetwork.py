@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.noise import Noise
 
@@ -24,8 +25,9 @@ class Candidates(NamedTuple):
         curvature: diagonal H_rr of the generalised Gauss-Newton matrix of a client's negative log likelihood, summed
             over rows [K, D], in nats per squared unit of a weight; 0 where no row depends on a weight.
         prior: variances g_r [K, D], in squared units of a weight.
-        representation: bool [D], True for weights of the representation layers.
-        decision: bool [D], True for weights of the decision layers.
+        representation: bool [D] on the CPU, which is to know how many are chosen; True for weights of the
+            representation layers.
+        decision: bool [D] on the CPU, True for weights of the decision layers.
     """
 
     mean: Tensor
@@ -80,10 +82,12 @@ def curved(index: Tensor, ggn: Tensor) -> Tensor:
         ggn: diagonal curvature [K, D].
 
     Returns:
-        Positions [K, A], A the largest number of such weights of a client; others' rows are filled up with weights
-        without curvature, which changes nothing.
+        Positions [K, A], A the largest number of such weights of a client, or B where only a device knows that; others'
+        rows are filled up with weights without curvature, which changes nothing.
     """
     flat = ggn.gather(1, index) == 0
+    if not tensors.on_host(flat):  # how many there are is on the device: all of them, then
+        return index
     some = max(1, int((~flat).sum(1).max()))
     return index.gather(1, torch.argsort(flat, dim=1, stable=True)[:, :some])
 
@@ -117,7 +121,7 @@ class LargestVariance(_Share):
 
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """Marginal variances [K, D]."""
-        return torch.where(candidates.representation, candidates.variance, -torch.inf)
+        return torch.where(candidates.representation.to(candidates.mean.device), candidates.variance, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class LargestCurvature(_Share):
 
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """Diagonal of the generalised Gauss-Newton matrix [K, D]."""
-        return torch.where(candidates.representation, candidates.curvature, -torch.inf)
+        return torch.where(candidates.representation.to(candidates.mean.device), candidates.curvature, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class LargestMagnitude(_Share):
 
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """Absolute values [K, D]."""
-        return torch.where(candidates.representation, candidates.mean.abs(), -torch.inf)
+        return torch.where(candidates.representation.to(candidates.mean.device), candidates.mean.abs(), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class RandomShare(_Share):
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """Uniform numbers [K, D]."""
         drawn = noise.weights(candidates.mean, "uniform")
-        return torch.where(candidates.representation, drawn, -torch.inf)
+        return torch.where(candidates.representation.to(candidates.mean.device), drawn, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class LastLayer:
 
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
         """0 inside [K, D]."""
-        return torch.where(candidates.decision, 0.0, -torch.inf).expand_as(candidates.mean)
+        return torch.where(candidates.decision.to(candidates.mean.device), 0.0, -torch.inf).expand_as(candidates.mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +192,9 @@ class Mask:
         if self.keep.dtype != torch.bool or self.keep.shape != known.shape or not self.keep.any():
             got = f"{list(self.keep.shape)} {self.keep.dtype}"
             raise ShapeError(f"keep must be bool {list(known.shape)} with at least one True, got {got}")
-        keep = self.keep.to(known.device)
-        if (keep & ~known).any():
+        if (self.keep.to(known.device) & ~known).any():
             raise ShapeError("keep holds weights that the model has as numbers without uncertainty")
-        return torch.where(keep, 0.0, -torch.inf).expand_as(candidates.mean)
+        return torch.where(self.keep.to(candidates.mean.device), 0.0, -torch.inf).expand_as(candidates.mean)
 
 
 Rule = Literal["variance", "curvature", "last-layer", "random", "magnitude"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 
@@ -77,9 +79,17 @@ def turns(local: Training, batch: ClientBatch, passes: int = 1) -> Iterator[Tens
         yield from [None] * (passes * (local.steps or 0))
         return
     number = counts(local, batch, passes)
-    shortest, longest = (int(end) for end in number.aminmax())
+    shortest, longest = _ends(local, batch, number, passes)
     for turn in range(longest):
         yield None if turn < shortest else number > turn
+
+
+def _ends(local: Training, batch: ClientBatch, number: Tensor, passes: int) -> tuple[int, int]:
+    """Fewest and most minibatches of a client; of those on a device only what padded rows allow is known."""
+    if tensors.on_host(number):
+        shortest, longest = number.aminmax()
+        return int(shortest), int(longest)
+    return 0, passes * (local.epochs or 0) * math.ceil(batch.mask.shape[1] / local.minibatch)
 
 
 def mean_over(local: Training, batch: ClientBatch, total: Tensor, passes: int = 1) -> Tensor:

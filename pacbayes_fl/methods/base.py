@@ -58,6 +58,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     raw_units: ClassVar[bool] = False
     """True for a method that needs the data's own units instead of standardised ones."""
 
+    host_bound: ClassVar[str | None] = None
+    """Why a round or a personalisation must read numbers on the CPU, in words for people; None where it need not."""
+
     personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
     """What `personalise` gives a client that took part, in words for people."""
 
@@ -95,6 +98,18 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """As `personalise`, given what a method of other options for after the rounds made of the same arguments.
 
         A method that shares work between these options overrides it; see `HeldOutChoice.after`.
+        """
+        return self.personalise(message, state, batch, noise)
+
+    def never_trained(self, state: Client) -> Tensor | None:
+        """Which clients never took part, bool [K], where `personalise` trains these first; None where it does not."""
+        return None
+
+    def personalise_trained(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
+        """As `personalise`, for clients of whom all took part: nobody is trained first.
+
+        On a device `personalise` trains all clients and takes what it needs, as asking who needs it would stop the
+        device; the evaluation asks once per call, and then calls this.
         """
         return self.personalise(message, state, batch, noise)
 

@@ -429,8 +429,8 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def _candidates(self, theta: Tensor, ggn: Tensor, prior: Tensor) -> Candidates:
         """Weights that may be uncertain: those that the model does not have as numbers."""
-        stochastic = self.model.stochastic_columns().to(theta.device)
-        first = torch.arange(self.model.dim, device=theta.device) < self.shared
+        stochastic = self.model.stochastic_columns()
+        first = torch.arange(self.model.dim) < self.shared
         return Candidates(theta, diagonal(ggn, prior), ggn, prior, stochastic & first, stochastic & ~first)
 
     def _prior(self, message: Message, state: Client) -> Moments:

@@ -51,6 +51,11 @@ class Tempered(Method[Any, Any, Any, Any]):
         return self.inner.raw_units
 
     @property
+    def host_bound(self) -> str | None:  # type: ignore[override]
+        """As the method itself."""
+        return self.inner.host_bound
+
+    @property
     def objective(self) -> str | None:  # type: ignore[override]
         """As the method itself."""
         return self.inner.objective
@@ -88,6 +93,14 @@ class Tempered(Method[Any, Any, Any, Any]):
     def personalise(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
         """Temper each client's own posterior."""
         return tempered(self.inner.personalise(message, state, batch, noise), self.temperature)
+
+    def never_trained(self, state: Any) -> Tensor | None:
+        """As the method itself: bool [K]."""
+        return self.inner.never_trained(state)
+
+    def personalise_trained(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
+        """Temper each client's own posterior."""
+        return tempered(self.inner.personalise_trained(message, state, batch, noise), self.temperature)
 
     def personalise_again(
         self, posterior: Posterior, message: Any, state: Any, batch: ClientBatch, noise: Noise

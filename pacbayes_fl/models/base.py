@@ -49,6 +49,9 @@ class FunctionModel(ABC):
     order that the model chooses.
     """
 
+    host_bound: ClassVar[str | None] = None
+    """Why evaluating it must read numbers on the CPU, in words for people; None where it need not."""
+
     @property
     @abstractmethod
     def dim(self) -> int:

@@ -129,8 +129,9 @@ class DiagonalHyperPrior:
 
     def score(self, particles: Tensor) -> Tensor:
         """Gradient of the log density [P, D] at particles [P, D]: (loc - phi) / std^2, 0 where phi cannot move."""
-        free = self.std > 0
-        return torch.where(free, (self.loc - particles) / torch.where(free, self.std, 1.0).square(), 0.0)
+        loc, std = (leaf.to(particles.device) for leaf in (self.loc, self.std))
+        free = std > 0
+        return torch.where(free, (loc - particles) / torch.where(free, std, 1.0).square(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -81,23 +81,24 @@ def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> T
         Cluster of every client [K], int64.
     """
     present = weight > 0
-    if not bool(present.any()):
-        return torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    centred = torch.where(present.unsqueeze(1), points - points[present].mean(0), 0.0).double()
+    there, count = present.unsqueeze(1), present.sum()
+    middle = torch.where(there, points, 0.0).sum(0) / count.clamp_min(1)
+    centred = torch.where(there, points - middle, 0.0).double()
     inner = centred @ centred.T  # [K, K]: all distances between clients and means of clients come from it
     squares = inner.diagonal()
     nearest = squares.clone()
-    chosen: list[int] = []
-    for _ in range(min(clusters, int(present.sum()))):
-        far = int(nearest.argmax())
+    chosen: list[Tensor] = []
+    for _ in range(min(clusters, len(points))):
+        far = nearest.argmax().view(1)
         chosen.append(far)
-        apart = squares + squares[far] - 2 * inner[:, far]
+        apart = squares + squares.index_select(0, far) - 2 * inner.index_select(1, far).squeeze(1)
         nearest = torch.minimum(nearest, apart) if len(chosen) > 1 else apart
-    members = torch.nn.functional.one_hot(torch.tensor(chosen, device=points.device), len(points)).double()  # [J, K]
+    founded = torch.arange(len(chosen), device=points.device) < count  # the others have nobody to begin at
+    members = torch.nn.functional.one_hot(torch.cat(chosen), len(points)).double() * founded.unsqueeze(1)  # [J, K]
     cluster = torch.zeros(len(points), dtype=torch.int64, device=points.device)
     for _ in range(steps):
         share = members / members.sum(1, keepdim=True).clamp_min(1.0)
         distance = torch.einsum("jk,kl,jl->j", share, inner, share).unsqueeze(1) - 2 * share @ inner  # [J, K]
-        cluster = distance.argmin(0)
+        cluster = torch.where(founded.unsqueeze(1), distance, torch.inf).argmin(0)
         members = torch.nn.functional.one_hot(cluster, len(chosen)).T.double() * present
     return cluster

@@ -109,11 +109,19 @@ class LocalOnly(Method[Server, Server, Client, Update]):
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now."""
-        fresh, theta = state.adam.steps == 0, state.theta
-        if bool(fresh.any()):
-            fitted = map_estimate.fit(self.model, self.local, theta, batch, noise, self.join_passes).theta
-            theta = tensors.where(fresh, fitted, theta)
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+        fresh = self.never_trained(state)
+        if not tensors.on_host(fresh) or bool(fresh.any()):
+            fitted = map_estimate.fit(self.model, self.local, state.theta, batch, noise, self.join_passes).theta
+            state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
+        return self.personalise_trained(message, state, batch, noise)
+
+    def never_trained(self, state: Client) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        return state.adam.steps == 0
+
+    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's weights."""
+        return WeightPosterior(self.model, PointMass(state.theta), 1, noise, batch)
 
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk."""

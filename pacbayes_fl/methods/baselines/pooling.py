@@ -60,6 +60,7 @@ class Pooled(Method[Model, Model, Nothing, Rows]):
     """A method whose clients send all rows to the server, which fits one model for everybody."""
 
     federated: ClassVar[bool] = False
+    host_bound: ClassVar[str | None] = "pooled rows stand without padding, and how many there are the host must know"
 
     def init_clients(self, message: Model, batch: ClientBatch) -> Nothing:
         """Keep nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ def _posterior(lines: list[Linear]) -> LinearPoint:
 @dataclass(frozen=True)
 class LocalRidge(Alone[Nothing]):
     """Ridge regression of each client alone."""
+
+    host_bound: ClassVar[str | None] = "scikit-learn fits it, on the CPU"
 
     def init_server(self, generator: torch.Generator) -> Nothing:
         """Keep nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -34,6 +34,9 @@ from pacbayes_fl.server import svgd
 
 FEW = 1.5
 """Effective draws below which one draw carries a sum of several."""
+
+Doubts = Callable[[], None] | None
+"""Warns of clients whom few draws stand for; None where nothing is left to say."""
 
 
 class Update(NamedTuple):
@@ -148,13 +151,14 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         priors = sampled_evidence.prior_of(message.particles)
         mine, kept = _one_by_one(priors, batch.clients), noise.copy()  # what others draw next must not move a posterior
         if self.posterior == "importance":
-            log_weights, means = self._weighed(priors, batch, noise)
-            return WeighedDraws(self.model, mine, log_weights, kept, means, batch)
+            log_weights, means, doubts = self._weighed(priors, batch, noise)
+            return WeighedDraws(self.model, mine, log_weights, kept, means, batch, doubts)
         fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
         each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
-        share = self._shares(priors, batch, noise).repeat_interleave(each, 1) - math.log(each * seen)
-        means = tuple(fit.mean() for fit in fits)
-        return FamilyMixture(self.model, tuple(fits), share.unsqueeze(-1).expand(-1, -1, seen), kept, means, batch)
+        share, doubts = self._shares(priors, batch, noise)
+        share = share.repeat_interleave(each, 1) - math.log(each * seen)
+        means, log_weights = tuple(fit.mean() for fit in fits), share.unsqueeze(-1).expand(-1, -1, seen)
+        return FamilyMixture(self.model, tuple(fits), log_weights, kept, means, batch, doubts)
 
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
         """Weigh the same draws again, by all rows, or fit every mean field on, from P's and against it.
@@ -185,8 +189,8 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         found: FamilyMixture | WeighedDraws
         if self.posterior == "importance":
             priors = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *prior.components)
-            log_weights, means = self._weighed(priors, seen.extend(rows), prior.noise)
-            found = replace(prior, log_weights=log_weights, means=means)
+            log_weights, means, doubts = self._weighed(priors, seen.extend(rows), prior.noise)
+            found = replace(prior, log_weights=log_weights, means=means, doubts=doubts)
         else:
             fits = tuple(self._fitted_on(one, rows, noise) for one in prior.components)
             found = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
@@ -225,17 +229,20 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         scale = sampled_evidence.tempering(self.beta, batch, batch)
         return sampled_evidence.log_values(self.model, priors, batch, scale, self.importance_draws, noise.copy())
 
-    def _shares(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
-        """Log weights of the priors [K, P]: eq. 37b with the estimated evidence, or all alike."""
+    def _shares(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> tuple[Tensor, Doubts]:
+        """Log weights of the priors [K, P], and their doubts: eq. 37b with the estimated evidence, or all alike."""
         if self.weighting == "equal":
             count = priors.loc.shape[-2]
-            return torch.full((batch.clients, count), -math.log(count), dtype=torch.float64, device=batch.x.device)
+            alike = torch.full((batch.clients, count), -math.log(count), dtype=torch.float64, device=batch.x.device)
+            return alike, None
         values = self._values(priors, batch, noise)
-        self._look_at(values, _effective(values.log_softmax(-1)).amin(1), batch.names)
-        return values.logsumexp(-1).log_softmax(-1)
+        doubts = self._doubts(values, _effective(values.log_softmax(-1)).amin(1), batch.names)
+        return values.logsumexp(-1).log_softmax(-1), doubts
 
-    def _weighed(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Log weights of draws from all priors [K, P, L'], and the mean weights [K, D] that each prior's draws give."""
+    def _weighed(
+        self, priors: MeanField, batch: ClientBatch, noise: Noise
+    ) -> tuple[Tensor, tuple[Tensor, ...], Doubts]:
+        """Log weights of draws from all priors [K, P, L'], mean weights [K, D] by each prior's draws, and doubts."""
         values = self._values(priors, batch, noise)
         within, count = values.log_softmax(-1), values.shape[1]
         if self.weighting == "evidence":
@@ -244,12 +251,19 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             log_weights = within - math.log(count)
         each = log_weights.flatten(1) if self.weighting == "evidence" else within
         effective = _effective(each)
-        self._look_at(values, effective if self.weighting == "evidence" else effective.mean(1), batch.names)
+        doubts = self._doubts(values, effective if self.weighting == "evidence" else effective.mean(1), batch.names)
         again, like = noise.copy(), sampled_evidence.one_of(priors.loc, batch.clients)
         eps = torch.zeros_like(like.unsqueeze(1).expand(-1, count, -1))
         for weight in within.exp().to(like).unbind(-1):
             eps.addcmul_(weight.unsqueeze(-1), again.weights(like).unsqueeze(1))
-        return log_weights, priors.weights(eps).unbind(1)
+        return log_weights, priors.weights(eps).unbind(1), doubts
+
+    def _doubts(self, values: Tensor, effective: Tensor, names: Sequence[str]) -> Doubts:
+        """Warn where numbers can be read at once, and leave it to the evaluation where a device has them."""
+        if not tensors.on_host(values):
+            return partial(self._look_at, values, effective, names)
+        self._look_at(values, effective, names)
+        return None
 
     def _look_at(self, values: Tensor, effective: Tensor, names: Sequence[str]) -> None:
         """Warn of clients whose sums over draws [K, P, L'] are none, or a single draw by effective numbers [K]."""

@@ -153,8 +153,16 @@ class BPFed(Variational[Server, Client, Update]):
         """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
         q = self._joined(message.w, state.personal)
         own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
-        q = self.with_newcomers(q, state.adam_q.steps == 0, q, batch, noise.fork(), own)
+        q = self.with_newcomers(q, self.never_trained(state), q, batch, noise.fork(), own)
         return self.posterior(q, batch, noise)
+
+    def never_trained(self, state: Client) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        return state.adam_q.steps == 0
+
+    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Join the global shared part and the client's own."""
+        return self.posterior(self._joined(message.w, state.personal), batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

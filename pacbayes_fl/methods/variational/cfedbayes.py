@@ -151,8 +151,9 @@ class CFedBayes(Variational[Server, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
         cluster = update.cluster
-        if self.start == "uploads" and not bool(server.rounds):  # all clients started alike: what they sent differs
-            cluster = clusters.k_means(update.w[0], update.weight, self.clusters)
+        if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
+            grouped = clusters.k_means(update.w[0], update.weight, self.clusters)
+            cluster = torch.where(server.rounds == 0, grouped, cluster)
         if self.sends_moments:
             found = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
             return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()), server.rounds + 1)
@@ -213,8 +214,18 @@ class CFedBayes(Variational[Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
         fresh, apart = never_trained(pfedbayes.Client(*state[:3])), noise.fork()
-        w = tensors.select(message.w, self.assign(message, batch, apart)) if bool(fresh.any()) else state.q
+        if tensors.on_host(fresh) and not bool(fresh.any()):
+            return self.personalise_trained(message, state, batch, noise)
+        w = tensors.select(message.w, self.assign(message, batch, apart))
         return self.posterior(self.with_newcomers(state.q, fresh, w, batch, apart), batch, noise)
+
+    def never_trained(self, state: Client) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        return never_trained(pfedbayes.Client(*state[:3]))
+
+    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q."""
+        return self.posterior(state.q, batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution of the client's cluster."""

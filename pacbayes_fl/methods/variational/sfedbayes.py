@@ -190,6 +190,14 @@ class SFedBayes(Variational[Server, Client, Update]):
         q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
         return self.posterior(q.pruned(self.threshold), batch, noise)
 
+    def never_trained(self, state: Client) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        return never_trained(state)
+
+    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q without the weights under the threshold."""
+        return self.posterior(state.q.pruned(self.threshold), batch, noise)
+
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution w itself, without the weights under the threshold."""
         return self.posterior(tensors.expand(message.w, batch.clients).pruned(self.threshold), batch, noise)

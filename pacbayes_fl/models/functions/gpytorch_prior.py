@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import gpytorch
 import numpy as np
@@ -60,6 +60,8 @@ class GPyTorchPrior(FunctionModel):
             have the hyper-prior that the method is given, and another one would count for nothing.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
     """
+
+    host_bound: ClassVar[str | None] = "GPyTorch's kernels compare their inputs at every call"
 
     def __init__(self, mean: Mean, kernel: Kernel, input_dim: int, noise_std: float = NOISE_STD) -> None:
         """Lay out theta and find out whether the modules broadcast."""

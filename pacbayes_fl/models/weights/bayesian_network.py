@@ -76,7 +76,8 @@ class BayesianNetwork(WeightModel):
         self, weights: Tensor, batch: ClientBatch, reference: ClientBatch | None = None
     ) -> TorchDistribution:
         """Distribution of each target given flat weights [K, D]; see `WeightModel.observation`."""
-        return self.likelihood.distribution(self.forward(self.unflatten(weights), batch, reference))
+        with pyro.validation_enabled(False):  # it would ask the device
+            return self.likelihood.distribution(self.forward(self.unflatten(weights), batch, reference))
 
     def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
         """Log likelihood summed over real rows: the observed site of `model` without Pyro.

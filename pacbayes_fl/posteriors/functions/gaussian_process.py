@@ -12,6 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.predictive import NormalMixture
@@ -72,7 +73,7 @@ def factorise(matrix: Tensor, mask: Tensor) -> Factor:
     jitter = matrix.new_zeros(info.shape)
     real = mask.unsqueeze(1).to(matrix.dtype)
     for rung in JITTERS:
-        if not matrix.is_cuda and not bool(info.any()):
+        if tensors.on_host(matrix) and not bool(info.any()):
             break
         diagonal = matrix.diagonal(dim1=-2, dim2=-1) * real
         jitter = torch.where(info > 0, rung * diagonal.sum(-1) / real.sum(-1).clamp_min(1.0), jitter)
@@ -81,7 +82,7 @@ def factorise(matrix: Tensor, mask: Tensor) -> Factor:
         cholesky = torch.where((info > 0)[..., None, None], again, cholesky)
         info = torch.where(info > 0, again_info, info)
     ok = (info == 0) & cholesky.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()
-    if matrix.is_cuda or not bool(ok.all()):
+    if not tensors.on_host(matrix) or not bool(ok.all()):
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         cholesky = torch.where(ok[..., None, None], cholesky, identity)
     return Factor(cholesky, jitter, ok)
@@ -98,7 +99,7 @@ def inverse(factor: Factor) -> Tensor:
     """
     cholesky = factor.cholesky
     inverted: Tensor
-    if cholesky.is_cuda:  # there cholesky_inverse asks the device for errors, and goes matrix by matrix
+    if not tensors.on_host(cholesky):  # on a GPU cholesky_inverse asks the device for errors, and goes matrix by matrix
         identity = torch.eye(cholesky.shape[-1], dtype=cholesky.dtype, device=cholesky.device)
         whitener = torch.linalg.solve_triangular(cholesky, identity.expand_as(cholesky), upper=False)
         inverted = whitener.mT @ whitener

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ class MixturePosterior:
         noise: the clients' streams; every prediction takes the same draws.
         means: mean weights of each of the M families [K, D].
         reference: the clients' training rows, for a network that normalises by their statistics.
+        doubts: warns of clients whom few draws stand for, where that is known on a device alone; the evaluation calls
+            it. None where nothing is left to say.
     """
 
     model: WeightModel
@@ -44,6 +46,7 @@ class MixturePosterior:
     noise: Noise
     means: tuple[Tensor, ...]
     reference: ClientBatch | None = None
+    doubts: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse weights of something else."""
@@ -106,7 +109,8 @@ class FamilyMixture(MixturePosterior):
     def __post_init__(self) -> None:
         """Refuse draws of one family that weigh differently."""
         super().__post_init__()
-        if not torch.equal(self.log_weights, self.log_weights[..., :1].expand_as(self.log_weights)):
+        level = self.log_weights[..., :1].expand_as(self.log_weights)
+        if tensors.on_host(level) and not torch.equal(self.log_weights, level):
             raise StudyError("draws of one family must weigh alike", hint="a WeighedDraws has draws of any weight")
 
     def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:

@@ -199,7 +199,7 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     method, *rest = (engine.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
     def posteriors(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Any]:
-        first = method.personalise(message, clients, rows, noise.copy())
+        first = engine.posteriors(method, message, clients, rows, noise.copy())
         return [first, *(one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)]
 
     for index, found in engine.personal_calls(method, state, group.train, plan, posteriors):

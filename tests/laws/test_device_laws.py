@@ -1,0 +1,163 @@
+"""Laws of every method on an accelerator: nothing waits for the host, and nothing is left on it.
+
+The device "meta" has shapes and no numbers, so that whoever reads one fails; tensors of two devices must not meet
+either. Reading is free on the CPU, and methods do: there they must find what they compute without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.methods import METHODS
+from pacbayes_fl.noise import Noise
+from tests.laws.cases import ALL, LABELLED, SEED, Case, assert_close, numbers, scene
+
+META = torch.device("meta")
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of several devices, also those that torch allows: a scalar of the CPU is copied."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        assert len(devices) < 2, f"{func} of tensors on {' and '.join(sorted(devices))}"
+        return func(*args, **(kwargs or {}))
+
+
+def moved(tree: Any) -> Any:
+    return tensors.tree_map(lambda leaf: leaf.to(META), tree)
+
+
+def rows_of(batch: ClientBatch) -> ClientBatch:
+    return replace(batch, x=batch.x.to(META), y=batch.y.to(META), mask=batch.mask.to(META))
+
+
+def host_bound(method: AnyMethod) -> str | None:
+    """Say why a method, or the model that it was given, reads numbers by nature."""
+    return method.host_bound or getattr(getattr(method, "model", None), "host_bound", None)
+
+
+def play(method: AnyMethod, batch: ClientBatch, noise: Callable[[int], Noise]) -> dict[str, Any]:
+    """Play a round, personalise and predict with what there is afterwards; return all that came of it."""
+    server = moved(method.init_server(torch.Generator().manual_seed(SEED)))
+    with OneDevice():
+        message = method.broadcast(server)
+        clients = method.init_clients(message, batch)
+        update, clients = method.client(message, clients, batch, noise(1))
+        steps, reduced = method.client_steps(message, update), method.reduce(update)
+        server = method.server(server, reduced, batch.clients)
+        message = method.broadcast(server)
+        predicted = [method.personalise(message, clients, batch, noise(0)).predict(batch.x)]
+        predicted.append(method.personalise_trained(message, clients, batch, noise(0)).predict(batch.x))
+        whole = method.global_model(message, clients, batch, noise(0))
+        predicted += [] if whole is None else [whole.predict(batch.x)]
+        found = {"server": server, "clients": clients, "update": update, "steps": steps, "reduced": reduced}
+        found |= {"report": dict(method.report(server, reduced)), "describe": dict(method.describe(clients))}
+        return found | {"predicted": {str(i): numbers(one) for i, one in enumerate(predicted)}}
+
+
+FORMS = (
+    *("pac-pfl-gpytorch", "pac-pfl-bnn-svgd", "fedsi-last-layer", "fedsi-divide"),
+    *("pfedbayes-epochs", "pfedbayes-full-rank", "pfedbayes-low-rank", "pfedbayes-laplace"),
+)
+"""Forms of methods that go other ways than the table's."""
+
+every_case = pytest.mark.parametrize(
+    "case", [case for case in ALL + LABELLED if {*METHODS, *FORMS} & {case.name}], ids=str
+)
+
+
+@every_case
+def test_no_step_of_a_method_asks_a_device_or_leaves_it(case: Case) -> None:
+    d = case.dimensions[0]
+    method, batch = case.build(d), rows_of(case.federation(d))
+
+    def noise(round: int) -> Noise:
+        return Noise(SEED, round, batch.ids, META, "generators")
+
+    if host_bound(method) is not None:
+        with pytest.raises((NotImplementedError, RuntimeError), match=r"[Mm]eta"):  # or the word were untrue
+            play(method, batch, noise)
+        return
+    for name, leaf in tensors.leaves(play(method, batch, noise)).items():
+        assert leaf.device.type == "meta", name
+
+
+def test_a_client_s_random_numbers_are_made_on_its_device() -> None:
+    noise, like = Noise(SEED, 1, (3, 5), META), torch.empty(2, 4, device=META)
+    mask = torch.ones_like(like, dtype=torch.bool)
+    with OneDevice():
+        drawn = noise.weights(like), noise.weights(like, "uniform"), noise.fork().rows(mask, 3)
+    assert {leaf.device.type for leaf in drawn} == {"meta"}
+
+
+def test_those_bound_to_the_host_are_few() -> None:
+    """Centralised baselines and scikit-learn; every other method of the table runs on a device alone."""
+    bound = {str(case) for case in ALL if host_bound(case.build(case.dimensions[0])) is not None}
+    assert bound & METHODS.keys() == {"pooled-gp", "pooled-ridge", "ridge"}
+
+
+@every_case
+def test_what_is_read_on_the_cpu_changes_no_number(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device knows only how many rows it holds with padding, and does for all what some need."""
+    d = case.dimensions[0]
+    s = scene(case, d)
+    mixed = s.clients
+    if case.build(d).federated:
+        fresh = s.method.init_clients(s.message, s.batch)
+        mixed = tensors.where(torch.arange(s.batch.clients) % 2 == 0, s.clients, fresh)
+
+    def found() -> dict[str, Any]:
+        posterior = s.method.personalise(s.message, mixed, s.batch, s.noise(s.batch.ids, 0))
+        predicted = numbers(posterior.predict(s.batch.x))
+        update, clients = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
+        return {"update": update, "clients": clients, "predicted": predicted}
+
+    expected = found()
+    monkeypatch.setattr(tensors, "on_host", lambda leaf: False)
+    assert_close(found(), expected)
+
+
+@pytest.mark.parametrize("case", [case for case in ALL + LABELLED if case.name in METHODS], ids=str)
+def test_clients_that_all_trained_personalise_alike_without_the_work_for_newcomers(case: Case) -> None:
+    d = case.dimensions[0]
+    s = scene(case, d)
+    call = s.message, s.clients, s.batch
+    whole = s.method.personalise(*call, s.noise(s.batch.ids, 0)).predict(s.batch.x)
+    trained = s.method.personalise_trained(*call, s.noise(s.batch.ids, 0)).predict(s.batch.x)
+    assert_close(numbers(trained), numbers(whole), 0.0)
+
+
+class Counting:
+    """A method that counts which of the two the evaluation calls."""
+
+    def __init__(self, inner: AnyMethod) -> None:
+        self.inner, self.called = inner, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("personalise"):
+            self.called.append(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "local"])
+def test_the_evaluation_asks_once_whether_somebody_never_trained(name: str) -> None:
+    s = scene(next(case for case in ALL if str(case) == name), 3)
+    counting: Any = Counting(s.method)
+    fresh = s.method.init_clients(s.message, s.batch)
+    one_new = tensors.where(torch.arange(s.batch.clients) > 0, s.clients, fresh)
+    for state in (s.clients, one_new):
+        engine.posteriors(counting, s.message, state, s.batch, s.noise(s.batch.ids, 0))
+    assert counting.called == ["personalise_trained", "personalise"]
