@@ -21,7 +21,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
-from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Family, Opened, Sites
+from pacbayes_fl.posteriors.weights.by_autograd import ByAutograd
+from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Opened, Sites, WeightDistribution
 
 Program = Callable[[], object]
 
@@ -52,7 +53,7 @@ class LossGradient(NamedTuple, Generic[AnyFamily]):
     gradient: AnyFamily
 
 
-def guide(model: WeightModel, q: Family, draw: Draw, zeta: float) -> Program:
+def guide(model: WeightModel, q: WeightDistribution, draw: Draw, zeta: float) -> Program:
     """Make the guide of any model: every site drawn from the family, with the random numbers that are given.
 
     Args:
@@ -116,7 +117,8 @@ def loss_gradient(
     Omega_k = -scale_k (1/a) sum_l ln p(y_k | theta_kl) + zeta KL(q_k || w)      (pFedBayes eq. 30, sFedBayes eq. 43)
 
     For a `BayesianNetwork` autograd goes through the network alone, and the family and its KL divergence are written
-    out; any other Pyro program is differentiated as it stands, by `client_terms`.
+    out; any other Pyro program is differentiated as it stands, by `client_terms`. A family that is a `ByAutograd` draws
+    all weights at once, and any program is asked for its log likelihood at these.
 
     Args:
         model: the likelihood.
@@ -132,7 +134,7 @@ def loss_gradient(
     Returns:
         Log likelihood and KL divergence [K], in nats, and the gradient.
     """
-    if isinstance(model, BayesianNetwork):
+    if isinstance(model, BayesianNetwork) or isinstance(q, ByAutograd):
         mine, theirs = (q.opened(), prior.opened()) if opened is None else opened
         log_likelihood, gradient = _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
         kl = divergence(model, q, prior) if with_kl else None
@@ -207,7 +209,7 @@ def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:
 
 
 def _hot_gradient(
-    model: BayesianNetwork,
+    model: WeightModel,
     q: Opened,
     prior: Opened,
     rows: ClientBatch,
@@ -224,6 +226,8 @@ def _hot_gradient(
             (by_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
         by_weights.mul_(-1.0 / len(draws))
         by_draw = q.pullback(draw, by_weights)
-        tensors.tree_map(Tensor.add_, gradient, only_stochastic(model, by_draw)._replace(loc=by_draw.loc))
+        if model.deterministic:
+            by_draw = only_stochastic(model, by_draw)._replace(loc=by_draw.loc)
+        tensors.tree_map(Tensor.add_, gradient, by_draw)
         total += log_likelihood.detach() / len(draws)
     return total, gradient

@@ -16,7 +16,7 @@ from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.weights.family import Draw, Family, Opened
+from pacbayes_fl.posteriors.weights.family import Draw, Opened, WeightDistribution
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LocalInference:
         return batch.size / drawn if self.data_scale == "rows" else 1.0 / drawn
 
 
-def draw_of(q: Family, noise: Noise, std: float = 1.0) -> Draw:
+def draw_of(q: WeightDistribution, noise: Noise, std: float = 1.0) -> Draw:
     """Take the random numbers of one draw, shrunk where a public code shrinks them.
 
     Args:

@@ -16,6 +16,7 @@ import gpytorch
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Laplace
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
@@ -31,6 +32,7 @@ from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.posteriors.weights.families import Family
 from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 from pacbayes_fl.posteriors.point import LinearPoint
 from pacbayes_fl.posteriors.predictive import NormalMixture
@@ -166,6 +168,11 @@ def from_recipe(recipe: Recipe, d: int, options: dict[str, Any] | None = None, m
     return recipe.build(recipe.options(**values), model(d), FEATURES[:d])
 
 
+def with_family(family: Any, d: int) -> AnyMethod:
+    """Build pFedBayes over other distributions than the mean field."""
+    return replace(from_recipe(METHODS["pfedbayes"], d), family=family, rank=2)
+
+
 @dataclass(frozen=True)
 class Case:
     """A method in a form, with an engine of noise, for numbers or for labels."""
@@ -236,6 +243,9 @@ def _cases() -> Iterator[Case]:
     yield Case("pac-pfl-bnn-importance", partial(from_recipe, bnn, options={"posterior": "importance"}), "generators")
     yield Case("pac-pfl-bnn-svgd", partial(from_recipe, bnn, options={"posterior": "svgd"}), dimensions=(3,))
     yield Case("pac-pfl-bnn-whole", partial(from_recipe, bnn, options=whole | {"weighting": "equal"}), dimensions=(1,))
+    yield Case("pfedbayes-full-rank", partial(with_family, "full-rank"), dimensions=(3,))
+    yield Case("pfedbayes-low-rank", partial(with_family, "low-rank"), dimensions=(1,))
+    yield Case("pfedbayes-laplace", partial(with_family, Family.from_distribution(Laplace)), dimensions=(1,))
     yield from (Case("toy", Toy), Case("toy", Toy, "generators"))
 
 

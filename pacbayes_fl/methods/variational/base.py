@@ -179,7 +179,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Returns:
             Leaves [K, D].
         """
-        if not bool(fresh.any()):
+        if tensors.on_host(fresh) and not bool(fresh.any()):
             return q
         fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
         return tensors.where(fresh, fitted, q)
@@ -215,8 +215,9 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Returns:
             Leaves [K, D]; w itself for a client whose fit diverged.
         """
-        uncertain = self.model.stochastic_columns().to(w.loc.device)
-        free = uncertain if free is None else free & uncertain
+        if self.model.deterministic:
+            uncertain = self.model.stochastic_columns().to(w.loc.device)
+            free = uncertain if free is None else free & uncertain
         exact = replace(self, local=replace(self.local, noise_std=1.0))
         q = svi.fit(self.model, exact.local, w, rows, noise, self.join_passes, exact.draw, free)
         return tensors.where(tensors.finite(q), q, w)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import elbo, svi, turns
 from pacbayes_fl.inference.optim import Adam, adam_init, step_
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational.base import (
     EVERYBODY,
@@ -29,17 +31,18 @@ from pacbayes_fl.methods.variational.base import (
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
-from pacbayes_fl.posteriors.weights.family import Draw
-from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
+from pacbayes_fl.posteriors.weights.families import Family, FamilyName
+from pacbayes_fl.posteriors.weights.family import Draw, VariationalFamily
+from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
 
 
 class Server(NamedTuple):
-    """The global distribution w, leaves [D]."""
+    """The global distribution w, leaves [*] of one of the method's family."""
 
-    w: MeanField
+    w: Any
 
 
 class Client(NamedTuple):
@@ -116,7 +119,7 @@ def track_prior(
         tensors.tree_map(torch.clone if tracking.keep_moments else torch.zeros_like, adam)
         for adam in (state.adam_q, state.adam_w)
     )
-    tracks = adam_w.first.loc.shape == w.loc.shape
+    tracks = all(moment.shape == leaf.shape for moment, leaf in zip(adam_w.first, w, strict=True))
     mine, theirs = svi.Fitting(q, q.opened(), adam_q), w.opened()
     total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
     for active in turns.turns(local, batch):
@@ -193,7 +196,7 @@ def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
-def steps_of(sent: MeanField | Moments, known: MeanField) -> MeanField | Moments:
+def steps_of(sent: Any, known: Any) -> Any:
     """Say how far a distribution, or the moments of q, went from one that everybody knows.
 
     Args:
@@ -203,12 +206,12 @@ def steps_of(sent: MeanField | Moments, known: MeanField) -> MeanField | Moments
     Returns:
         Leaves [K, D], of whose mean `received_of` makes the server's step.
     """
-    if isinstance(sent, MeanField):
-        return private_steps.steps(sent, known)
-    return moments.deviations(sent, moments_of(known))
+    if isinstance(sent, Moments):
+        return moments.deviations(sent, moments_of(known))
+    return private_steps.steps(sent, known)
 
 
-def received_of(mean: MeanField | Moments, known: MeanField) -> MeanField | Moments:
+def received_of(mean: Any, known: Any) -> Any:
     """Put the mean of clients' `steps_of` on top of the distribution that everybody knows.
 
     Args:
@@ -218,9 +221,9 @@ def received_of(mean: MeanField | Moments, known: MeanField) -> MeanField | Mome
     Returns:
         Leaves [J, D].
     """
-    if isinstance(mean, MeanField):
-        return private_steps.arrived(mean, known)
-    return moments.from_deviations(mean, moments_of(known))
+    if isinstance(mean, Moments):
+        return moments.from_deviations(mean, moments_of(known))
+    return private_steps.arrived(mean, known)
 
 
 def stepped(w: Any) -> Update:
@@ -240,17 +243,42 @@ def stepped(w: Any) -> Update:
 @final
 @dataclass(frozen=True)
 class PFedBayes(Variational[Server, Client, Update]):
-    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and one more.
+    """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and some more.
+
+    The server averages unconstrained parameters, coordinate by coordinate: mu and rho of the paper's mean field; of a
+    full covariance mu, and its Cholesky factor with the diagonal before softplus; of a low rank its factor likewise.
 
     Args:
         beta: extrapolation of the server: 1 takes the clients' average, more goes beyond it.
+        family: of q and w: the paper's "mean-field", Gaussians of "full-rank" or "low-rank" covariance, or, in a
+            program, a family itself, such as one of `Family.from_distribution`; all but the first with gradients by
+            automatic differentiation.
+        rank: directions of a "low-rank" covariance.
     """
 
     beta: float = option(1.0, above=0, symbol="beta")
+    family: FamilyName | VariationalFamily = option("mean-field", paper=Paper("mean-field", "eqs. 7-8"))
+    rank: int = option(10, low=1)
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and that the family goes with the model and with what is sent."""
+        super().__post_init__()
+        self.distributions.check(self.model)
+        if isinstance(self.distributions, Diagonal):
+            return
+        if self.sends_moments or self.local.noise_std != 1.0:
+            what = f"aggregation = {self.aggregation!r} and noise_std = {self.local.noise_std:g} are of a mean field"
+            hint = "aggregation = 'tracked', noise_std = 1"
+            raise StudyError(f"{what}, and the family is {self.distributions}", hint=hint)
+
+    @property
+    def distributions(self) -> VariationalFamily:
+        """The family of q and w."""
+        return Family.named(self.family, self.rank) if isinstance(self.family, str) else self.family
 
     def init_server(self, generator: torch.Generator) -> Server:
-        """Draw v^0 = (mu^0, rho^0)."""
-        return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+        """Draw v^0 = (mu^0, rho^0), and what else the family has."""
+        return Server(self.distributions.initial(self.model, self.init_std, self.init_rho, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Begin at the global distribution."""
@@ -287,9 +315,27 @@ class PFedBayes(Variational[Server, Client, Update]):
         q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
         return self.posterior(q, batch, noise)
 
+    def never_trained(self, state: Client) -> Tensor:
+        """Which clients have not taken a step: bool [K]."""
+        return never_trained(state)
+
+    def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the client's q."""
+        return self.posterior(state.q, batch, noise)
+
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global distribution w itself, for every client."""
         return self.posterior(tensors.expand(message.w, batch.clients), batch, noise)
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model and the family count them."""
+        return self.model.footprint(rows) + self.distributions.held(self.model.dim)
+
+    def about(self) -> dict[str, Any]:
+        """As all variational methods, and the family where it is another one than the paper's."""
+        if isinstance(self.distributions, Diagonal):
+            return super().about()
+        return super().about() | {"family": str(self.distributions), "inference": "KL and gradients by autograd"}
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

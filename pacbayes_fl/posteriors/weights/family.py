@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
@@ -32,10 +33,11 @@ class Opened(Protocol):
         """Gradient of KL(self || prior) by the parameters of the prior, leaves [K, D]."""
 
 
-class Family(Protocol):
+class WeightDistribution(Protocol):
     """A distribution over D weights held as flat tensors: leaves [K, D] of clients, or [D] of a shared prior.
 
-    Families are NamedTuples of tensors.
+    It is a NamedTuple of tensors. One whose slopes nobody has written out inherits `opened` from
+    `posteriors.weights.by_autograd.ByAutograd`.
     """
 
     @property
@@ -64,6 +66,19 @@ class Family(Protocol):
         """Pyro distribution of the weights in a span, with a draw one whose `rsample` gives that draw."""
 
 
+class VariationalFamily(Protocol):
+    """All distributions over weights of one kind: what a method's `family` names, and where it begins."""
+
+    def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> Any:
+        """A member with leaves [*]: means from N(centre, std^2), standard deviations softplus(rho)."""
+
+    def held(self, dim: int) -> int:
+        """Numbers that a client holds beside mean and scale of D weights."""
+
+    def check(self, model: WeightModel) -> None:
+        """Raise StudyError where it does not go with a model."""
+
+
 def check_families(state: Any) -> None:
     """Refuse a family of one's own that lacks a part, wherever it stands in a tree of states.
 
@@ -82,7 +97,7 @@ def check_families(state: Any) -> None:
     if not (hasattr(state, "draw") and hasattr(state, "kl")):
         return
     whole: Any = state
-    _complete(whole, Family)
+    _complete(whole, WeightDistribution)
     _complete(whole.opened(), Opened)
 
 
@@ -92,11 +107,11 @@ def _complete(part: object, protocol: type[Any]) -> None:
     if missing:
         raise StudyError(
             f"a distribution over weights, {type(part).__name__}, lacks {', '.join(missing)}",
-            hint=f"posteriors/family.py says in {protocol.__name__} what each of them gives",
+            hint=f"posteriors/weights/family.py says in {protocol.__name__} what each of them gives",
         )
 
 
-AnyFamily = TypeVar("AnyFamily", bound=Family)
+AnyFamily = TypeVar("AnyFamily", bound=WeightDistribution)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,16 @@ def rho_of(variance: Tensor) -> Tensor:
     """
     scale = variance.sqrt()
     return scale + torch.log(-torch.expm1(-scale))
+
+
+def bound_rho_(rho: Tensor) -> None:
+    """Clamp in place to where softplus and its logarithm are exact numbers.
+
+    Args:
+        rho: [*].
+    """
+    limit = 40.0 if rho.dtype == torch.float64 else 20.0
+    rho.clamp_(-limit, limit)
 
 
 class NormalFrom(Normal):
@@ -116,8 +127,7 @@ class MeanField(NamedTuple):
 
     def bounded(self) -> MeanField:
         """Clamp rho in place to where softplus and its logarithm are exact numbers."""
-        limit = 40.0 if self.rho.dtype == torch.float64 else 20.0
-        self.rho.clamp_(-limit, limit)
+        bound_rho_(self.rho)
         return self
 
     def site(self, span: slice, shape: tuple[int, ...], draw: Tensor | None) -> TorchDistribution:
@@ -216,3 +226,19 @@ def initial_mean_field(
     noise = torch.randn(*leading, model.dim, generator=generator, dtype=torch.float64)
     rhos = torch.where(model.stochastic_columns(), rho, DETERMINISTIC).to(model.dtype)
     return MeanField((model.centre() + std * noise).to(model.dtype), rhos.expand(noise.shape).clone())
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Independent Gaussian weights: the mean field, with written-out slopes."""
+
+    def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> MeanField:
+        """Begin as `initial_mean_field` says."""
+        return initial_mean_field(model, std, rho, generator)
+
+    def held(self, dim: int) -> int:
+        """Numbers of a client beside mean and scale of D weights: none."""
+        return 0
+
+    def check(self, model: WeightModel) -> None:
+        """Take any model."""

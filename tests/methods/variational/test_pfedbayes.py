@@ -9,9 +9,11 @@ import pyro
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Cauchy, MultivariateNormal
 from torch.nn.functional import softplus
 
-from pacbayes_fl import tensors
+from pacbayes_fl import bounds, tensors
+from pacbayes_fl.bounds.risk import gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
@@ -24,6 +26,9 @@ from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.convolutional import BayesianVGG
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.families import Family
+from pacbayes_fl.posteriors.weights.full_rank import FullRankNormal
+from pacbayes_fl.posteriors.weights.low_rank import LowRankNormal
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from tests import laplace
 from tests.methods import by_hand, refining
@@ -371,3 +376,126 @@ def test_it_learns() -> None:
         accuracy[name] = (posterior.predict(batch.x).probs.argmax(-1) == batch.y).double().mean().item()
     assert accuracy["personalise"] > 0.85
     assert accuracy["personalise"] > accuracy["global_model"] + 0.2  # clients disagree about labels
+
+
+# other families -------------------------------------------------------------------------------------------------
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "full-rank": {"family": "full-rank"},
+    "low-rank": {"family": "low-rank", "rank": 2},
+    "a user's": {
+        "family": Family.from_distribution(
+            MultivariateNormal, {"loc": lambda start: start.loc, "scale_tril": lambda start: start.scale.diag()}
+        )
+    },
+}
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+def correlated(algorithm: PFedBayes) -> Server:
+    """Return a global distribution of the method's family, with correlations."""
+    w = algorithm.init_server(torch.Generator().manual_seed(4)).w
+    spread = tensors.tree_map(lambda leaf: leaf + 0.01 * randn(50, *leaf.shape), w)
+    return Server(spread._replace(loc=server().w.loc))
+
+
+def gaussian(q: Any) -> tuple[Tensor, Tensor]:
+    """Return means and covariances [K, D, D]."""
+    if isinstance(q, FullRankNormal):
+        return q.loc, q.factor @ q.factor.mT
+    if isinstance(q, LowRankNormal):
+        return q.loc, torch.diag_embed(q.scale.square()) + q.factor @ q.factor.mT
+    return q.loc, q.distribution().covariance_matrix
+
+
+def full_oracle(q: Any, p: Any) -> Tensor:
+    """KL divergence [K] by the certificates' own formula."""
+    return bounds.full_gaussian_kl(*gaussian(q), *gaussian(p))
+
+
+@every_family
+def test_more_rows_move_a_correlated_posterior_and_the_divergence_is_the_oracle_s(name: str) -> None:
+    algorithm = method(**FAMILIES[name])
+    refining.check(algorithm, correlated(algorithm), full_oracle)
+
+
+@every_family
+def test_a_correlated_posterior_is_certified(name: str) -> None:
+    """The Gibbs risk is the mean loss of drawn networks, and the bound holds what its numbers say."""
+    algorithm = method(**FAMILIES[name])
+    prior, seen = refining.priors(algorithm, correlated(algorithm))
+    rows = refining.more(4, 6, 3)
+    refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    q: Any = refined.posterior
+    found = gibbs_risk(q, rows, bounds.ZeroOne(), 40, Noise(5, 0, rows.ids))
+    wrong, noise = torch.zeros(K, dtype=torch.float64), Noise(5, 0, rows.ids)
+    for _ in range(40):
+        theta = q.family.weights(q.family.draw(noise))
+        for k in range(K):
+            labels = by_hand.logits(theta[k], rows.x[k][rows.mask[k]]).argmax(-1)
+            wrong[k] += (labels != rows.y[k][rows.mask[k]]).double().mean() / 40
+    torch.testing.assert_close(found.risk, wrong, rtol=1e-12, atol=1e-12)
+    premises = bounds.Premises(bounds.Provenance("split"), independent=True)
+    monte_carlo = bounds.MonteCarlo(40, 0.01)
+    certificate = bounds.seeger(found.risk, refined.kl, rows.size, 0.05, premises, monte_carlo=monte_carlo)
+    assert certificate.valid and (certificate.value >= found.risk).all()
+    again = bounds.seeger(
+        found.risk, full_oracle(q.family, prior.family), rows.size, 0.05, premises, monte_carlo=monte_carlo
+    )
+    torch.testing.assert_close(certificate.value, again.value, rtol=1e-9, atol=1e-9)
+
+
+@every_family
+def test_the_server_averages_unconstrained_parameters(name: str) -> None:
+    algorithm, batch = method(beta=0.5, **FAMILIES[name]), clients(*SIZES)
+    start = correlated(algorithm)
+    update, new = algorithm.client(start, algorithm.init_clients(start, batch), batch, Noise(3, 1, batch.ids))
+    for leaf, old in zip(new.q, start.w, strict=True):
+        assert not torch.equal(leaf, old.expand_as(leaf))
+    w = algorithm.server(start, update, K).w
+    for found, sent, old in zip(w, update.w, start.w, strict=True):
+        torch.testing.assert_close(found, 0.5 * old + 0.5 * sent.mean(0), rtol=1e-12, atol=1e-14)
+    torch.linalg.cholesky(gaussian(w)[1])  # a covariance again
+
+
+@every_family
+def test_a_program_gives_the_numbers_of_a_network(name: str) -> None:
+    """Sites of a user's program are not independent under these families: it is asked for its log likelihood."""
+    batch, records = clients(*SIZES), []
+    for model in (MODEL, Program()):
+        algorithm = replace(method(**FAMILIES[name]), model=model)
+        state = FederationState(correlated(algorithm), algorithm.init_clients(correlated(algorithm), batch), 0)
+        ((record, _),) = engine.rounds(algorithm, batch, FederationPlan(rounds=1), state)
+        records.append({key: value for key, value in record.values.items() if key != "seconds"})
+    assert records[1] == pytest.approx(records[0], rel=1e-9)
+
+
+def test_a_family_says_its_name_and_counts_its_numbers() -> None:
+    assert "family" not in method().about() and method().footprint(5) == MODEL.footprint(5)
+    full, low = (method(**FAMILIES[name]) for name in ("full-rank", "low-rank"))
+    assert full.about()["family"] == "FullRank()" and low.about()["family"] == "LowRank(rank=2)"
+    assert full.about()["inference"] == "KL and gradients by autograd"
+    assert full.footprint(5) == MODEL.footprint(5) + D * (D - 1) // 2
+    assert low.footprint(5) == MODEL.footprint(5) + 2 * D
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"family": "full"}, "family must be one of mean-field, full-rank, low-rank, got 'full'"),
+        ({"family": "low-rank", "rank": 0}, "rank must be at least 1, got 0"),
+        ({"family": "low-rank", "rank": 100}, "rank must be at most the 21 weights"),
+        ({"family": "full-rank", "aggregation": "moments"}, "'moments' and noise_std = 1 are of a mean field, and the"),
+        ({"family": "full-rank", "local": replace(LOCAL, noise_std=0.1)}, "noise_std = 0.1 are of a mean field"),
+        ({"family": Family.from_distribution(Cauchy)}, "draws by 'cauchy_'"),
+    ],
+)
+def test_families_that_do_not_go_with_the_rest_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(StudyError, match=said):
+        method(**options)
+
+
+def test_weights_without_uncertainty_need_the_mean_field() -> None:
+    network = BayesianVGG((1, 16, 16), Categorical(CLASSES))
+    with pytest.raises(StudyError, match=r"FullRank makes all weights uncertain, and .* are numbers"):
+        PFedBayes(network, LOCAL, family="full-rank")

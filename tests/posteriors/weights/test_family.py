@@ -22,7 +22,7 @@ from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import PointMass
-from pacbayes_fl.posteriors.weights.family import Family, Sites, check_families, cut
+from pacbayes_fl.posteriors.weights.family import Sites, WeightDistribution, check_families, cut
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
@@ -78,8 +78,8 @@ def test_cutting_a_site_out() -> None:
 
 def test_both_families_are_families() -> None:
     for made in families(K, 3):
-        family: Family = made  # the protocol's names, all there
-        assert all(hasattr(family, name) for name in dir(Family) if not name.startswith("_"))
+        family: WeightDistribution = made  # the protocol's names, all there
+        assert all(hasattr(family, name) for name in dir(WeightDistribution) if not name.startswith("_"))
         opened = family.opened()
         assert all(hasattr(opened, name) for name in ("weights", "pullback", "kl_gradient", "kl_gradient_of_prior"))
 
