@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.results.rounds import RoundRecord
 
 SEED = 0

@@ -28,8 +28,8 @@ from benchmarks import peers, speed_laplace, speed_studies, speed_variational
 from benchmarks.measure import SEED, SETTINGS, Bench, Row, elsewhere, rise, table
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import client_calls, engine
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
@@ -73,7 +73,7 @@ class Federation:
     def calls(self, plan: FederationPlan) -> list[ClientBatch]:
         """Cut the clients as the engine does."""
         sizes = [int(m) for m in self.batch.size.tolist()]
-        parts = engine.parts(self.method, sizes, list(range(self.batch.clients)), plan)
+        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan)
         return [self.batch.select(torch.tensor(part)).trim(max(sizes[k] for k in part)) for part in parts]
 
     def gradient(self, calls: Sequence[ClientBatch]) -> tuple[Tensor, Tensor]:

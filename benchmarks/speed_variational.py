@@ -18,8 +18,8 @@ from torch import Tensor
 from benchmarks.measure import SEED, Bench, Rounds, Row, elsewhere, labelled, rise
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import client_calls, engine, federation_state, personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import elbo, svi
 from pacbayes_fl.inference.svi import LocalInference
@@ -70,12 +70,12 @@ class Federation:
         method = METHODS["pfedbayes"].make(model, steps=steps, minibatch=setting.minibatch)
         if not isinstance(method, PFedBayes):
             raise TypeError("the benchmark measures pFedBayes")
-        return cls(method, batch, engine.start(method, batch, plan(bench)))
+        return cls(method, batch, federation_state.start(method, batch, plan(bench)))
 
     def calls(self, plan: FederationPlan) -> list[tuple[Tensor, ClientBatch]]:
         """Cut the clients as the engine does: positions and rows of every call."""
         sizes = [int(m) for m in self.batch.size.tolist()]
-        parts = engine.parts(self.method, sizes, list(range(self.batch.clients)), plan)
+        parts = client_calls.parts(self.method, sizes, list(range(self.batch.clients)), plan)
         return [(torch.tensor(part).to(self.batch.x.device), self.batch.select(torch.tensor(part))) for part in parts]
 
     def round(self, calls: Sequence[tuple[Tensor, ClientBatch]], plan: FederationPlan) -> FederationState:
@@ -239,7 +239,7 @@ def evaluation(bench: Bench, setting: Setting = PAPER, rows: int = 4_750) -> Ite
     test = Federation.draw(replace(setting, rows=rows), bench).batch.x
 
     def probabilities(one: FederationPlan) -> Tensor:
-        found = engine.personalise(federation.method, federation.state, federation.batch, one)
+        found = personalisation.personalise(federation.method, federation.state, federation.batch, one)
         return torch.cat([classification.predictive(posterior, test[index]).log_probs for index, posterior in found])
 
     def together() -> Tensor:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pacbayes_fl import plots as plots
     from pacbayes_fl.data.batch import ClientBatch as ClientBatch
     from pacbayes_fl.errors import PacBayesFLError as PacBayesFLError
-    from pacbayes_fl.federation.engine import join as join
     from pacbayes_fl.federation.engine import run_rounds as run_rounds
+    from pacbayes_fl.federation.personalisation import join as join
     from pacbayes_fl.federation.plan import FederationPlan as FederationPlan
     from pacbayes_fl.methods import METHODS as METHODS
     from pacbayes_fl.methods.baselines.fedavg import FedAvg as FedAvg
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _HOMES = (
     ("data.batch", ("ClientBatch",)),
     ("errors", ("PacBayesFLError",)),
-    ("federation.engine", ("join", "run_rounds")),
+    ("federation.engine", ("run_rounds",)),
+    ("federation.personalisation", ("join",)),
     ("federation.plan", ("FederationPlan",)),
     ("methods", ("METHODS",)),
     ("methods.baselines.fedavg", ("FedAvg",)),

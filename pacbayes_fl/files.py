@@ -16,9 +16,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 from pacbayes_fl.errors import CheckpointError
+
+JsonTable: TypeAlias = dict[str, Any]
+"""An object of JSON."""
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700

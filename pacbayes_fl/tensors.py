@@ -7,7 +7,7 @@ dimension `K`; their flat names ("q.loc.w0") are what checkpoints and the wire c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from pacbayes_fl.errors import ShapeError
 
 Tree = TypeVar("Tree")
+AnyTree: TypeAlias = Any
+"""A tree of tensors of which only its method knows the structure."""
 
 
 def _children(tree: Any) -> list[tuple[str, Any]] | None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine, private
-from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation import federation_state, private
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy.accounting import Budget
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -32,7 +32,7 @@ def open_private(
     budget: Budget = UNLIMITED,
 ) -> PrivateAggregator:
     """Return an aggregator whose ledger lies in a folder; everybody takes part where no cohorts are given."""
-    server = engine.start(method, batch, plan).server
+    server = federation_state.start(method, batch, plan).server
     ledger = Ledger(folder, budget)
     return private.open_private(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), ledger, seed)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pacbayes_fl.federation import engine, messages, remote_client, wire
+from pacbayes_fl.federation import federation_state, messages, remote_client, wire
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from tests.laws.cases import federation, from_recipe
@@ -14,7 +14,7 @@ from tests.laws.cases import federation, from_recipe
 METHOD = from_recipe(METHODS["pac-pfl"], 1)
 BATCH = federation(1)
 PLAN = FederationPlan(seed=3, rounds=2)
-SERVER = engine.start(METHOD, BATCH, PLAN).server
+SERVER = federation_state.start(METHOD, BATCH, PLAN).server
 EXPECTED = wire.expected_update(METHOD, SERVER, BATCH)
 NAMES = BATCH.names
 
@@ -24,7 +24,7 @@ def one(k: int) -> Any:
 
 
 def opened(method: Any = METHOD, number: int = 2, plan: FederationPlan = PLAN, **more: Any) -> wire.Round:
-    server = SERVER if method is METHOD else engine.start(method, BATCH, PLAN).server
+    server = SERVER if method is METHOD else federation_state.start(method, BATCH, PLAN).server
     expected = EXPECTED if method is METHOD else wire.expected_update(method, server, BATCH)
     return wire.open_round(method, server, plan, "a run", number, messages.members(BATCH), expected, **more)
 

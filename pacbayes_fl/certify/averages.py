@@ -17,7 +17,7 @@ from pacbayes_fl.bounds.risk import function_losses, function_risks
 from pacbayes_fl.certify.request import Request
 from pacbayes_fl.certify.rows import BoundRows, none_of
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import client_calls
 from pacbayes_fl.noise import generator_of
 from pacbayes_fl.posteriors.hyper_posterior import SmoothedHyperPosterior
 from pacbayes_fl.posteriors.predictive import LearnedPriors
@@ -115,7 +115,7 @@ def respond_to_priors(
     sizes = [int(m) for m in of.rows.size.tolist()]
     shape = (len(sizes), len(theta))
     columns = [torch.empty(shape, dtype=torch.float64, device=of.rows.x.device) for _ in ClientResponses._fields]
-    for positions in engine.parts(trained.method, sizes, list(range(len(sizes))), trained.study.plan):
+    for positions in client_calls.parts(trained.method, sizes, list(range(len(sizes))), trained.study.plan):
         index = torch.tensor(positions)
         rows, test = of.rows.select(index).trim(), of.test.select(index).trim()
         at = index.to(rows.x.device)

@@ -15,7 +15,7 @@ from pacbayes_fl.bounds.risk import finite_losses, finite_risks, gibbs_losses, g
 from pacbayes_fl.certify.request import Request
 from pacbayes_fl.certify.rows import BoundRows
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import FinitePosterior
 from pacbayes_fl.study.run import Trained
@@ -85,9 +85,11 @@ def priors_of(trained: Trained, group: BoundRows) -> Iterator[tuple[Tensor, Any,
     more = [int(m) for m in group.rows.size.tolist()]
 
     def personalised(index: Tensor, *call: Any) -> tuple[Any, Any]:
-        return engine.posteriors(trained.method, *call), call[2]
+        return personalisation.posteriors(trained.method, *call), call[2]
 
-    some_of = engine.personal_calls(trained.method, group.state, group.seen, trained.study.plan, personalised, more)
+    some_of = personalisation.personal_calls(
+        trained.method, group.state, group.seen, trained.study.plan, personalised, more
+    )
     for index, (posterior, seen) in some_of:
         rows, test = (batch.select(index.cpu()).trim() for batch in (group.rows, group.test))
         some = group._replace(repeats=group.repeats.select(index.cpu(), rows.mask.shape[1]))
@@ -120,7 +122,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
             values = _exact_gibbs(prior, some, loss, request)
         else:
             posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
-            engine.warn_of(posterior)
+            personalisation.warn_of(posterior)
             on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
             on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
             draws = on_rows.draws

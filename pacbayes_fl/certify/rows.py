@@ -12,7 +12,7 @@ from pacbayes_fl.bounds import Provenance
 from pacbayes_fl.certify.repeats import Repeats, marks_of, repeats_of
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import state_of

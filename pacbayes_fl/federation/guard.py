@@ -23,7 +23,7 @@ IN_A_ROW = 3
 """Rounds in a row in which one client may be remarked before it has steered the server for long enough."""
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """What the host learns of a round.
 
     Args:
@@ -64,7 +64,7 @@ class Start(NamedTuple):
 
 
 def divergence(
-    told: Told, objective: str | None, rows: float, most: float | None, at_start: Callable[[], Start]
+    outcome: Outcome, objective: str | None, rows: float, most: float | None, at_start: Callable[[], Start]
 ) -> str | None:
     """Say how a federation has diverged in a round.
 
@@ -72,7 +72,7 @@ def divergence(
     clients that are hard to fit is no divergence.
 
     Args:
-        told: of the round.
+        outcome: of the round.
         objective: name of the reported number to be looked at, see `Method.objective`; none when None.
         rows: mean number of rows of a client.
         most: multiple of the start's that is too much; when None, only what is not finite is.
@@ -81,20 +81,20 @@ def divergence(
     Returns:
         What is wrong; None where nothing is.
     """
-    if not told.finite:
+    if not outcome.finite:
         return "the server's state is not finite"
-    fit = 0.0 if objective is None else told.values[objective]
+    fit = 0.0 if objective is None else outcome.values[objective]
     if not math.isfinite(fit):
         return f"the clients' mean {objective} is not finite"
     if most is None:
         return None
     unit = 1.0 if objective == "loss" else max(1.0, rows)  # a nat per row
-    if told.size <= most and abs(fit) <= (most - 1.0) * unit:  # whatever the start was
+    if outcome.size <= most and abs(fit) <= (most - 1.0) * unit:  # whatever the start was
         return None
     size, fits = at_start()
-    if told.size > most * max(1.0, size):
-        return f"the server's parameters have come to {told.size:.3g} (root mean square), from {size:.3g}"
-    known = [fits[name] for name in told.present if math.isfinite(fits.get(name, math.nan))]
+    if outcome.size > most * max(1.0, size):
+        return f"the server's parameters have come to {outcome.size:.3g} (root mean square), from {size:.3g}"
+    known = [fits[name] for name in outcome.present if math.isfinite(fits.get(name, math.nan))]
     if not known:
         return None
     first = math.fsum(known) / len(known)

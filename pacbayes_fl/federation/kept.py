@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation.shelves import Place, Shelves, copy_rows, room, rows
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.tensors import AnyTree
 
-Made = Callable[[Sequence[int]], Any]
+Made = Callable[[Sequence[int]], AnyTree]
 AT_HAND = 2**26
 """Bytes of states that a round supersedes and that stay in memory all the same: of small federations, all."""
 
@@ -23,7 +24,7 @@ AT_HAND = 2**26
 class _Part(NamedTuple):
     """A client's state in a block that nobody writes to, leaves [n, *]."""
 
-    block: Any
+    block: AnyTree
     row: int
 
 
@@ -52,7 +53,7 @@ class Kept:
         self.shelves = Shelves() if shelves is None else shelves
 
     @classmethod
-    def start(cls, method: Method[Any, Any, Any, Any], message: Any, batch: ClientBatch) -> Kept:
+    def start(cls, method: AnyMethod, message: AnyTree, batch: ClientBatch) -> Kept:
         """Begin a federation, in which nobody has taken part.
 
         Args:
@@ -64,13 +65,13 @@ class Kept:
             States that take no memory.
         """
 
-        def made(positions: Sequence[int]) -> Any:
+        def made(positions: Sequence[int]) -> AnyTree:
             return method.init_clients(message, batch.select(torch.tensor(positions, dtype=torch.int64)))
 
         return cls(batch.clients, made)
 
     @classmethod
-    def of(cls, states: Any, clients: int) -> Kept:
+    def of(cls, states: AnyTree, clients: int) -> Kept:
         """Take states in one piece for what they are.
 
         Args:
@@ -96,7 +97,7 @@ class Kept:
         own = sum(leaf.nbytes for block in blocks.values() for leaf in tensors.leaves(block).values())
         return own + sum(place.bytes for place in self._at.values() if isinstance(place, Place))
 
-    def select(self, positions: Sequence[int]) -> Any:
+    def select(self, positions: Sequence[int]) -> AnyTree:
         """Give the states of some clients, to be read only: they may be views of what is kept.
 
         Args:
@@ -122,7 +123,7 @@ class Kept:
             done += len(group)
         return into
 
-    def together(self) -> Any:
+    def together(self) -> AnyTree:
         """Give the states of all clients: memory as if all had taken part.
 
         Returns:
@@ -130,7 +131,7 @@ class Kept:
         """
         return self.select(range(self.clients))
 
-    def after(self, written: Sequence[tuple[Sequence[int], Any]]) -> Kept:
+    def after(self, written: Sequence[tuple[Sequence[int], AnyTree]]) -> Kept:
         """Give the states after a round; these stay as they are.
 
         Args:
@@ -174,7 +175,9 @@ class Writing:
         self._before, self._everybody = before, everybody
         self._new, self._at_hand = dict[int, Place | _Part](), 0
 
-    def put(self, positions: Sequence[int], block: Any, good: Tensor | None = None, selected: Any = None) -> None:
+    def put(
+        self, positions: Sequence[int], block: AnyTree, good: Tensor | None = None, selected: AnyTree = None
+    ) -> None:
         """Take the states of a call.
 
         Args:
@@ -219,7 +222,7 @@ def _together(place: Place | _Part) -> tuple[bool, int]:
     return (True, place.block) if isinstance(place, Place) else (False, id(place.block))
 
 
-def _copy(group: Sequence[Place | _Part], into: Any) -> None:
+def _copy(group: Sequence[Place | _Part], into: AnyTree) -> None:
     """Copy states of one block into leaves [k, *]."""
     places = [place for place in group if isinstance(place, Place)]
     if places:

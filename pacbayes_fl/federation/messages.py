@@ -14,7 +14,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DeployError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Serialised, shown
-from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.tensors import AnyTree
 
 Flat = dict[str, Tensor]
 
@@ -89,7 +90,7 @@ def members(batch: ClientBatch) -> dict[str, Member]:
     return {name: Member(i, m) for name, i, m in zip(batch.names, batch.ids, rows, strict=True)}
 
 
-def flatten(tree: Any) -> Flat:
+def flatten(tree: AnyTree) -> Flat:
     """Lay a tree out by name.
 
     Args:
@@ -169,7 +170,7 @@ def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], wh
     return config
 
 
-def byte_budget(like: Any) -> int:
+def byte_budget(like: AnyTree) -> int:
     """Say how many bytes the arrays of a request or reply may take.
 
     Args:
@@ -181,7 +182,7 @@ def byte_budget(like: Any) -> int:
     return int(SLACK * arrays.size(arrays.pack(like)))
 
 
-def read_arrays(like: Any, got: Mapping[str, Any]) -> Any:
+def read_arrays(like: AnyTree, got: Mapping[str, Any]) -> AnyTree:
     """Read arrays whose size is judged first; floating leaves are finite, and so is the square of their norm.
 
     Args:

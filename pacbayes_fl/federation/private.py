@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +18,14 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, ShapeError
 from pacbayes_fl.federation import cohort, reduction
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.tensors import AnyTree
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PrivateAggregator:
     cohorts: Cohorts
     ledger: Ledger
     seed: int | None
-    empty: Any
+    empty: AnyTree
 
     @property
     def charge(self) -> Charge:
@@ -115,7 +115,7 @@ class PrivateAggregator:
         told = {name: value for name, value in values.items() if math.isfinite(value)}
         return RoundRecord(t, round(self.cohorts.divisor), values=told)
 
-    def noisy_sum(self, method: Method[Any, Any, Any, Any], message: Any, t: int) -> NoisySum:
+    def noisy_sum(self, method: AnyMethod, message: AnyTree, t: int) -> NoisySum:
         """Start the sum of a round's clipped updates.
 
         Args:
@@ -139,14 +139,14 @@ class NoisySum:
         t: number of the round.
     """
 
-    def __init__(self, aggregator: PrivateAggregator, method: Method[Any, Any, Any, Any], message: Any, t: int) -> None:
+    def __init__(self, aggregator: PrivateAggregator, method: AnyMethod, message: AnyTree, t: int) -> None:
         """Start from an empty sum."""
         self._private, self._method, self._message, self._round = aggregator, method, message, t
         self._came = 0
         self.numbers = dict[str, Tensor]()
         self._sum = tensors.total(tensors.tree_map(torch.Tensor.double, aggregator.empty))
 
-    def add(self, update: Any, good: Tensor) -> None:
+    def add(self, update: AnyTree, good: Tensor) -> None:
         """Clip the clients of a call and add them to the sum.
 
         Args:
@@ -164,7 +164,7 @@ class NoisySum:
         clipped = mechanisms.clip(payload, self._private.mechanism, good)
         self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
 
-    def release(self) -> Any:
+    def release(self) -> AnyTree:
         """Make the noisy mean, divided by a number that does not depend on who replied, and pay before it leaves.
 
         Mean and payment get to the disk in one piece: a crash before costs nothing, and after one the mean is there.
@@ -190,7 +190,7 @@ class NoisySum:
             aggregator.ledger.spend(charge, self._round, tensors.leaves(mean))
         return self._method.received(self._message, mean, aggregator.cohorts.divisor)
 
-    def _again(self, kept: Release) -> Any:
+    def _again(self, kept: Release) -> AnyTree:
         """Take the release that was paid for before a crash; what the clients have sent now is left aside."""
         empty = self._private.empty
         try:
@@ -203,7 +203,7 @@ class NoisySum:
         return tensors.tree_map(lambda leaf, like: leaf.to(like.device), mean, empty)
 
 
-def keeps_state(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBatch) -> bool:
+def keeps_state(method: AnyMethod, server: AnyTree, batch: ClientBatch) -> bool:
     """Whether clients of a method keep anything between rounds.
 
     Args:
@@ -219,8 +219,8 @@ def keeps_state(method: Method[Any, Any, Any, Any], server: Any, batch: ClientBa
 
 
 def open_private(
-    method: Method[Any, Any, Any, Any],
-    server: Any,
+    method: AnyMethod,
+    server: AnyTree,
     batch: ClientBatch,
     plan: FederationPlan,
     mechanism: Mechanism,

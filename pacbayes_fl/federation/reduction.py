@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Rule
+from pacbayes_fl.tensors import AnyTree
 
 _MERGE_EVERY = 32  # calls
 _COPIES = 4  # of all steps in float64: what came, the steps, their matrix, and one in which it is sorted
@@ -29,10 +30,10 @@ class Reduction(Protocol):
 
     numbers: dict[str, Tensor]
 
-    def add(self, update: Any, good: Tensor) -> None:
+    def add(self, update: AnyTree, good: Tensor) -> None:
         """Add the clients of a call, leaves [k, *]; one that failed, `good` [k] False, weighs nothing."""
 
-    def release(self) -> Any:
+    def release(self) -> AnyTree:
         """Give the server the update that its step is made of, leaves [n, *]."""
 
 
@@ -43,12 +44,12 @@ class UpdateAccumulator:
         method: the algorithm, whose `reduce` shrinks the updates of a call.
     """
 
-    def __init__(self, method: Method[Any, Any, Any, Any]) -> None:
+    def __init__(self, method: AnyMethod) -> None:
         """Start without updates."""
-        self._reduce, self._updates = method.reduce, list[Any]()
+        self._reduce, self._updates = method.reduce, list[AnyTree]()
         self.numbers = dict[str, Tensor]()
 
-    def add(self, update: Any, good: Tensor) -> None:
+    def add(self, update: AnyTree, good: Tensor) -> None:
         """Add the clients of a call.
 
         Args:
@@ -59,7 +60,7 @@ class UpdateAccumulator:
         updates = [*self._updates, reduced]
         self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _MERGE_EVERY else updates
 
-    def release(self) -> Any:
+    def release(self) -> AnyTree:
         """Give the server what it takes the mean of, leaves [n, *]."""
         return tensors.cat(self._updates)
 
@@ -74,15 +75,13 @@ class RobustAccumulator:
         known: median norm of the steps of each round before, oldest first.
     """
 
-    def __init__(
-        self, method: Method[Any, Any, Any, Any], message: Any, plan: FederationPlan, known: Sequence[float]
-    ) -> None:
+    def __init__(self, method: AnyMethod, message: AnyTree, plan: FederationPlan, known: Sequence[float]) -> None:
         """Start without updates."""
         self._method, self._message, self._plan, self._known = method, message, plan, known
-        self._updates = list[Any]()
+        self._updates = list[AnyTree]()
         self.numbers = dict[str, Tensor]()
 
-    def add(self, update: Any, good: Tensor) -> None:
+    def add(self, update: AnyTree, good: Tensor) -> None:
         """Add the clients of a call.
 
         Args:
@@ -91,7 +90,7 @@ class RobustAccumulator:
         """
         self._updates.append(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
 
-    def release(self) -> Any:
+    def release(self) -> AnyTree:
         """Aggregate the steps of all clients, and count in `numbers` how many were shortened.
 
         Returns:
@@ -106,7 +105,7 @@ class RobustAccumulator:
         return self._method.aggregated(self._message, update, rule)
 
 
-def check(method: Method[Any, Any, Any, Any], message: Any, clients: int, plan: FederationPlan) -> None:
+def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPlan) -> None:
     """Refuse an aggregate that a federation cannot have, before anything is trained.
 
     Args:

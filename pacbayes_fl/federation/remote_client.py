@@ -13,7 +13,6 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DeployError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import shown
-from pacbayes_fl.federation.engine import AnyMethod
 from pacbayes_fl.federation.messages import (
     REQUEST,
     Kept,
@@ -26,7 +25,7 @@ from pacbayes_fl.federation.messages import (
     read_config,
     signature,
 )
-from pacbayes_fl.methods.base import slowed
+from pacbayes_fl.methods.base import AnyMethod, slowed
 from pacbayes_fl.noise import Engine, Noise
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import ShapeError, outside
+from pacbayes_fl.tensors import AnyTree
 
 _SHELF = 2**26  # bytes
 _LARGE = 2**22
@@ -33,7 +34,7 @@ class Place:
 
     __slots__ = ("_form", "_room")
 
-    def __init__(self, form: _Form, block: Any, row: int) -> None:
+    def __init__(self, form: _Form, block: AnyTree, row: int) -> None:
         """Hold a room."""
         self._form, self._room = form, (block, row)
 
@@ -49,7 +50,7 @@ class Place:
         """Memory that the state takes; none where it is in the file."""
         return 0 if self._room[0] is None else self._form.bytes
 
-    def room(self, many: int) -> Any:
+    def room(self, many: int) -> AnyTree:
         """Make room for states like this one.
 
         Args:
@@ -87,7 +88,7 @@ class Place:
                 form.free.append(before)
 
     @staticmethod
-    def copy(places: Sequence[Place], into: Any) -> None:
+    def copy(places: Sequence[Place], into: AnyTree) -> None:
         """Copy states out.
 
         Args:
@@ -107,14 +108,14 @@ class Place:
 class _Form:
     """Rooms of all states that have the same leaves."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: AnyTree) -> None:
         leaves = tensors.leaves(block).values()
         self.bytes = sum(leaf.nbytes // len(leaf) for leaf in leaves)
         self.on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
         self.like = room(block, 0)
-        self.free, self.rows, self.file = list[tuple[Any, int]](), 0, _File(self.bytes)
+        self.free, self.rows, self.file = list[tuple[AnyTree, int]](), 0, _File(self.bytes)
 
-    def take(self, wanted: int, block: Any) -> list[tuple[Any, int]]:
+    def take(self, wanted: int, block: AnyTree) -> list[tuple[AnyTree, int]]:
         """Give rows, in order of their addresses."""
         while len(self.free) < wanted:
             rows = max(wanted - len(self.free), min(max(self.rows, 16), _SHELF // max(1, self.bytes)))
@@ -141,7 +142,7 @@ class Shelves:
         """Size of the file, in bytes."""
         return sum(form.file.size for form in self._forms.values())
 
-    def put(self, block: Any, good: Tensor | None = None, before: Any = None) -> list[Place]:
+    def put(self, block: AnyTree, good: Tensor | None = None, before: AnyTree = None) -> list[Place]:
         """Copy states into rows.
 
         Args:
@@ -167,7 +168,7 @@ class Shelves:
         return [Place(form, *room) for room in taken]
 
 
-def rows(block: Any, first: int, count: int) -> Any:
+def rows(block: AnyTree, first: int, count: int) -> AnyTree:
     """Give a part of a block, without a copy.
 
     Args:
@@ -181,7 +182,7 @@ def rows(block: Any, first: int, count: int) -> Any:
     return tensors.tree_map(lambda leaf: leaf.narrow(0, first, count), block)
 
 
-def room(block: Any, many: int) -> Any:
+def room(block: AnyTree, many: int) -> AnyTree:
     """Make a block for states like those of another.
 
     Args:
@@ -194,7 +195,7 @@ def room(block: Any, many: int) -> Any:
     return tensors.tree_map(lambda leaf: leaf.new_empty(many, *leaf.shape[1:]), block)
 
 
-def copy_rows(block: Any, at: Sequence[int], into: Any) -> None:
+def copy_rows(block: AnyTree, at: Sequence[int], into: AnyTree) -> None:
     """Copy rows of a block.
 
     Args:
@@ -297,13 +298,13 @@ def _runs(regions: Sequence[int], states: Tensor) -> Iterator[tuple[int, Tensor]
             begin = end
 
 
-def _by_client(block: Any) -> Tensor:
+def _by_client(block: AnyTree) -> Tensor:
     """Give the bytes of leaves [k, *] as uint8 [k, bytes], client by client."""
     leaves = tensors.leaves(block).values()
     return torch.cat([leaf.reshape(len(leaf), -1).view(torch.uint8) for leaf in leaves if leaf.numel()], 1)
 
 
-def _from_bytes(states: Tensor, into: Any) -> None:
+def _from_bytes(states: Tensor, into: AnyTree) -> None:
     """Write what `_by_client` gave into leaves [k, *]."""
     leaves = [leaf for leaf in tensors.leaves(into).values() if leaf.numel()]
     sizes = [leaf.nbytes // len(leaf) for leaf in leaves]
@@ -311,7 +312,7 @@ def _from_bytes(states: Tensor, into: Any) -> None:
         leaf.view(len(leaf), -1).view(torch.uint8).copy_(part)
 
 
-def _shelf(block: Any, many: int) -> Any:
+def _shelf(block: AnyTree, many: int) -> AnyTree:
     """Make room for so many rows like those of a block, leaves [k, *]; on the CPU in large pages where there are some.
 
     A page of 4 KB that is touched for the first time costs microseconds, and a state of a network has hundreds.
@@ -333,7 +334,7 @@ def _shelf(block: Any, many: int) -> Any:
     return tensors.tree_map(room, block)
 
 
-def _write(shelf: Any, at: list[int], part: slice, block: Any, good: Tensor | None, before: Any) -> None:
+def _write(shelf: AnyTree, at: list[int], part: slice, block: AnyTree, good: Tensor | None, before: AnyTree) -> None:
     """Write a part of a block, leaf by leaf: a choice between whole trees would be one more copy of all states."""
     consecutive, index = _consecutive(at), torch.tensor(at)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results.rounds import Steps
 from pacbayes_fl.server.robust import WINDOW
 
@@ -65,10 +66,10 @@ class Watch(NamedTuple):
             alone = self.alone
         return Watch(absent | failed, steps, self.halved, medians, usual, alone, times)
 
-    def to_save(self) -> dict[str, Any]:
+    def to_save(self) -> JsonTable:
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()
-        rest: dict[str, Any] = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
+        rest: JsonTable = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
         rest |= {"alone": self.alone, "times": self.times}
         return {"failures": dict(self.failures), "steps": steps, **rest}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, DataError, DeployError, NumericalError, PacBayesFLError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Array, shown
-from pacbayes_fl.federation.engine import AnyMethod
 from pacbayes_fl.federation.messages import (
     REPLY,
     Member,
@@ -35,9 +34,10 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.reduction import RobustAccumulator
 from pacbayes_fl.federation.watch import summary
-from pacbayes_fl.methods.base import slowed
+from pacbayes_fl.methods.base import AnyMethod, slowed
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.tensors import AnyTree
 
 _STRANGERS = 16
 
@@ -67,10 +67,10 @@ class Round:
     number: int
     method: AnyMethod
     plan: FederationPlan
-    server: Any
+    server: AnyTree
     members: Mapping[str, Member]
     asked: tuple[str, ...]
-    expected: Any
+    expected: AnyTree
     message: Mapping[str, Array]
     parameters: str
     signature: str
@@ -103,12 +103,12 @@ class Round:
 
 def open_round(
     method: AnyMethod,
-    server: Any,
+    server: AnyTree,
     plan: FederationPlan,
     run: str,
     number: int,
     clients: Mapping[str, Member],
-    expected: Any,
+    expected: AnyTree,
     asked: Iterable[str] | None = None,
     aggregator: PrivateAggregator | None = None,
     rates: float = 1.0,
@@ -142,7 +142,7 @@ def open_round(
     return Round(run, number, slower, plan, server, clients, names, expected, *told, rates, aggregator)
 
 
-def expected_update(method: AnyMethod, server: Any, like: ClientBatch) -> Any:
+def expected_update(method: AnyMethod, server: AnyTree, like: ClientBatch) -> AnyTree:
     """Find the structure of one client's update by playing the client once.
 
     Args:
@@ -167,7 +167,7 @@ class Collected(NamedTuple):
         reasons: why something did not count, by the name of who sent it, or was asked and sent nothing.
     """
 
-    update: Any
+    update: AnyTree
     present: tuple[str, ...]
     reasons: Mapping[str, str]
 
@@ -188,7 +188,7 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
         ClientError: when fewer than `plan.min_clients` count; not in a private round, whose release is due.
         NumericalError: when one of those that were asked does not count and `plan.on_bad_client` is "stop".
     """
-    good: dict[str, tuple[str, Any]] = {}
+    good: dict[str, tuple[str, AnyTree]] = {}
     reasons: dict[str, list[str]] = {}
     strangers = 0
     for sender, reply in replies:
@@ -224,7 +224,7 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
     return Collected(opened.method.registered(update, rows, [member.id for member in known]), present, told)
 
 
-def _judged(opened: Round, sender: str, reply: Reply) -> Any:
+def _judged(opened: Round, sender: str, reply: Reply) -> AnyTree:
     """Check a reply: first what it says of itself, then its size, then its numbers."""
     config = read_config(reply, REPLY, "the reply")
     if config["client"] != sender:
@@ -258,7 +258,7 @@ def _enough(opened: Round, present: tuple[str, ...], reasons: Mapping[str, str])
         )
 
 
-def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) -> tuple[Any, RoundRecord]:
+def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) -> tuple[AnyTree, RoundRecord]:
     """Make the server's step of what has come.
 
     Args:

@@ -237,6 +237,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return 1
 
 
+AnyMethod = Method[Any, Any, Any, Any]
+"""A method where nobody looks into its states, messages and updates."""
+
+
 def slowed(method: Value, factor: float) -> Value:
     """Scale every learning rate of a method: fields called `rate`, also of the parts that it is made of.
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pacbayes_fl.errors import CheckpointError
-from pacbayes_fl.files import opened, refuse_link
+from pacbayes_fl.files import JsonTable, opened, refuse_link
 
 
 class Content(NamedTuple):
@@ -70,7 +70,7 @@ _FOLDERS: Final = tuple(FOLDERS)
 _OWN: Final = frozenset((*FILES, *_FOLDERS, "run.lock", "manifest.json"))
 
 
-def leaving(private: bool) -> dict[str, Any]:
+def leaving(private: bool) -> JsonTable:
     """Say which files of a run folder may leave it, and what the others hold.
 
     Args:

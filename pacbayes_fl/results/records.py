@@ -23,6 +23,7 @@ import numpy as np
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.bootstrap import nested_bootstraps
 from pacbayes_fl.results.folder import FILES, refuse_links
@@ -126,7 +127,7 @@ class Result:
         scores = {row.name: row.metrics[metric] for row in self.clients if row.group == group and metric in row.metrics}
         return {name: f"{score:g}" for name, score in scores.items() if not math.isfinite(score)}
 
-    def summary(self, seed: int = 0) -> dict[str, Any]:
+    def summary(self, seed: int = 0) -> JsonTable:
         """Summarise the clients of each group: what `metrics.json` holds.
 
         Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
@@ -146,12 +147,12 @@ class Result:
         return copy.deepcopy(self._summary) if seed == 0 else self._summarised(seed)
 
     @cached_property
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> JsonTable:
         """What is written and then shown: with many clients its bootstrap takes seconds."""
         return self._summarised(0)
 
-    def _summarised(self, seed: int) -> dict[str, Any]:
-        groups: dict[str, Any] = {}
+    def _summarised(self, seed: int) -> JsonTable:
+        groups: JsonTable = {}
         for group in GROUPS:
             if not (n_clients := sum(row.group == group for row in self.clients)):
                 continue
@@ -233,7 +234,7 @@ def _json(value: Any) -> str:
     return names.in_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> dict[str, Any]:
+def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> JsonTable:
     def number(value: float) -> float | None:
         return float(value) if math.isfinite(value) else None
 
@@ -337,7 +338,7 @@ def load(folder: Path | str) -> Result:
     return result
 
 
-def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+def environment(device: torch.device | str = "cpu") -> JsonTable:
     """Say on what a run was computed.
 
     Args:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from pacbayes_fl import files, names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, shown
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import sync_folder
 from pacbayes_fl.results.manifest import put
@@ -124,7 +125,7 @@ def to_line(record: RoundRecord) -> str:
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
 
     values = {name: number(value) for name, value in record.values.items()}
-    entry: dict[str, Any] = {
+    entry: JsonTable = {
         "round": record.round,
         "clients": record.clients,
         "dropped": list(record.dropped),

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, federation_state
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.study import held_rows, privacy
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -38,7 +38,7 @@ def check(study: Study, dataset: tables.Dataset) -> None:
             study = held_out.first(study, held_rows.rows_for_tuning(study, division))
         method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
         clients = groups["existing"].train
-        state = engine.start(method, clients, study.plan)
+        state = federation_state.start(method, clients, study.plan)
         aggregator = privacy.open_private(study, method, state, clients, Path(folder))
         ended = FederationState(state.server, state.clients, study.plan.rounds)
         for _ in engine.rounds(method, clients, study.plan, ended, aggregator):

@@ -17,11 +17,13 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, StudyError
-from pacbayes_fl.federation import checkpoint, engine, lock, stop
+from pacbayes_fl.federation import checkpoint, federation_state, lock, stop
 from pacbayes_fl.federation.checkpoint import Checkpoint
-from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.watch import Watch
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
@@ -201,7 +203,7 @@ class RunFolder:
         """
         saved = self._saved
         if saved is None:
-            return engine.start(method, clients, study.plan)
+            return federation_state.start(method, clients, study.plan)
         with checkpoint.meant(saved):
             return _restored(method, clients, study, saved)
 
@@ -275,7 +277,7 @@ class RunFolder:
         known = kept.present or (0,)
         own = kept.select(known)
         flat = tensors.leaves({"server": state.server, "clients": own})
-        meta: dict[str, Any] = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
+        meta: JsonTable = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
         if len(known) < clients.clients and tensors.leaves(own):
             meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
         meta["watch"] = state.watch.to_save()
@@ -344,7 +346,7 @@ class NoFolder:
 
     def restore(self, method: AnyMethod, clients: ClientBatch, study: Study) -> FederationState:
         """Give the start."""
-        return engine.start(method, clients, study.plan)
+        return federation_state.start(method, clients, study.plan)
 
     def rounds(self, last: int) -> tuple[RoundRecord, ...]:
         """There are no rounds before those of this run."""
@@ -389,7 +391,7 @@ def folder_of(path: Path | str | None) -> Folder:
 def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Checkpoint) -> FederationState:
     """Match a saved round to today's clients, by id."""
     _check_finite(saved)
-    fresh = engine.start(method, clients, study.plan)
+    fresh = federation_state.start(method, clients, study.plan)
     flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
     server = tensors.unleaves(
         {"server": fresh.server}, {n: t for n, t in flat.items() if n.startswith("server")}, exact=False

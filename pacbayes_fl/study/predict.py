@@ -17,8 +17,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.data.split import fingerprints
 from pacbayes_fl.errors import DataError, NumericalError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.data import ScaledGroup, match_columns, scale
@@ -244,7 +244,7 @@ def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
 
 def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
     asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
-    index, posterior = next(engine.personalise(known.method, state, group.train, known.study.plan))
+    index, posterior = next(personalisation.personalise(known.method, state, group.train, known.study.plan))
     rows = group.bring(asked).x
     if known.schema.classes is not None:
         mixture = predictive(posterior, rows)

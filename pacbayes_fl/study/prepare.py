@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.pac_pfl.folds import Folded
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.tempered import Tempered
@@ -49,7 +48,7 @@ def prepare(
     dataset: tables.Dataset,
     fold_of: Mapping[int, int] = MappingProxyType({}),
     shared: Shared | None = None,
-) -> tuple[Method[Any, Any, Any, Any], dict[str, ScaledGroup]]:
+) -> tuple[AnyMethod, dict[str, ScaledGroup]]:
     """Build a study's method and bring its data into the method's units.
 
     A temperature that is still to be chosen is 1.
@@ -74,7 +73,7 @@ def prepare(
     return method, _scaled(study, method, dataset, dtype, shared)
 
 
-def build(study: Study, schema: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
+def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype | None]:
     """Build a study's method for whoever has the columns of its data and none of their rows.
 
     Args:
@@ -91,7 +90,7 @@ def build(study: Study, schema: tables.Dataset) -> tuple[Method[Any, Any, Any, A
     return _wrapped(study, inner, {}), dtype
 
 
-def _inner(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any, Any], torch.dtype | None]:
+def _inner(study: Study, dataset: tables.Dataset) -> tuple[AnyMethod, torch.dtype | None]:
     check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
     size.check_model(study, math.prod(shape), dataset.classes)
@@ -102,9 +101,7 @@ def _inner(study: Study, dataset: tables.Dataset) -> tuple[Method[Any, Any, Any,
     return method, dtype
 
 
-def _wrapped(
-    study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]
-) -> Method[Any, Any, Any, Any]:
+def _wrapped(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> AnyMethod:
     """Put folds and a temperature around a method, where the study has them."""
     if study.report.certify.scheme == "folds":
         method = _folded(study, method, fold_of)
@@ -115,7 +112,7 @@ def _wrapped(
 
 def _scaled(
     study: Study,
-    method: Method[Any, Any, Any, Any],
+    method: AnyMethod,
     dataset: tables.Dataset,
     dtype: torch.dtype | None,
     shared: Shared | None,
@@ -133,7 +130,7 @@ def _scaled(
     return {name: others.get(name, existing) for name in dataset.groups}
 
 
-def _folded(study: Study, method: Method[Any, Any, Any, Any], fold_of: Mapping[int, int]) -> Folded:
+def _folded(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> Folded:
     """Train a hyper-posterior for every fold of the existing clients without them."""
     if not (isinstance(method, FederatedSVGD) and method.personal_messages):
         raise StudyError(

@@ -14,8 +14,10 @@ from typing import Any, Final, TypeVar
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, outside
 from pacbayes_fl.federation import private, reduction
-from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import guarantees, kinds
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
 from pacbayes_fl.privacy.guarantees import Replacement, rounded
@@ -238,7 +240,7 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
     return guarantees.replacement(charges, at)
 
 
-def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> dict[str, Any]:
+def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> JsonTable:
     """Say what a run has given.
 
     Args:

@@ -23,8 +23,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
-from pacbayes_fl.files import checksum, make_folder
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.files import JsonTable, checksum, make_folder
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import RELEASED, write_atomic
@@ -32,6 +32,7 @@ from pacbayes_fl.study import origins, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import build, device_of
 from pacbayes_fl.study.run import Trained, open_run
+from pacbayes_fl.tensors import AnyTree
 
 FORMAT_VERSION: Final = 1
 SIGN: Final = RELEASED
@@ -65,8 +66,8 @@ class Served:
     """
 
     study: Study
-    method: Method[Any, Any, Any, Any]
-    server: Any
+    method: AnyMethod
+    server: AnyTree
     round: int
     schema: tables.Dataset
     shared: Shared
@@ -164,7 +165,7 @@ def _public(known: Served, public: bool) -> Shared:
     return known.shared._replace(average=None)
 
 
-def _labels(trained: Trained, folder: Path) -> dict[str, Any]:
+def _labels(trained: Trained, folder: Path) -> JsonTable:
     """Say what predictions are, and of a private run what was spent; nothing that was measured."""
     try:
         found = json.loads((folder / "labels.json").read_text("utf-8"))
@@ -177,7 +178,7 @@ def _labels(trained: Trained, folder: Path) -> dict[str, Any]:
     return kept | ({"privacy": found["privacy"]} if spent and "privacy" in found else {})
 
 
-def _about(known: Served) -> dict[str, Any]:
+def _about(known: Served) -> JsonTable:
     schema = known.schema
     return {
         "format_version": FORMAT_VERSION,
@@ -194,7 +195,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _sealed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+def _sealed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> JsonTable:
     body = {**about, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
     return body | {"checksum": checksum(body)}
 
@@ -249,7 +250,7 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     """Read what a release says of itself, and compare all of its files with it."""
     hint = "release the run anew"
     try:
-        about: dict[str, Any] = json.loads((folder / SIGN).read_text("utf-8"))
+        about: JsonTable = json.loads((folder / SIGN).read_text("utf-8"))
         intact = about.pop("checksum") == checksum(about)
         digests, version = dict(about["sha256"]), about["format_version"]
     except FileNotFoundError:

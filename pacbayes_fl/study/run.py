@@ -14,10 +14,12 @@ import torch
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation import engine, federation_state
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.records import ClientRow, Result
@@ -156,7 +158,7 @@ class _Federation(NamedTuple):
         settled = self.settled
         return Trained(
             settled.study,
-            engine.at_rates(self.method, state),
+            federation_state.at_rates(self.method, state),
             state,
             self.groups,
             settled.dataset,
@@ -238,7 +240,7 @@ def _rounds(
     return state
 
 
-def _of_rates(state: FederationState) -> dict[str, Any]:
+def _of_rates(state: FederationState) -> JsonTable:
     """What labels say of learning rates that a run had to give up."""
     times = state.watch.halved
     return {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
@@ -248,7 +250,7 @@ def _scored(
     begun: _Federation, state: FederationState, record: RoundRecord, aggregator: PrivateAggregator | None, last: bool
 ) -> RoundRecord:
     """Add scores, what privacy was spent, and how uncertain classifiers are, to the rounds that are to have them."""
-    study, group, method = begun.settled.study, begun.groups["existing"], engine.at_rates(begun.method, state)
+    study, group, method = begun.settled.study, begun.groups["existing"], federation_state.at_rates(begun.method, state)
     every = study.report.evaluate_every or max(1, study.plan.rounds // 10)
     classes = not group.train.y.is_floating_point()
     if study.recipe.rounds and (last or record.round % every == 0):
@@ -309,7 +311,7 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
     ]
 
 
-def _labels(trained: Trained, rows: Sequence[ClientRow]) -> dict[str, Any]:
+def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
     study, dataset = trained.study, trained.dataset
     metrics = regression.metrics_of(study, _task(dataset))
     differences: dict[str, Any] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
-from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study import fingerprints
 from pacbayes_fl.study.data import check_rows, check_saved, load, reopen, to_saved

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from pacbayes_fl.data import memory, tables
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.study.file import Study
 
 _COPIES: Final = ("particles", "companions", "clusters", "max_clusters")  # and all that ends in "draws": of all weights
@@ -37,7 +37,7 @@ def check_model(study: Study, inputs: int, classes: int | None) -> None:
     _refuse([_Demand((4 if study.model.single else 8) * weights, what, which)])
 
 
-def check_method(study: Study, method: Method[Any, Any, Any, Any], dataset: tables.Dataset) -> None:
+def check_method(study: Study, method: AnyMethod, dataset: tables.Dataset) -> None:
     """Refuse a method that holds more copies of its model than there is memory for.
 
     What is counted is the least that a round needs: the weights of every client of a cohort, all particles or draws of

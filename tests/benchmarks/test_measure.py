@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import measure
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.results.rounds import RoundRecord
 
 BENCH = measure.Bench(torch.float64, torch.device("cpu"), repeats=3, least=0.0)

@@ -480,6 +480,23 @@ def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
 
 
+@pytest.mark.parametrize("family", ["full-rank", "low-rank"])
+def test_posteriors_with_correlated_weights_are_certified(family: str, root: Path, tmp_path: Path) -> None:
+    """From a study, through its folder: the options come back, and all numbers are recomputed from the record."""
+    run(
+        tiny_images(root, SPLIT, f"method.family={family}", "method.rank=2", "model.widths=[3]", "federation.rounds=2"),
+        tmp_path / "run",
+    )
+    trained = uncounted(tmp_path / "run")
+    assert type(trained.state.server.w).__name__ == {"full-rank": "FullRankNormal", "low-rank": "LowRankNormal"}[family]
+    table = certify(trained, Request(draws=5))
+    assert table.reasons == {"existing": [], "new": []} and len(table.clients) == 6
+    for line in table.clients:
+        assert 0 < line.kl < math.inf and 0 <= line.risk <= line.bound <= 1
+    again = from_record(table.certificates["existing"])
+    assert again.valid and torch.allclose(again.recompute(), again.value)
+
+
 def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> None:
     trained = opened()
     table = certify(trained, Request(REFINED_PINSKER))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, PacBayesFLError
-from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import checkpoint, engine, federation_state, personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing
@@ -87,9 +87,9 @@ def test_a_client_without_rows_is_refused_for_training_and_welcome_to_join(case:
     with pytest.raises(DataError, match=r"client 'x':? has no samples"):
         ClientBatch.pad([*unpadded(federation(1)), none], [*"abcdex"])
     method = case.build(1)
-    server = engine.start(method, federation(1), FederationPlan()).server
+    server = federation_state.start(method, federation(1), FederationPlan()).server
     new = ClientBatch.pad([none], ["x"], allow_empty=True)
-    predictive = engine.join(method, server, new, 0).predict(torch.linspace(-1, 1, 4).double().view(1, 4, 1))
+    predictive = personalisation.join(method, server, new, 0).predict(torch.linspace(-1, 1, 4).double().view(1, 4, 1))
     assert predictive.mean.isfinite().all() and (predictive.variance > 0).all()
 
 
@@ -102,7 +102,7 @@ def test_clients_of_a_single_row_train_and_predict(case: Case) -> None:
         records: list[RoundRecord] = []
         state = engine.run_rounds(method, batch, plan, records.append)
         assert all(not r.dropped and all(map(math.isfinite, r.values.values())) for r in records)
-        for index, posterior in engine.personalise(method, state, batch, plan):
+        for index, posterior in personalisation.personalise(method, state, batch, plan):
             predictive = posterior.predict(batch.x[index])
             assert predictive.log_prob(batch.y[index]).isfinite().all() and (predictive.variance > 0).all()
 
@@ -115,10 +115,10 @@ def test_clients_of_other_columns_are_refused_by_name() -> None:
     with pytest.raises(DataError, match="client 'odd': x has 2 features, expected 3"):
         ClientBatch.pad([rows[0], (rows[1][0][:, :2], rows[1][1])], ["even", "odd"])
     method = from_recipe(METHODS["pac-pfl"], 3)
-    server = engine.start(method, federation(3), FederationPlan()).server
+    server = federation_state.start(method, federation(3), FederationPlan()).server
     odd = ClientBatch.pad([(rows[1][0][:, :2], rows[1][1])], ["odd"])
     with pytest.raises(DataError, match="client 'odd'"):
-        engine.join(method, server, odd, 0, like=federation(3))
+        personalisation.join(method, server, odd, 0, like=federation(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16])
@@ -142,7 +142,7 @@ def test_fifty_equal_rows_pass() -> None:
         assert tensors.finite(update).all()
     method, plan = from_recipe(METHODS["pac-pfl"], 3), FederationPlan(rounds=5, on_bad_client="stop")
     state = engine.run_rounds(method, batch, plan)
-    ((_, posterior),) = engine.personalise(method, state, batch.select(torch.tensor([0])), plan)
+    ((_, posterior),) = personalisation.personalise(method, state, batch.select(torch.tensor([0])), plan)
     predictive = posterior.predict(batch.x[:1, :1])
     assert abs(predictive.mean.item() - y[0].item()) < 0.2
 
@@ -183,7 +183,7 @@ def test_clients_are_matched_by_id_when_a_run_goes_on(order: list[int], tmp_path
     like = tensors.tree_map(lambda leaf: leaf, saved)
     back = tensors.unleaves(like, loaded.tensors)
     match = checkpoint.match_clients(loaded.meta["ids"], today.ids)
-    fresh = engine.start(method, today, plan).clients
+    fresh = federation_state.start(method, today, plan).clients
     clients = tensors.scatter(fresh, match.target, tensors.select(back["clients"], match.source))
     ((_, resumed),) = engine.rounds(method, today, plan, FederationState(back["server"], clients, 2))
     assert_close(resumed.clients, tensors.select(states[2].clients, torch.tensor(order)), 1e-12)
@@ -254,7 +254,7 @@ def test_a_round_gives_finite_numbers_or_a_named_error(
             assert error.round is not None and (error.client is not None or "learning rates" in str(error))
             return
         kept = bits(state.server)
-        for index, posterior in engine.personalise(method, state, batch, plan):
+        for index, posterior in personalisation.personalise(method, state, batch, plan):
             predictive = posterior.predict(batch.x[index])
             fine = predictive.mean.isfinite().all(1)
             assert (predictive.variance[fine] > 0).all()
@@ -281,7 +281,7 @@ def test_every_method_predicts_finitely_on_ugly_rows(clients: Rows, case: Case) 
         return
     if plain:
         return
-    for index, posterior in engine.personalise(method, state, batch, plan):
+    for index, posterior in personalisation.personalise(method, state, batch, plan):
         predictive = posterior.predict(batch.x[index])
         assert predictive.mean.isfinite().all() and predictive.variance.isfinite().all()
         assert (predictive.variance > 0).all()

@@ -17,7 +17,7 @@ from pacbayes_fl import cli, tensors
 from pacbayes_fl.cli.output import progress
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
-from pacbayes_fl.federation import checkpoint, engine, kept
+from pacbayes_fl.federation import checkpoint, engine, federation_state, kept, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
@@ -238,7 +238,7 @@ def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float
     except NumericalError as error:
         assert error.client is None and "lower the learning rates" in str(error)
         return
-    for index, posterior in engine.personalise(engine.at_rates(method, last), last, batch, plan):
+    for index, posterior in personalisation.personalise(federation_state.at_rates(method, last), last, batch, plan):
         mean = posterior.predict(batch.x[index]).mean[batch.mask[index]]
         assert bool((mean.abs() < 1e3).all()), mean.abs().max()
 
@@ -352,7 +352,7 @@ def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
     def played() -> tuple[Any, Any, dict[int, Any]]:
         state = engine.run_rounds(s.method, s.batch, s.plan)
         models = {}
-        for index, found in engine.personalise(s.method, state, s.batch, s.plan, predicted):
+        for index, found in personalisation.personalise(s.method, state, s.batch, s.plan, predicted):
             models |= {k: tensors.tree_map(lambda leaf, at=at: leaf[at], found) for at, k in enumerate(index.tolist())}
         return identified(s.method, state.server), state.clients, models
 

@@ -15,7 +15,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError, PrivacyError, StudyError
-from pacbayes_fl.federation import checkpoint, engine, private, reduction
+from pacbayes_fl.federation import checkpoint, engine, federation_state, private, reduction
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.mechanisms import Cohorts
@@ -119,7 +119,7 @@ def test_a_private_study_has_no_robust_aggregate(kind: str, tmp_path: Path) -> N
     with pytest.raises(PrivacyError, match=rf"aggregate = '{kind}' is no sum"):
         private.open_private(
             method,
-            engine.start(method, batch, FederationPlan()).server,
+            federation_state.start(method, batch, FederationPlan()).server,
             batch,
             FederationPlan(aggregate=kind),  # type: ignore[arg-type]
             HUGE,

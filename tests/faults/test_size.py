@@ -18,10 +18,11 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import checkpoint, cohort, engine, kept, shelves
-from pacbayes_fl.federation.engine import AnyMethod, FederationState
+from pacbayes_fl.federation import checkpoint, cohort, engine, federation_state, kept, shelves
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import bootstrap
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.records import ClientRow, Result
@@ -153,7 +154,7 @@ def test_the_bootstrap_holds_blocks_of_replicates(monkeypatch: pytest.MonkeyPatc
 
 def per_client(method: AnyMethod, batch: ClientBatch) -> int:
     """Bytes of one client's state."""
-    state = engine.start(method, batch, FederationPlan())
+    state = federation_state.start(method, batch, FederationPlan())
     return sum(leaf.nbytes for leaf in tensors.leaves(state.kept.select([0])).values())
 
 
@@ -170,7 +171,7 @@ def test_memory_between_rounds_is_that_of_the_clients_that_took_part(name: str) 
     method, batch = from_recipe(METHODS[name], 1), federation(1)
     plan, one = FederationPlan(rounds=4, cohort=1, seed=2), per_client(method, batch)
     drawn = set[int]()
-    start = engine.start(method, batch, plan)
+    start = federation_state.start(method, batch, plan)
     assert start.kept.bytes == 0
     for record, state in engine.rounds(method, batch, plan, start):
         drawn |= set(cohort.draw(plan.seed, record.round, batch.ids, 1).tolist())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import NumericalError
-from pacbayes_fl.federation import arrays, engine, messages, private, remote_client, wire
+from pacbayes_fl.federation import arrays, federation_state, messages, private, remote_client, wire
 from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
@@ -30,7 +30,7 @@ BATCH = federation(1)
 PLAN = FederationPlan(rounds=9, seed=3)
 NAMES = BATCH.names
 LIAR, OTHER = NAMES[1], NAMES[2]
-STATE = engine.start(METHOD, BATCH, PLAN)
+STATE = federation_state.start(METHOD, BATCH, PLAN)
 EXPECTED = wire.expected_update(METHOD, STATE.server, BATCH)
 
 

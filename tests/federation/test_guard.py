@@ -6,14 +6,24 @@ import math
 
 import pytest
 
-from pacbayes_fl.federation.guard import Start, Told, divergence, dominant, far_out, lengths, listed, outlier, overlong
+from pacbayes_fl.federation.guard import (
+    Outcome,
+    Start,
+    divergence,
+    dominant,
+    far_out,
+    lengths,
+    listed,
+    outlier,
+    overlong,
+)
 from pacbayes_fl.results.rounds import Steps
 
 FITS = {"a": 3.0, "b": 5.0, "hard": 1e6, "lost": math.inf}
 
 
-def told(fit: float, size: float = 1.0, present: tuple[str, ...] = ("a", "b"), finite: bool = True) -> Told:
-    return Told(present, present, (), {}, finite, {"loss": fit, "elbo": -fit}, size)
+def outcome(fit: float, size: float = 1.0, present: tuple[str, ...] = ("a", "b"), finite: bool = True) -> Outcome:
+    return Outcome(present, present, (), {}, finite, {"loss": fit, "elbo": -fit}, size)
 
 
 def unasked() -> Start:
@@ -22,35 +32,35 @@ def unasked() -> Start:
 
 @pytest.mark.parametrize("name", ["loss", "elbo"])
 def test_an_objective_is_compared_with_that_of_the_same_clients_at_the_start(name: str) -> None:
-    def asked(one: Told, fits: dict[str, float] = FITS, size: float = 1.0, rows: float = 1.0) -> str | None:
+    def asked(one: Outcome, fits: dict[str, float] = FITS, size: float = 1.0, rows: float = 1.0) -> str | None:
         signed = fits if name == "loss" else {client: -fit for client, fit in fits.items()}
         return divergence(one, name, rows, 10.0, lambda: Start(size, signed))
 
-    assert asked(told(44.0)) is None, "4 and ten times as much more"
-    assert "has come to" in str(asked(told(44.1)))
-    assert asked(told(-1e9)) is None, "better is no trouble, however much"
-    assert asked(told(1e7, present=("a", "hard"))) is not None and asked(told(5e6, present=("a", "hard"))) is None
-    assert asked(told(44.0, present=("a", "b", "lost"))) is None, "who had no fit at the start says nothing"
-    assert asked(told(1e9, present=("lost",))) is None
-    assert asked(told(10.0), {"a": 0.0, "b": 0.0}) is None and asked(told(10.1), {"a": 0.0, "b": 0.0}) is not None
-    assert (asked(told(60.0), {"a": 0.0, "b": 0.0}, rows=7.0) is None) == (name == "elbo"), "which is of all rows"
+    assert asked(outcome(44.0)) is None, "4 and ten times as much more"
+    assert "has come to" in str(asked(outcome(44.1)))
+    assert asked(outcome(-1e9)) is None, "better is no trouble, however much"
+    assert asked(outcome(1e7, present=("a", "hard"))) is not None and asked(outcome(5e6, present=("a", "hard"))) is None
+    assert asked(outcome(44.0, present=("a", "b", "lost"))) is None, "who had no fit at the start says nothing"
+    assert asked(outcome(1e9, present=("lost",))) is None
+    assert asked(outcome(10.0), {"a": 0.0, "b": 0.0}) is None and asked(outcome(10.1), {"a": 0.0, "b": 0.0}) is not None
+    assert (asked(outcome(60.0), {"a": 0.0, "b": 0.0}, rows=7.0) is None) == (name == "elbo"), "which is of all rows"
 
 
 def test_parameters_are_compared_with_those_of_the_start_or_with_one() -> None:
-    assert divergence(told(0.0, 10.0), "loss", 1.0, 10.0, lambda: Start(0.0, FITS)) is None
-    assert "from 0" in str(divergence(told(0.0, 10.1), "loss", 1.0, 10.0, lambda: Start(0.0, FITS)))
-    assert divergence(told(0.0, 200.0), "loss", 1.0, 10.0, lambda: Start(20.0, FITS)) is None
-    assert "from 20" in str(divergence(told(0.0, 201.0), None, 1.0, 10.0, lambda: Start(20.0, FITS)))
+    assert divergence(outcome(0.0, 10.0), "loss", 1.0, 10.0, lambda: Start(0.0, FITS)) is None
+    assert "from 0" in str(divergence(outcome(0.0, 10.1), "loss", 1.0, 10.0, lambda: Start(0.0, FITS)))
+    assert divergence(outcome(0.0, 200.0), "loss", 1.0, 10.0, lambda: Start(20.0, FITS)) is None
+    assert "from 20" in str(divergence(outcome(0.0, 201.0), None, 1.0, 10.0, lambda: Start(20.0, FITS)))
 
 
 def test_what_is_not_finite_is_always_too_much_and_the_start_is_asked_for_only_in_doubt() -> None:
     for most in (None, 10.0):
-        assert "state is not finite" in str(divergence(told(0.0, finite=False), "loss", 1.0, most, unasked))
+        assert "state is not finite" in str(divergence(outcome(0.0, finite=False), "loss", 1.0, most, unasked))
         for value in (math.nan, math.inf, -math.inf):
-            assert "mean loss is not finite" in str(divergence(told(value), "loss", 1.0, most, unasked))
-        assert divergence(told(math.nan), None, 1.0, most, unasked) is None
-    assert divergence(told(9.0, 10.0), "loss", 1.0, 10.0, unasked) is None
-    assert divergence(told(1e300, 1e300), "loss", 1.0, None, unasked) is None
+            assert "mean loss is not finite" in str(divergence(outcome(value), "loss", 1.0, most, unasked))
+        assert divergence(outcome(math.nan), None, 1.0, most, unasked) is None
+    assert divergence(outcome(9.0, 10.0), "loss", 1.0, 10.0, unasked) is None
+    assert divergence(outcome(1e300, 1e300), "loss", 1.0, None, unasked) is None
 
 
 def test_a_step_stands_out_beside_the_median_of_the_others() -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import CheckpointError, NumericalError, PrivacyError
-from pacbayes_fl.federation import cohort, engine, private
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import cohort, engine, federation_state, private
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
@@ -110,7 +110,7 @@ def aggregator_of(
     plan: FederationPlan = PLAN,
 ) -> PrivateAggregator:
     method = Sends(batch.x.shape[2])
-    server = engine.start(method, batch, plan).server
+    server = federation_state.start(method, batch, plan).server
     return private.open_private(method, server, batch, plan, mechanism, cohorts or Cohorts(batch.clients), Free(), seed)
 
 
@@ -181,7 +181,7 @@ def test_what_is_received_has_the_methods_own_dtype() -> None:
 
     model = BayesianMLP((3, 4, 3), Categorical(3))
     method: Any = from_recipe(METHODS["pfedbayes"], 3, {}, lambda d: model)
-    start = engine.start(method, batch, PLAN)
+    start = federation_state.start(method, batch, PLAN)
     aggregator = private.open_private(
         method, start.server, batch, PLAN, Mechanism("gaussian", 1.0, 0.1), Cohorts(batch.clients), Free(), 5
     )
@@ -433,8 +433,8 @@ def test_fixed_cohorts_of_clients_that_remember_who_was_drawn_are_refused() -> N
     ):
         assert aggregator_of(batch, mechanism, cohorts, plan=plan).cohorts == cohorts
     stateless, rows_of = from_recipe(METHODS["pac-pfl"], 1), federation(1)
-    assert not tensors.leaves(engine.start(stateless, rows_of, PLAN).clients)
-    server = engine.start(stateless, rows_of, PLAN).server
+    assert not tensors.leaves(federation_state.start(stateless, rows_of, PLAN).clients)
+    server = federation_state.start(stateless, rows_of, PLAN).server
     private.open_private(stateless, server, rows_of, PLAN, mechanism, Cohorts(5, 2, "fixed", "replace"), Free(), 5)
 
 
@@ -462,7 +462,7 @@ def test_runs_of_one_seed_with_other_noise_do_not_share_it() -> None:
 )
 def test_what_would_tell_of_clients_is_refused(plan: dict[str, Any], cohorts: Cohorts, text: str) -> None:
     batch, method = drawn(4, 6), Sends(6)
-    server = engine.start(method, batch, PLAN).server
+    server = federation_state.start(method, batch, PLAN).server
     with pytest.raises(PrivacyError, match=text):
         private.open_private(
             method, server, batch, replace(PLAN, **plan), Mechanism("gaussian", 1.0, 1.0), cohorts, Free(), 5
@@ -474,7 +474,7 @@ def test_a_round_that_is_undone_has_been_paid_for_and_tells_of_nobody() -> None:
     batch = federation(1)
     method: Any = from_recipe(METHODS["pac-pfl"], 1, {"optimiser": "ascent", "rate": 1e3})
     plan = FederationPlan(rounds=3)
-    server = engine.start(method, batch, plan).server
+    server = federation_state.start(method, batch, plan).server
     aggregator = private.open_private(
         method, server, batch, plan, Mechanism("gaussian", 30.0, 1e-3), Cohorts(5), Free(), 5
     )
@@ -509,7 +509,7 @@ def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
 
     def life(folder: Path, state: FederationState | None, released: int) -> tuple[FederationState | None, int, str]:
         ledger = Ledger(folder, Budget(1e9, 1e-5), released, simulated=True)
-        server = engine.start(method, batch, plan).server
+        server = federation_state.start(method, batch, plan).server
         aggregator = private.open_private(method, server, batch, plan, mechanism, Cohorts(5), ledger, 5)
         try:
             for _, after in engine.rounds(method, batch, plan, state, aggregator):

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import engine, messages, reduction, remote_client, wire
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, federation_state, messages, reduction, remote_client, wire
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.messages import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.reduction import RobustAccumulator
+from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
 from tests.laws.cases import Scene, assert_close, from_recipe, scene
@@ -95,7 +96,7 @@ def test_a_cohort_is_what_a_rule_has_to_do_with() -> None:
 def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregate) -> None:
     s = one()
     plan = FederationPlan(rounds=3, seed=s.plan.seed, aggregate=kind)
-    watch = engine.start(s.method, s.batch, plan).watch._replace(medians=(0.01, 0.02))
+    watch = federation_state.start(s.method, s.batch, plan).watch._replace(medians=(0.01, 0.02))
     ((record, state),) = engine.rounds(s.method, s.batch, plan, FederationState(s.server, s.clients, 2, watch))
     expected = wire.expected_update(s.method, s.server, s.batch)
     now = wire.open_round(s.method, s.server, plan, "run", 3, messages.members(s.batch), expected)
@@ -114,8 +115,8 @@ def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregat
 def test_methods_of_the_table_join_by_the_mean_by_default() -> None:
     method = from_recipe(METHODS["fedavg"], 1)
     assert FederationPlan().aggregate == "mean" and not isinstance(
-        engine._Federation(method, one().batch, FederationPlan(), None)._joining(
-            one().message, engine.start(method, one().batch, FederationPlan())
+        RoundPlayer(method, one().batch, FederationPlan(), None)._reduction(
+            one().message, federation_state.start(method, one().batch, FederationPlan())
         ),
         RobustAccumulator,
     )

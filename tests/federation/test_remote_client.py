@@ -9,7 +9,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import DeployError, ShapeError
-from pacbayes_fl.federation import engine, messages, remote_client, wire
+from pacbayes_fl.federation import engine, federation_state, messages, remote_client, wire
 from pacbayes_fl.federation.messages import Kept, Request
 from pacbayes_fl.methods import METHODS
 from tests.laws.cases import Toy, assert_close, deep, from_recipe
@@ -19,7 +19,7 @@ from tests.remote import BATCH, METHOD, NAMES, PLAN, REQUEST, SERVER, one, opene
 def test_a_client_goes_on_from_the_state_it_kept() -> None:
     toy = Toy(1)
     kept: Kept | None = None
-    server = engine.start(toy, BATCH, PLAN).server
+    server = federation_state.start(toy, BATCH, PLAN).server
     members, expected = messages.members(BATCH), wire.expected_update(toy, server, BATCH)
     for record, state in engine.rounds(toy, BATCH, PLAN):
         now = wire.open_round(toy, server, PLAN, "r", record.round, members, expected)

@@ -21,10 +21,9 @@ from torch.distributions import Laplace
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS, Recipe
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
@@ -32,10 +31,10 @@ from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.weights.families import Family
 from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 from pacbayes_fl.posteriors.point import LinearPoint
 from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.weights.families import Family
 from pacbayes_fl.posteriors.weights.posterior import Predictive
 
 FEATURES = ("lag_1", "x_1", "x_2")

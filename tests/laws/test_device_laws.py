@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod
+from pacbayes_fl.federation import personalisation
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
 from tests.laws.cases import ALL, LABELLED, SEED, Case, assert_close, numbers, scene
 
@@ -159,5 +159,5 @@ def test_the_evaluation_asks_once_whether_somebody_never_trained(name: str) -> N
     fresh = s.method.init_clients(s.message, s.batch)
     one_new = tensors.where(torch.arange(s.batch.clients) > 0, s.clients, fresh)
     for state in (s.clients, one_new):
-        engine.posteriors(counting, s.message, state, s.batch, s.noise(s.batch.ids, 0))
+        personalisation.posteriors(counting, s.message, state, s.batch, s.noise(s.batch.ids, 0))
     assert counting.called == ["personalise_trained", "personalise"]

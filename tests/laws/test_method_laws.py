@@ -18,7 +18,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import cohort, engine, messages
+from pacbayes_fl.federation import cohort, engine, federation_state, messages, personalisation
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
@@ -194,7 +194,7 @@ def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
     before = world()
     s = scene.__wrapped__(case, d)
     s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
-    engine.join(s.method, s.server, case.strangers(d), SEED_OF_STRANGERS).predict(case.strangers(d).x)
+    personalisation.join(s.method, s.server, case.strangers(d), SEED_OF_STRANGERS).predict(case.strangers(d).x)
     assert world() == before
     assert not pyro.get_param_store().keys()
 
@@ -202,7 +202,7 @@ def test_a_run_leaves_the_world_as_it_was(case: Case, d: int) -> None:
 @every_method
 def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
     s = scene(case, d)
-    start = engine.start(s.method, s.batch, s.plan)
+    start = federation_state.start(s.method, s.batch, s.plan)
     for tree in (s.server, s.clients, s.message, start.server, start.clients):
         back = tensors.unleaves(tree, messages.flatten(tree))
         assert type(back) is type(tree)
@@ -215,7 +215,7 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
 @every_method
 def test_states_are_finite_from_the_start_so_that_a_saved_one_that_is_not_was_altered(case: Case, d: int) -> None:
     s = scene(case, d)
-    start = engine.start(s.method, s.batch, s.plan)
+    start = federation_state.start(s.method, s.batch, s.plan)
     for tree in (s.server, s.clients, start.server, start.clients):
         assert all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(tree).values())
 
@@ -232,12 +232,16 @@ def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
 @every_method
 def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
     s, new = scene(case, d), case.strangers(d)
-    got = numbers(engine.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x))
+    got = numbers(
+        personalisation.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x)
+    )
     assert all(leaf.shape[:2] == new.y.shape for leaf in got.values())
     assert tensors.finite(got).all()
     assert (got["probs" if case.labelled else "variance"] > 0).all()
     alone = new.select(torch.tensor([1])).trim()
-    again = numbers(engine.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:]))
+    again = numbers(
+        personalisation.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:])
+    )
     assert_close(again, tensors.select(got, torch.tensor([1])))
 
 
@@ -278,7 +282,7 @@ def test_how_the_engine_cuts_clients_into_calls_changes_nothing(case: Case, d: i
     state = engine.run_rounds(s.method, s.batch, replace(s.plan, **cut))
     assert_close(identified(s.method, state.server), identified(s.method, s.server), 1e-12)
     assert_close(state.clients, s.clients, 1e-12)
-    personal = engine.personalise(s.method, state, s.batch, replace(s.plan, **cut))
+    personal = personalisation.personalise(s.method, state, s.batch, replace(s.plan, **cut))
     assert sorted(torch.cat([index for index, _ in personal]).tolist()) == list(range(s.batch.clients))
 
 
@@ -294,7 +298,7 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
         silent = not leaves
     for chunk in (1, 2**20):
         plan = replace(s.plan, rounds=3, chunk=chunk)
-        state = engine.FederationState(s.server, s.clients, 2)
+        state = federation_state.FederationState(s.server, s.clients, 2)
         ((record, after),) = engine.rounds(s.method, s.batch, plan, state)
         if silent:
             assert record.steps is None and isinstance(s.method, Alone | LocalOnly)
@@ -347,7 +351,7 @@ def test_rounds_of_cohorts_are_those_of_a_table_of_states_that_is_copied_every_r
     """Bit by bit, client by client; and a state that was given stays as it was whatever rounds come after it."""
     s = scene(case, case.dimensions[0])
     method, batch, plan = s.method, s.batch, replace(s.plan, rounds=3, cohort=2, chunk=1)
-    server = engine.start(method, batch, plan).server
+    server = federation_state.start(method, batch, plan).server
     clients, given = method.init_clients(method.broadcast(server), batch), []
     for record, state in engine.rounds(method, batch, plan):
         message, clients = method.broadcast(server), tensors.tree_map(torch.clone, clients)

@@ -11,8 +11,8 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.federation import engine, private
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, personalisation, private
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
@@ -219,7 +219,7 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
         held = sum(leaf[0].numel() for leaf in tensors.leaves(s.method.client_steps(s.message, update)).values())
         assert aggregator.charge.coordinates == held == COORDINATES.get(case.name.split("{")[0], held)
         x = s.batch.x
-        for index, posterior in engine.personalise(s.method, state, s.batch, s.plan):
+        for index, posterior in personalisation.personalise(s.method, state, s.batch, s.plan):
             assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
 
 

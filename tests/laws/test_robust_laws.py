@@ -17,8 +17,8 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError, StudyError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, federation_state, personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.pac_pfl.folds import Folded
@@ -259,7 +259,7 @@ def play(case: Case, kind: Aggregate, fault: str | None, rounds: int = ROUNDS) -
 def error(case: Case, state: FederationState) -> float:
     """Measure the honest clients' root mean squared error on a grid, on average."""
     x, found = torch.linspace(-1.4, 1.4, 40, dtype=torch.float64), [math.nan] * CLIENTS
-    for index, posterior in engine.personalise(case.build(1), state, BATCH, plan_of("mean")):
+    for index, posterior in personalisation.personalise(case.build(1), state, BATCH, plan_of("mean")):
         predicted: Any = posterior.predict(x.view(1, -1, 1).expand(len(index), -1, -1))
         means = predicted.mean
         for k, mean in zip(index.tolist(), means, strict=True):
@@ -278,7 +278,7 @@ EVERY_RULE = ("pac-pfl", "pac-pfl-bnn", "pfedbayes", "fedsi", "fedavg", "folded"
 )
 def test_no_client_decides_for_the_others_and_the_one_that_tries_is_named(case: Case, kind: Aggregate) -> None:
     clean = error(case, play(case, kind, None)[-1][1])
-    assert clean <= 0.85 * error(case, engine.start(case.build(1), BATCH, plan_of(kind))), "nothing to lose"
+    assert clean <= 0.85 * error(case, federation_state.start(case.build(1), BATCH, plan_of(kind))), "nothing to lose"
     for fault in HUGE:
         played = play(case, kind, fault)
         assert error(case, played[-1][1]) <= FACTOR * clean, fault

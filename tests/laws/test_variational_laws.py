@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, federation_state
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.svi import LocalInference
@@ -105,7 +105,7 @@ def with_gates(name: str, q: MeanField) -> Any:
 
 def start_at(method: Any, name: str, batch: ClientBatch, w: tuple[float, float], q: MeanField) -> FederationState:
     """Begin a federation at a global distribution and posteriors."""
-    state = engine.start(method, batch, FederationPlan())
+    state = federation_state.start(method, batch, FederationPlan())
     one = with_gates(name, tensors.tree_map(lambda leaf: leaf[0], posterior([w[0]], [w[1]])))
     server = state.server._replace(w=tensors.expand(one, 1) if name == "cfedbayes" else one)
     clients = state.clients

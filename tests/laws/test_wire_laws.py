@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import arrays, engine, messages, remote_client, wire
+from pacbayes_fl.federation import arrays, engine, federation_state, messages, remote_client, wire
 from pacbayes_fl.federation.messages import Kept, Reply
 from tests.laws.cases import FEDERATED, LABELLED, Case, Scene, assert_close, bits, identified, scene
 
@@ -29,7 +29,7 @@ class Exchange(NamedTuple):
     """The third round of a federation on one device; the same opened, and what its clients answer."""
 
     scene: Scene
-    state: engine.FederationState
+    state: federation_state.FederationState
     now: wire.Round
     honest: Mapping[str, Reply]
     liar: str
@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
 def exchange(case: Case, d: int) -> Exchange:
     """Play it once; the expected update is made of other rows than anybody's."""
     s = scene(case, d)
-    begun = engine.FederationState(s.server, s.clients, 2)
+    begun = federation_state.FederationState(s.server, s.clients, 2)
     ((record, state),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3), begun)
     strangers = replace(s.batch, x=torch.ones_like(s.batch.x), y=torch.zeros_like(s.batch.y))
     expected = wire.expected_update(s.method, s.server, strangers)
@@ -59,7 +59,7 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
     s = scene(case, case.dimensions[0])
     method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:3])
     plan = replace(s.plan, chunk=1)
-    start = engine.start(method, batch, plan)
+    start = federation_state.start(method, batch, plan)
     server, likes = start.server, [tensors.select(start.clients, torch.tensor([k])) for k in range(3)]
     members, expected = messages.members(batch), wire.expected_update(method, server, batch)
     kept: list[Kept | None] = [None] * 3

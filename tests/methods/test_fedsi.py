@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from pacbayes_fl import bounds, tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import (
@@ -236,11 +236,11 @@ def test_the_next_prior_is_the_average_or_alpha() -> None:
 
 def test_the_start_is_the_same_for_all_and_nothing_is_uncertain() -> None:
     algorithm, batch = method(init_std=0.3), clients()
-    start = engine.start(algorithm, batch, FederationPlan(seed=2))
+    start = federation_state.start(algorithm, batch, FederationPlan(seed=2))
     mean, variance = start.server.moments
     assert not variance.any() and 0.2 < mean.std() < 0.4 and algorithm.shared == 2 * 6 + 6
     assert torch.equal(start.clients.head, mean[18:].expand(K, -1)) and not start.clients.flat.any()
-    other = engine.start(algorithm, batch, FederationPlan(seed=3))
+    other = federation_state.start(algorithm, batch, FederationPlan(seed=3))
     assert not torch.equal(other.server.moments.mean, mean)
 
 
@@ -299,7 +299,7 @@ def test_rows_of_one_client_count_once_a_round_or_once(form: str, rounds: int) -
     """Precisions 1 / alpha + T H of the paper, and 1 / alpha + H; in one dimension the estimates are Bayes' too."""
     model, batch, (ggn,) = linear(1, 3)
     x, y = laplace.own(batch, 0)
-    start = engine.start(FedSI(model, personal_sites=1), batch, FederationPlan(seed=2)).server.moments.mean
+    start = federation_state.start(FedSI(model, personal_sites=1), batch, FederationPlan(seed=2)).server.moments.mean
     for prior, times in (("cumulative", rounds), ("divide", 1)):
         algorithm, state = rounds_of(model, batch, rounds, prior=prior, **FORMS_OF_PRIOR[form])
         precision = 1 / ALPHA + times * float(ggn)
@@ -307,7 +307,7 @@ def test_rows_of_one_client_count_once_a_round_or_once(form: str, rounds: int) -
         assert 1 / found.variance[0].item() == pytest.approx(precision, rel=1e-9)
         linear_part = start[0] / ALPHA + times * float(x[:, 0] @ (y - start[1])) / 0.25
         assert found.mean[0].item() == pytest.approx(float(linear_part) / precision, rel=1e-6)
-        (_, personal), *_ = engine.personalise(algorithm, state, batch, FederationPlan(seed=2))
+        (_, personal), *_ = personalisation.personalise(algorithm, state, batch, FederationPlan(seed=2))
         spread = personal.gaussian.output_covariance(linearised(model, personal, torch.ones(1, 1, 1)))
         assert 1 / spread.item() == pytest.approx(precision + (float(ggn) if prior == "cumulative" else 0.0), rel=1e-9)
 
@@ -507,7 +507,7 @@ def test_batch_norms_are_learned_as_numbers() -> None:
     model = BayesianVGG((1, 8, 8), Categorical(3), torch.float64)
     algorithm = method(model, subnetwork=LargestVariance(0.0001), local=LocalDescent(1, 4, 1e-3))
     batch = laplace.clients(model, 3, 2, feature=(1, 8, 8))
-    start = engine.start(algorithm, batch, FederationPlan(seed=2))
+    start = federation_state.start(algorithm, batch, FederationPlan(seed=2))
     update, _ = algorithm.client(algorithm.broadcast(start.server), start.clients, batch, Noise(3, 1, batch.ids))
     shared = algorithm.shared
     number = ~model.stochastic_columns()[:shared]

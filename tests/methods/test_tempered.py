@@ -11,7 +11,7 @@ import torch
 from pacbayes_fl.bounds.losses import ClippedNLL, ZeroOne
 from pacbayes_fl.bounds.risk import gibbs_risk
 from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.posteriors.predictive import FinitePosterior, SampledPosterior
@@ -23,16 +23,16 @@ T = 1.7
 def models(method: Any, known: Scene, case: Case) -> dict[str, Any]:
     """Return the posteriors of clients that trained, of clients that did not, and the global one, by name."""
     (d,) = case.dimensions
-    (_, own), *_ = engine.personalise(method, _state(known), known.batch, known.plan)
-    new = engine.join(method, known.server, case.strangers(d), SEED, engine=case.noise)
+    (_, own), *_ = personalisation.personalise(method, _state(known), known.batch, known.plan)
+    new = personalisation.join(method, known.server, case.strangers(d), SEED, engine=case.noise)
     found = {"own": (own, known.batch), "new": (new, case.strangers(d))}
-    for _, shared in engine.global_models(method, _state(known), known.batch, known.plan):
+    for _, shared in personalisation.global_models(method, _state(known), known.batch, known.plan):
         found["global"] = (shared, known.batch)
     return found
 
 
 def _state(known: Scene) -> Any:
-    return engine.FederationState(known.server, known.clients, known.plan.rounds)
+    return federation_state.FederationState(known.server, known.clients, known.plan.rounds)
 
 
 @pytest.mark.parametrize("case", LABELLED, ids=str)
@@ -62,7 +62,7 @@ def test_a_temperature_moves_probabilities_and_neither_labels_nor_training(case:
 def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of_tempered_draws(case: Case) -> None:
     known, found = scene(case, case.dimensions[-1]), []
     for method in (known.method, Tempered(known.method, T)):
-        index, prior = next(engine.personalise(method, _state(known), known.batch, known.plan))
+        index, prior = next(personalisation.personalise(method, _state(known), known.batch, known.plan))
         rows = known.batch.select(index)
         try:
             refined = method.refine(prior, rows, rows, known.noise(rows.ids, 5))
@@ -89,7 +89,7 @@ def test_personal_models_are_the_same_when_they_are_made_again(case: Case, tempe
         again = method.personalise_again(first, message, state, rows, noise.copy())
         return first.predict(rows.x), again.predict(rows.x)
 
-    for _, predicted in engine.personal_calls(method, _state(known), known.batch, known.plan, predictions):
+    for _, predicted in personalisation.personal_calls(method, _state(known), known.batch, known.plan, predictions):
         mine, theirs = ({"p": p.log_probs} if case.labelled else {"mean": p.mean, "v": p.variance} for p in predicted)
         assert_close(mine, theirs, 1e-12)
 

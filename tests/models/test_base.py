@@ -16,7 +16,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
@@ -230,7 +230,7 @@ def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network
         message = method.broadcast(state.server)
         noise = engine.Noise(4, 0, batch.ids)
         personal = method.personalise(message, state.clients, batch, noise).predict(batch.x)
-        joined = engine.join(method, state.server, new, 5).predict(new.x)
+        joined = personalisation.join(method, state.server, new, 5).predict(new.x)
         values = {"server": state.server, "personal": numbers(personal), "joined": numbers(joined)}
         assert all(leaf.isfinite().all() for leaf in tensors.leaves(values).values())
         found.append(values)

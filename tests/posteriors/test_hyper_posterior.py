@@ -14,7 +14,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.pac_pfl.gp import PacPFL
@@ -106,7 +106,7 @@ def test_a_user_s_hyper_prior_works_with_pac_pfl() -> None:
         for m in (4, 6)
     ]
     batch = ClientBatch.pad(rows)
-    before = engine.start(method, batch, FederationPlan(seed=2)).server.particles
+    before = federation_state.start(method, batch, FederationPlan(seed=2)).server.particles
     after = engine.run_rounds(method, batch, FederationPlan(rounds=1, seed=2)).server.particles
     target = -before.sign() / 0.3 + 0.5 * particle_scores(model, before, batch).score.sum(0)
     torch.testing.assert_close(after, before + 0.01 * svgd.direction(before, target), rtol=1e-9, atol=1e-12)

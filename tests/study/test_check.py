@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import check, run
 from pacbayes_fl.study.data import load
@@ -58,7 +58,7 @@ def test_what_a_run_refuses_is_refused_and_nothing_else(
     def begin(*_: object) -> None:
         raise Began
 
-    monkeypatch.setattr(engine._Federation, "play", begin)
+    monkeypatch.setattr(RoundPlayer, "play", begin)
     told = ""
     try:
         run.run(one, tmp_path / "run")

@@ -12,8 +12,8 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import CheckpointError, StudyError
-from pacbayes_fl.federation import checkpoint, engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import checkpoint, engine, federation_state
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.results import rounds
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import folder as study_folder
@@ -59,7 +59,10 @@ def test_the_twin_begins_as_an_empty_folder_does(tmp_path: Path) -> None:
         assert keeper.scaling(dataset) is None
         keeper.check_rows(divide(tiny("report.certify.scheme=split"), dataset))
         clients = prepared[1]["existing"].train
-        state, fresh = keeper.restore(prepared[0], clients, tiny()), engine.start(prepared[0], clients, tiny().plan)
+        state, fresh = (
+            keeper.restore(prepared[0], clients, tiny()),
+            federation_state.start(prepared[0], clients, tiny().plan),
+        )
         assert state.round == 0 and torch.equal(state.server.particles, fresh.server.particles)
     assert [*tmp_path.iterdir()] == []
     one, other = (keeper.dataset(tiny()).groups["existing"].train for keeper in keepers)

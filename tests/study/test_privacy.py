@@ -19,7 +19,7 @@ import torch
 
 from pacbayes_fl import cli, tensors
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
-from pacbayes_fl.federation import checkpoint, engine
+from pacbayes_fl.federation import checkpoint, engine, federation_state
 from pacbayes_fl.privacy import ledger, mechanisms
 from pacbayes_fl.privacy.accounting import Budget, epsilon, noise_multiplier
 from pacbayes_fl.privacy.charges import Charge, pure_epsilon, zcdp
@@ -252,7 +252,7 @@ def test_algorithm_3_says_what_it_gives_beside_what_it_claims(tmp_path: Path) ->
 
 
 def test_pac_pfl_learns_under_a_generous_budget_and_not_under_a_tiny_one(tmp_path: Path) -> None:
-    start = engine.start(*_parts(), tiny().plan).server.particles
+    start = federation_state.start(*_parts(), tiny().plan).server.particles
     run(tmp_path / "plain")
     moved = {"plain": state(tmp_path / "plain")["server.particles"] - start}
     for name, budget in (("generous", 1e7), ("tiny", 1e-3)):
@@ -396,7 +396,7 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
     """By default delta is 0.1 / N: 0.0125 of eight clients, 0.033 of three, and a budget by the latter is larger."""
     one = tiny(ON, "data.options.clients=8")
     method, groups = study.prepare(one, load(one))
-    state, clients = engine.start(method, groups["existing"].train, one.plan), groups["existing"].train
+    state, clients = federation_state.start(method, groups["existing"].train, one.plan), groups["existing"].train
 
     def sit(state: Any, clients: Any, rounds: int) -> tuple[Any, Any]:
         aggregator = privacy.open_private(

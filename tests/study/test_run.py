@@ -20,7 +20,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import client_id
 from pacbayes_fl.errors import CheckpointError, ClientError, DamageWarning, DataError, StudyError
-from pacbayes_fl.federation import checkpoint, engine, lock
+from pacbayes_fl.federation import checkpoint, engine, federation_state, lock
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds
@@ -207,7 +207,7 @@ def test_no_rounds_give_the_start(tmp_path: Path) -> None:
     result = run.run(tiny("federation.rounds=0"), tmp_path / "run")
     assert result.rounds == ()
     trained = run.open_run(tmp_path / "run")
-    fresh = engine.start(trained.method, trained.groups["existing"].train, tiny().plan)
+    fresh = federation_state.start(trained.method, trained.groups["existing"].train, tiny().plan)
     assert torch.equal(trained.state.server.particles, fresh.server.particles)
 
 

@@ -16,8 +16,8 @@ class ByAutograd:
     """What a family of distributions gets that says only how it draws and how far it is from another one.
 
     A child is a NamedTuple of unconstrained parameters, leaves [K, *] or [*], with `draw`, `weights`, `mean` and `kl`
-    as `posteriors.weights.family.WeightDistribution` has them. Its weights depend on each other across the sites of a model, so
-    that no site has a distribution of its own, and a Pyro program is asked for its log likelihood at given weights.
+    as `WeightDistribution` has them. Its weights depend on each other across the sites of a model, so that no site has
+    a distribution of its own, and a Pyro program is asked for its log likelihood at given weights.
     """
 
     __slots__ = ()

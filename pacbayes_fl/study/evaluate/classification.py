@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import AnyMethod, FederationState, Then
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.federation.personalisation import Then
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import ClassPredictive
 from pacbayes_fl.results.metrics import MEAN_WEIGHTS, MODELS, VALIDATION, Metric, headline
@@ -49,7 +51,7 @@ def _models(
     method: AnyMethod, state: FederationState, train: ClientBatch, plan: FederationPlan, then: Then
 ) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield the name of a model, positions [k] of clients, and what is made of its posterior for them."""
-    for name, found in zip(MODELS, (engine.personalise, engine.global_models), strict=True):
+    for name, found in zip(MODELS, (personalisation.personalise, personalisation.global_models), strict=True):
         for index, made in found(method, state, train, plan, then):
             yield name, index, made
 
@@ -160,7 +162,7 @@ def histograms(
     def predicted(index: Tensor, posterior: Any) -> ClassMixture:
         return predictive(posterior, some.test.select(index.cpu()).x)
 
-    for index, mixture in engine.personalise(method, state, some.train, plan, predicted):
+    for index, mixture in personalisation.personalise(method, state, some.train, plan, predicted):
         rows = some.test.select(index.cpu())
         share = mixture.entropy / math.log(mixture.probs.shape[-1])
         for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from pacbayes_fl.data.scaling import power_of_two, standardised
 from pacbayes_fl.errors import StudyError, outside
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.guard import listed
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
@@ -64,7 +65,7 @@ def metrics_of(study: Study, task: str) -> dict[str, Metric]:
     return {name: metric.at(vars(study.report)) for name, metric in found.items()}
 
 
-def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def notes(metrics: Mapping[str, Metric]) -> JsonTable:
     """Say in words what metrics are.
 
     Args:
@@ -78,9 +79,7 @@ def notes(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     return found | ({"own_metrics": own} if own else {})
 
 
-def state_of(
-    method: Method[Any, Any, Any, Any], state: FederationState, group: str, scaled: ScaledGroup
-) -> FederationState:
+def state_of(method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup) -> FederationState:
     """Give the state in which a group personalises: its own for existing clients, a fresh one for new clients.
 
     Args:
@@ -159,7 +158,7 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
 
 
 def evaluate(
-    method: Method[Any, Any, Any, Any],
+    method: AnyMethod,
     state: FederationState,
     group: str,
     scaled: ScaledGroup,
@@ -188,7 +187,7 @@ def evaluate(
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
     state = state_of(method, state, group, scaled)
-    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    for index, found in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         own_rows = test.select(index.cpu())
         standard, own, unit = units_of(found, scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
@@ -238,9 +237,7 @@ def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:
     return {f"{name}_{part}": getattr(batch, name) for part, batch in parts.items() for name in ("x", "y", "mask")}
 
 
-def curve(
-    method: Method[Any, Any, Any, Any], state: FederationState, scaled: ScaledGroup, plan: FederationPlan
-) -> dict[str, float]:
+def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: FederationPlan) -> dict[str, float]:
     """Average the headline metric of existing clients' test rows over clients: a point of the learning curve.
 
     Args:
@@ -254,7 +251,7 @@ def curve(
         and "unscored", how many have none, where there are such.
     """
     metric, values = headline("regression"), []
-    for index, found in engine.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    for index, found in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         rows = scaled.test.select(index.cpu())
         values.append(metric(found, rows.y, rows.mask))
     scores = torch.cat(values)
@@ -264,7 +261,7 @@ def curve(
 
 def labels(
     method_name: str, options: Mapping[str, Any], features: Any, target: Any, metrics: Mapping[str, Metric]
-) -> dict[str, Any]:
+) -> JsonTable:
     """Say in words what the numbers of a run are.
 
     Args:
@@ -277,7 +274,7 @@ def labels(
     Returns:
         `labels.json`.
     """
-    out: dict[str, Any] = {
+    out: JsonTable = {
         "feature_name": [column.name for column in features],
         "feature_unit": [column.unit for column in features],
         "target_name": target.name,

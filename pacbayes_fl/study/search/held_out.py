@@ -17,7 +17,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.tempered import best as best_temperature
@@ -196,13 +196,13 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     (method, groups), *others = [prepare(one, part) for one in studies]
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
-    method, *rest = (engine.at_rates(one, state) for one in (method, *(other for other, _ in others)))
+    method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
     def posteriors(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Any]:
-        first = engine.posteriors(method, message, clients, rows, noise.copy())
+        first = personalisation.posteriors(method, message, clients, rows, noise.copy())
         return [first, *(one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)]
 
-    for index, found in engine.personal_calls(method, state, group.train, plan, posteriors):
+    for index, found in personalisation.personal_calls(method, state, group.train, plan, posteriors):
         for posterior, held in zip(found, sums, strict=True):
             held.add(posterior, index)
     tempering = TEMPERATURE in study.held_out

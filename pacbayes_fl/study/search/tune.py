@@ -19,7 +19,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
@@ -93,12 +93,12 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     """Train without the held-out rows, and add up how well they are predicted after each number of rounds."""
     method, groups = prepare(study, part)
     group = groups["existing"]
-    start = engine.start(method, group.train, study.plan)
+    start = federation_state.start(method, group.train, study.plan)
     rounds = engine.rounds(method, group.train, replace(study.plan, rounds=max(sums)), start)
     for state in chain((start,), (state for _, state in rounds)):
         if state.round in sums:
-            settled = engine.at_rates(method, state)
-            for index, posterior in engine.personalise(settled, state, group.train, study.plan):
+            settled = federation_state.at_rates(method, state)
+            for index, posterior in personalisation.personalise(settled, state, group.train, study.plan):
                 loss, log_prob = _losses(posterior, group, index, sums[state.round].unit)
                 sums[state.round].add(index, group.raw.test.mask[index], loss, log_prob)
 

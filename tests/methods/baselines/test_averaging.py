@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.map_estimate import Descended
 from pacbayes_fl.inference.optim import adam_init
@@ -31,14 +31,14 @@ class TowardsOne(WeightAveraging):
 
 def test_one_function_is_a_method() -> None:
     batch, method = clients(*SIZES), TowardsOne(MODEL)
-    start = engine.start(method, batch, FederationPlan(rounds=3, seed=1)).server.theta
+    start = federation_state.start(method, batch, FederationPlan(rounds=3, seed=1)).server.theta
     after = engine.run_rounds(method, batch, FederationPlan(rounds=3, seed=1)).server.theta
     assert torch.allclose(after - 1, (start - 1) / 8, atol=1e-6)
 
 
 def test_fine_tuning_takes_the_passes_that_are_asked_for() -> None:
     batch, method = clients(*SIZES), TowardsOne(MODEL, finetune=2)
-    server = engine.start(method, batch, FederationPlan(rounds=1)).server
+    server = federation_state.start(method, batch, FederationPlan(rounds=1)).server
     tuned = method.personalise(server, Nothing(), batch, Noise(0, 0, batch.ids)).family.loc
     assert torch.allclose(tuned - 1, (server.theta - 1).expand_as(tuned) / 4, atol=1e-6)
 

@@ -7,7 +7,7 @@ import torch
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import personalisation
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.persistence import Persistence
@@ -21,7 +21,7 @@ NAMES = ("a", "b", "c")
 
 @pytest.mark.parametrize("column", [0, 2])
 def test_tomorrow_is_like_today(column: int) -> None:
-    predictive = engine.join(Persistence(NAMES, NAMES[column]), Nothing(), BATCH, 0).predict(BATCH.x)
+    predictive = personalisation.join(Persistence(NAMES, NAMES[column]), Nothing(), BATCH, 0).predict(BATCH.x)
     assert torch.equal(predictive.mean, BATCH.x[..., column])
     for k in range(BATCH.clients):
         real = BATCH.mask[k]
@@ -33,7 +33,7 @@ def test_tomorrow_is_like_today(column: int) -> None:
 def test_a_series_that_never_changes_keeps_some_variance() -> None:
     x = torch.ones(5, 1, dtype=torch.float64)
     batch = ClientBatch.pad([(x, x[:, 0])])
-    predictive = engine.join(Persistence(("a",), "a"), Nothing(), batch, 0).predict(batch.x)
+    predictive = personalisation.join(Persistence(("a",), "a"), Nothing(), batch, 0).predict(batch.x)
     assert predictive.variance.eq(1e-8).all() and predictive.log_prob(batch.y).isfinite().all()
 
 

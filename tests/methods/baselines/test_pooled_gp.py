@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Nothing
@@ -89,7 +89,7 @@ def test_with_few_inducing_inputs_it_predicts_as_titsias(model: FunctionModel) -
     assert len(server.inducing) == 6
     k_uu, k_uf, _, r, noise = pieces(model, server.theta, server.inducing)
     new = strangers(3)
-    mine = engine.join(method, server, new, 0).predict(new.x)
+    mine = personalisation.join(method, server, new, 0).predict(new.x)
     inner = np.linalg.inv(k_uu + k_uf @ k_uf.T / noise)
     for k in range(2):
         k_us = kernel(model, server.theta, server.inducing, new.x[k])
@@ -140,7 +140,7 @@ def test_every_client_gets_the_same_gp() -> None:
     method = PooledGP(deep(3), steps=2)
     server = engine.run_rounds(method, BATCH, FederationPlan(rounds=1)).server
     same = replace(BATCH, x=BATCH.x[:1].expand_as(BATCH.x))
-    predictive = engine.join(method, server, same, 0).predict(same.x)
+    predictive = personalisation.join(method, server, same, 0).predict(same.x)
     assert isinstance(predictive, NormalMixture) and predictive.means.shape == (4, 1, 9)
     assert torch.equal(predictive.mean, predictive.mean[:1].expand_as(predictive.mean))
 
@@ -148,9 +148,9 @@ def test_every_client_gets_the_same_gp() -> None:
 def test_before_any_row_it_predicts_the_prior() -> None:
     model = deep(3)
     method = PooledGP(model)
-    server = engine.start(method, BATCH, FederationPlan()).server
+    server = federation_state.start(method, BATCH, FederationPlan()).server
     theta = server.theta.view(1, 1, -1)
-    predictive = engine.join(method, server, BATCH, 0).predict(BATCH.x)
+    predictive = personalisation.join(method, server, BATCH, 0).predict(BATCH.x)
     assert isinstance(predictive, NormalMixture)
     torch.testing.assert_close(predictive.means, model.mean(theta, BATCH.x))
     prior = model.variance(theta, BATCH.x) + model.noise(theta).unsqueeze(-1)
@@ -159,7 +159,7 @@ def test_before_any_row_it_predicts_the_prior() -> None:
 
 def test_without_any_row_nothing_is_learned() -> None:
     method = PooledGP(deep(3), steps=1)
-    server = engine.start(method, BATCH, FederationPlan()).server
+    server = federation_state.start(method, BATCH, FederationPlan()).server
     nobody = send(BATCH)._replace(weight=torch.zeros(4))
     assert bits(method.server(server, nobody, 4)) == bits(server)
 
@@ -168,7 +168,7 @@ def test_without_any_row_nothing_is_learned() -> None:
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_covariance_that_cannot_be_factored_is_named(limit: int, steps: int) -> None:
     method = PooledGP(deep(3), steps=steps, exact_up_to=limit)
-    server = engine.start(method, BATCH, FederationPlan()).server
+    server = federation_state.start(method, BATCH, FederationPlan()).server
     broken: Server = server._replace(theta=server.theta * torch.nan)
     with pytest.raises(NumericalError, match="pooled covariance cannot be factored"):
         method.server(broken, send(BATCH), 4)
@@ -179,5 +179,5 @@ def test_repeated_rows_do_no_harm() -> None:
     for limit in (0, 2000):
         method = PooledGP(deep(3), steps=3, inducing=40, exact_up_to=limit)
         server = engine.run_rounds(method, rows, FederationPlan(rounds=1)).server
-        predictive = engine.join(method, server, rows, 0).predict(rows.x)
+        predictive = personalisation.join(method, server, rows, 0).predict(rows.x)
         assert predictive.mean.isfinite().all() and (predictive.variance > 0).all()

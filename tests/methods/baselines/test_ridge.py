@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge, RidgeCV
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.pooling import pool, send
@@ -71,12 +71,12 @@ def test_a_perfect_line_keeps_some_variance() -> None:
 
 def test_the_pooled_line_is_everybodys() -> None:
     method = PooledRidge(("a", "b", "c"))
-    start = engine.start(method, BATCH, FederationPlan())
+    start = federation_state.start(method, BATCH, FederationPlan())
     assert not method.federated
-    assert not engine.join(method, start.server, BATCH, 0).predict(BATCH.x).mean.any()
+    assert not personalisation.join(method, start.server, BATCH, 0).predict(BATCH.x).mean.any()
     server = engine.run_rounds(method, BATCH, FederationPlan(rounds=1)).server
     theirs = RidgeCV(alphas=ALPHAS).fit(POOLED[0].numpy(), POOLED[1].numpy())
     for batch in (BATCH, strangers(3)):
-        mean = engine.join(method, server, batch, 0).predict(batch.x).mean
+        mean = personalisation.join(method, server, batch, 0).predict(batch.x).mean
         for k in range(batch.clients):
             np.testing.assert_allclose(mean[k], theirs.predict(batch.x[k].numpy()), rtol=1e-10, atol=1e-12)

@@ -8,7 +8,7 @@ import torch
 
 from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Nothing
@@ -63,7 +63,7 @@ def test_rounds_teach_the_server_nothing() -> None:
 
 def test_a_client_without_rows_gets_the_starting_prior() -> None:
     new = strangers(3)
-    predictive = engine.join(METHOD, SERVER, new, 0).predict(new.x[[0, 0]])
+    predictive = personalisation.join(METHOD, SERVER, new, 0).predict(new.x[[0, 0]])
     assert isinstance(predictive, NormalMixture)
     theta = SERVER.theta.view(1, 1, -1)
     prior, noise = deep(3).prior(theta, new.x[:1])

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, softplus
 from pacbayes_fl import bounds
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, ShapeError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing, Refined
@@ -161,7 +161,7 @@ def test_a_minibatch_means_the_same_for_functions_and_for_networks(scale: Any) -
 @pytest.mark.parametrize("beta", [None, 3.0])
 def test_rounds_are_algorithms_1_and_2_in_plain_torch(beta: float | None) -> None:
     m, batch = method(tau=0.6, beta=beta), clients(*SIZES)
-    state = engine.start(m, batch, FederationPlan(rounds=3, seed=5))
+    state = federation_state.start(m, batch, FederationPlan(rounds=3, seed=5))
     start = torch.cat((alive(state.server.particles[:, :D]), state.server.particles[:, D:]), -1)
     state = state._replace(server=state.server._replace(particles=start))
     hand = ByHand(start, 0.6, 0.01, beta)
@@ -307,7 +307,7 @@ def test_a_new_client_needs_no_training_and_one_without_rows_gets_the_priors() -
     server = engine.run_rounds(m, clients(*SIZES), FederationPlan(rounds=2)).server
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = engine.join(m, server, batch, seed=3)
+        found = personalisation.join(m, server, batch, seed=3)
     again = m.global_model(m.broadcast(server), Nothing(), batch, Noise(3, 0, batch.ids))
     mine, theirs = found.predict(batch.x), again.predict(batch.x)
     assert isinstance(mine, ClassMixture) and isinstance(theirs, ClassMixture)

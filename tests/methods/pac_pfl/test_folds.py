@@ -15,7 +15,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing
@@ -84,7 +84,7 @@ def test_every_fold_is_the_run_without_its_clients(name: str, plan: dict[str, An
         plain = engine.run_rounds(inner, outside(fold), given, lambda record, alone=alone: alone.append(record.values))
         assert_close(part(state.server, fold), plain.server)
         reports.append(alone)
-    first = engine.start(inner, BATCH, given).server
+    first = federation_state.start(inner, BATCH, given).server
     assert (state.server.particles - first.particles).abs().amax((1, 2)).min() > 1e-3
     for t, values in enumerate(records):
         for key in set(values) - {"seconds"}:

@@ -17,7 +17,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.bounds.divergence import gp_posterior_kl
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.optim import adam_init
 from pacbayes_fl.methods.base import Nothing
@@ -184,7 +184,7 @@ def test_a_round_of_plain_ascent_is_equations_39_and_40(cohort_scale: Any) -> No
     m = method(3, tau=tau, rate=rate, optimiser="ascent", cohort_scale=cohort_scale)
     assert isinstance(m.model, DeepKernelGP)
     plan = FederationPlan(rounds=1, seed=4)
-    before = engine.start(m, batch, plan).server.particles.numpy()
+    before = federation_state.start(m, batch, plan).server.particles.numpy()
     scores = np.zeros_like(before)
     for p, theta in enumerate(before):
         summed = sum(score(m.model, theta, *rows(batch, k)) for k in range(batch.clients))
@@ -212,7 +212,7 @@ def test_one_particle_is_map_ascent() -> None:
     batch, tau, rate = federation(3), 0.6, 1e-3
     m = method(3, particles=1, tau=tau, rate=rate, optimiser="ascent")
     plan = FederationPlan(rounds=3)
-    phi = engine.start(m, batch, plan).server.particles
+    phi = federation_state.start(m, batch, plan).server.particles
     for _, state in engine.rounds(m, batch, plan):
         update, _ = m.client(Message(phi), Nothing(), batch, no_noise(batch))
         phi = phi + rate * ((m.model.location() - phi) / STD**2 + tau * update.score.sum(0))
@@ -354,7 +354,7 @@ def test_svgd_finds_a_conjugate_posterior() -> None:
 
 def test_particles_climb_and_stay_apart() -> None:
     batch, m = federation(3), method(3, particles=4, rate=1e-2)
-    start = engine.start(m, batch, FederationPlan()).server.particles
+    start = federation_state.start(m, batch, FederationPlan()).server.particles
     end = engine.run_rounds(m, batch, FederationPlan(rounds=60)).server.particles
     assert (objective(m, end, batch) > objective(m, start, batch)).all()
     assert torch.pdist(end).min() > 0.1

@@ -16,8 +16,8 @@ from pacbayes_fl import bounds, tensors
 from pacbayes_fl.bounds.risk import gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, federation_state
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.variational.pfedbayes import Client, PFedBayes, PriorTracking, Server, never_trained
@@ -178,12 +178,12 @@ def test_a_record_says_the_means_over_clients() -> None:
 
 def test_the_start_is_the_same_for_the_server_and_all_clients() -> None:
     algorithm, batch = method(init_std=0.3, init_rho=-3.0), clients(*SIZES)
-    start = engine.start(algorithm, batch, FederationPlan(seed=2))
+    start = federation_state.start(algorithm, batch, FederationPlan(seed=2))
     assert (start.server.w.rho == -3.0).all() and 0.2 < start.server.w.loc.std() < 0.4
     for leaf, shared in zip(start.clients.q, start.server.w, strict=True):
         assert torch.equal(leaf, shared.expand(K, D))
     assert never_trained(start.clients).all()
-    other = engine.start(algorithm, batch, FederationPlan(seed=3))
+    other = federation_state.start(algorithm, batch, FederationPlan(seed=3))
     assert not torch.equal(other.server.w.loc, start.server.w.loc)
 
 

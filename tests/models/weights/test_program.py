@@ -20,7 +20,7 @@ from torch.nn.functional import softplus
 from pacbayes_fl import metrics
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.svi import LocalInference
@@ -239,7 +239,7 @@ def test_a_slip_is_named_before_anything_is_trained(slip: type[Any]) -> None:
         engine.run_rounds(method, BATCH, plan, ran.append)
     assert "\n" not in str(caught.value)
     with pytest.raises(StudyError, match=SLIPS[slip]):
-        engine.join(method, method.init_server(torch.Generator()), BATCH, 1)
+        personalisation.join(method, method.init_server(torch.Generator()), BATCH, 1)
     assert not ran and not pyro.get_param_store().keys()
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -290,7 +290,7 @@ def test_notes_and_masks_are_no_slips() -> None:
                     pyro.sample("y", self.rows(batch, f), obs=batch.y)
 
     state = engine.run_rounds(PFedBayes(Noting()), BATCH, FederationPlan(rounds=1, on_bad_client="stop"))
-    found = engine.join(PFedBayes(Noting()), state.server, BATCH, 1).predict(BATCH.x)
+    found = personalisation.join(PFedBayes(Noting()), state.server, BATCH, 1).predict(BATCH.x)
     assert isinstance(found, SampledMixture) and found.mean.isfinite().all()
 
 
@@ -400,7 +400,7 @@ def test_every_likelihood_trains_predicts_and_is_scored(kind: str, name: str) ->
         else FedAvg(Line(of), LocalDescent(steps=4, rate=0.05))
     )
     state = engine.run_rounds(method, batch, FederationPlan(rounds=2, seed=1, on_bad_client="stop"))
-    found: Any = engine.join(method, state.server, new, 1).predict(new.x)
+    found: Any = personalisation.join(method, state.server, new, 1).predict(new.x)
     scores = {metric: METRIC(found, new.y, new.mask) for metric, METRIC in of_task("regression").items()}
     assert all(score.isfinite().all() for score in scores.values()), scores
     assert isinstance(found, NormalMixture if kind == "heteroscedastic" else SampledMixture)
@@ -430,8 +430,8 @@ def test_counts_go_through_every_method(name: str) -> None:
     method: Any = (EVERY_METHOD | {"pac-pfl-bnn": own})[name](Line())
     batch, plan = clients(Line().of, (12, 9)), FederationPlan(rounds=1, seed=4, on_bad_client="stop")
     state = engine.run_rounds(method, batch, plan)
-    joined: Any = engine.join(method, state.server, batch, 5).predict(batch.x)
-    for _, posterior in engine.personalise(method, state, batch, plan):
+    joined: Any = personalisation.join(method, state.server, batch, 5).predict(batch.x)
+    for _, posterior in personalisation.personalise(method, state, batch, plan):
         found: Any = posterior.predict(batch.x[: len(posterior.noise.ids)])
         assert isinstance(found, SampledMixture)
     assert isinstance(joined, SampledMixture) and metrics.nlpd(joined, batch.y, batch.mask).isfinite().all()
@@ -442,11 +442,11 @@ def test_what_was_trained_predicts_nearly_as_well_as_what_made_the_rows() -> Non
     batch, plan = clients(of, (40, 36, 38)), FederationPlan(rounds=4, seed=1, on_bad_client="stop")
     method = PFedBayes(Line(of), LocalInference(steps=15, minibatch=40, rate=0.1, zeta=0.1), draws=6)
     state = engine.run_rounds(method, batch, plan)
-    for index, posterior in engine.personalise(method, state, batch, plan):
+    for index, posterior in personalisation.personalise(method, state, batch, plan):
         rows = batch.select(index)
         found: Any = posterior.predict(rows.x)
         trained = metrics.nlpd(found, rows.y, rows.mask)
-        start: Any = engine.join(
+        start: Any = personalisation.join(
             method, method.init_server(torch.Generator()), rows.select(torch.arange(len(index))), 3
         )
         del start
@@ -476,7 +476,7 @@ def test_a_latent_of_one_s_own_is_a_site_of_the_weights() -> None:
     local = LocalInference(steps=25, minibatch=70, rate=0.1, zeta=0.1)
     method = PFedBayes(Spread(), local, draws=6, join_passes=1)
     state = engine.run_rounds(method, batch, FederationPlan(rounds=4, seed=1, on_bad_client="stop"))
-    found: Any = engine.join(method, state.server, clients(lambda f: d.Laplace(f, 0.15), (80, 76), seed=5), 1)
+    found: Any = personalisation.join(method, state.server, clients(lambda f: d.Laplace(f, 0.15), (80, 76), seed=5), 1)
     scales = softplus(found.family.loc[:, Spread().span("tau")])
     assert ((scales > 0.1) & (scales < 0.4)).all()  # softplus(0) = .69 at the start
     assert found.predict(batch.x[:2]).mean.isfinite().all()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation import engine, personalisation
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
@@ -148,7 +148,7 @@ def test_blocks_of_rows_and_calls_of_few_clients_change_nothing(root: Path, monk
         pieces = evaluate(method, state, "existing", groups["existing"], plan, metrics_of(study, TASK))
         for one, other in zip(whole.rows, pieces.rows, strict=True):
             assert dict(one.metrics) == pytest.approx(dict(other.metrics), rel=1e-4)
-    _, posterior = next(engine.personalise(method, state, groups["existing"].train, study.plan))
+    _, posterior = next(personalisation.personalise(method, state, groups["existing"].train, study.plan))
     x = groups["existing"].test.x
     torch.testing.assert_close(predictive(posterior, x).probs, posterior.predict(x).probs)
 

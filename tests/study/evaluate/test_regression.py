@@ -13,7 +13,7 @@ from sklearn.linear_model import RidgeCV
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.federation import engine
-from pacbayes_fl.federation.engine import FederationState
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.study.data import ScaledGroup, load

@@ -12,7 +12,7 @@ import torch
 
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import DataError, NumericalError, PrivacyError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.methods.fedsi import ALPHAS, PERSONAL_ALPHAS, RULES
 from pacbayes_fl.results import records as results
@@ -62,7 +62,7 @@ def test_the_choice_has_the_highest_likelihood_of_rows_held_out(root: Path) -> N
         method, groups = prepare(fixed, replace(dataset, groups={"existing": tables.Group(rest, held)}))
         group = groups["existing"]
         state = engine.run_rounds(method, group.train, fixed.plan)
-        (_, posterior), *_ = engine.personalise(method, state, group.train, fixed.plan)
+        (_, posterior), *_ = personalisation.personalise(method, state, group.train, fixed.plan)
         log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
         scores[str(clusters)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
     said = notes["clusters"]
@@ -222,7 +222,7 @@ def test_personal_options_are_chosen_on_one_federation_of_all_rounds(
         method, groups = prepare(left_open(root, *PERSONAL, f"method.personal_alpha={alpha}"), part)
         group = groups["existing"]
         state = state or engine.run_rounds(method, group.train, one.plan)
-        (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+        (_, posterior), *_ = personalisation.personalise(method, state, group.train, one.plan)
         log_prob = posterior.predict(group.test.x).log_prob(group.test.y)
         scores[str(alpha)] = float((torch.where(held.mask, log_prob, 0.0).sum(1) / held.size).mean())
     said = notes["personal_alpha"]
@@ -259,7 +259,7 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
     )
     group = groups["existing"]
     state = engine.run_rounds(method, group.train, one.plan)
-    (_, posterior), *_ = engine.personalise(method, state, group.train, one.plan)
+    (_, posterior), *_ = personalisation.personalise(method, state, group.train, one.plan)
     log_probs = posterior.predict(group.test.x).log_probs.double()  # type: ignore[union-attr]
 
     def score(temperature: float) -> float:

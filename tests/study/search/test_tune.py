@@ -16,7 +16,7 @@ from sklearn.linear_model import RidgeCV
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
-from pacbayes_fl.federation import engine
+from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.methods import METHODS, LogUniform, OneOf
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -338,7 +338,7 @@ def test_labels_are_cross_validated_as_by_hand(tmp_path: Path) -> None:
     for rest, held in split.stratified_folds(train, 3):
         method, groups = prepare(study, replace(dataset, groups={"existing": tables.Group(rest, held)}))
         state = engine.run_rounds(method, groups["existing"].train, study.plan)
-        (_, posterior), *_ = engine.personalise(method, state, groups["existing"].train, study.plan)
+        (_, posterior), *_ = personalisation.personalise(method, state, groups["existing"].train, study.plan)
         probs = posterior.predict(held.x).probs
         wrong += ((probs.argmax(-1) != held.y) & held.mask).sum(1)
         nll -= torch.where(held.mask, probs.gather(-1, held.y.unsqueeze(-1)).squeeze(-1).log(), 0.0).sum(1)

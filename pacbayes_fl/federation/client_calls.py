@@ -1,4 +1,4 @@
-"""Clients in as many calls as a GPU's memory asks for: a call that exhausts it is made again on halves of its clients.
+"""Clients in calls: alike in size, as many as the memory takes, and fewer where a GPU's is exhausted.
 
 A client's numbers do not depend on who is in its call, so that they stay what they are.
 """
@@ -11,13 +11,72 @@ from typing import TypeVar
 
 import torch
 
-from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.batch import ClientBatch, group_by_size
 from pacbayes_fl.errors import ClientError, outside
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.weights import program
 
 Found = TypeVar("Found")
 
 
-class Memory:
+def prepared(method: AnyMethod, batch: ClientBatch) -> ClientBatch:
+    """Check a user's program before anything is trained; see `program.prepared`.
+
+    Args:
+        method: the algorithm.
+        batch: rows of clients.
+
+    Returns:
+        The rows that the program is given.
+    """
+    while hasattr(method, "inner"):  # a temperature or folds around it
+        method = method.inner
+    model = getattr(method, "model", None)
+    return program.prepared(model, batch) if isinstance(model, WeightModel) else batch
+
+
+def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: FederationPlan) -> list[list[int]]:
+    """Cut clients into calls: alike in size, and small enough for the memory that `plan.chunk` grants.
+
+    Args:
+        method: says what a client costs.
+        sizes: real rows of every client of the federation.
+        positions: clients that take part.
+        plan: gives chunk and waste.
+
+    Returns:
+        Positions by call, together all of them.
+    """
+    if not method.federated:
+        return [positions]
+    calls = []
+    for group in group_by_size([sizes[k] for k in positions], plan.waste):
+        largest = max(sizes[positions[i]] for i in group)
+        step = max(1, plan.chunk // method.footprint(largest))
+        calls += [[positions[i] for i in group[at : at + step]] for at in range(0, len(group), step)]
+    return calls
+
+
+def cut_calls(
+    batch: ClientBatch, sizes: Sequence[int], cut: Sequence[list[int]]
+) -> Iterator[tuple[list[int], ClientBatch]]:
+    """Give positions and rows of every call when it is due: a copy of all rows would take as much again.
+
+    Args:
+        batch: rows of all clients.
+        sizes: real rows that a call needs memory for, of every client.
+        cut: positions by call, see `parts`.
+
+    Yields:
+        Positions and rows of the clients of a call.
+    """
+    for part in cut:
+        yield part, batch.select(torch.tensor(part)).trim(max(1, max(sizes[k] for k in part)))
+
+
+class CallSplitter:
     """How many clients have fitted into one call so far; who keeps it does not try the same number again."""
 
     def __init__(self) -> None:
