@@ -354,7 +354,7 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
 
         yield line
     else:
-        from pacbayes_fl.cli.progress import bar
+        from pacbayes_fl.cli.bar import bar
 
         with bar(text, total) as show:
             yield lambda record: show(record.round, _told(record) if _is_news(record) else None)

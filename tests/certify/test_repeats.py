@@ -173,9 +173,9 @@ def test_a_twin_of_a_row_that_was_seen_counts_as_little_where_no_cell_tells(tmp_
     hidden = ~np.isin(twins.cells(own[10:], width, 5), known).any(1)
     assert hidden.sum() >= 5
     gone = held_rows.TrainingHistory(
-        {"gone": held_rows.Remembered("", known.reshape(-1))}, {}, 5, tuple(width.tolist())
+        {"gone": held_rows.TrainedClient("", known.reshape(-1))}, {}, 5, tuple(width.tolist())
     )
-    again = replace(trained, memory=gone)
+    again = replace(trained, history=gone)
     assert repeats_of(again, "new", trained.groups["new"].raw.train).n[0] == 0
 
 

@@ -24,7 +24,7 @@ def test_there_is_no_more_than_the_machine_has() -> None:
 def test_a_limit_on_the_process_counts_less_what_it_has() -> None:
     """In a process of its own, with 2 GiB of address space."""
     code = (
-        "import resource; from pacbayes_fl import memory;"
+        "import resource; from pacbayes_fl.data import memory;"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 31, resource.RLIM_INFINITY)); print(memory.available())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -20,7 +20,7 @@ import pytest
 
 from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError, PacBayesFLError
-from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.federation import lock
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.names import from_cell
 from pacbayes_fl.results import records as results
@@ -129,7 +129,7 @@ def test_a_refused_run_leaves_what_it_found(
     def refuse(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("pacbayes_fl.study.prepare", refuse)
+    monkeypatch.setattr("pacbayes_fl.study.run.prepare", refuse)
     study = str(write_study(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     for out in ("new", "deep/deeper/new"):
@@ -152,16 +152,16 @@ def test_a_run_that_has_written_something_keeps_it(tmp_path: Path, monkeypatch: 
 def test_a_lock_that_its_maker_takes_away_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opened the file of a failed run just before it went must not lock a file that nobody else can see."""
     folder = tmp_path / "run"
-    first, real = RunLock(folder), checkpoint.opened
+    first, real = RunLock(folder), lock.opened
     first.__enter__()
 
     def late(path: Path, mode: str, **named: object) -> object:
         file = real(path, mode, **named)
-        monkeypatch.setattr(checkpoint, "opened", real)
+        monkeypatch.setattr(lock, "opened", real)
         first.__exit__(DataError, None, None)  # takes run.lock and its folder away
         return file
 
-    monkeypatch.setattr(checkpoint, "opened", late)
+    monkeypatch.setattr(lock, "opened", late)
     with RunLock(folder):
         with pytest.raises(PacBayesFLError, match="in use"), RunLock(folder):
             pass
@@ -286,8 +286,8 @@ def test_more_images_than_there_are_rows_for_are_refused_at_once(tmp_path: Path)
 
 
 NONSENSE = {
-    "n2 below 0": ("pac-pfl", "method.n2=-1.0", "n2 and v must not be negative"),
-    "v below 0": ("pac-pfl-bnn", "method.v=-1e-3", "n2 and v must not be negative"),
+    "n2 below 0": ("pac-pfl", "method.n2=-1.0", "n2 must be at least 0, got -1"),
+    "v below 0": ("pac-pfl-bnn", "method.v=-1e-3", "v must be at least 0, got -0.001"),
     "a minibatch of 2**63": ("pac-pfl", f"method.minibatch={2**63}", "minibatch must be"),
     "tries of 2**63": ("ridge", f"report.certify.tried={2**63}", "tried must be a whole number from 0 to 2**32 - 1"),
     "folds of 2**63": ("ridge", f"report.certify.folds={2**63}", "folds must be a whole number"),
@@ -437,7 +437,7 @@ def test_a_study_of_any_name_runs_below_runs(
         results.Result(study.name, "ridge", 3, "regression", clients=clients).save(out)
         return results.load(out)
 
-    monkeypatch.setattr("pacbayes_fl.study.run", ran)
+    monkeypatch.setattr("pacbayes_fl.study.run.run", ran)
     heard("run", "tiny.toml", "--set", f"name={json.dumps(name)}", "--set", SETS)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-ridge-seed3") and (folder / "metrics.json").is_file()

@@ -29,6 +29,7 @@ from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
 from pacbayes_fl.models.base import FunctionModel, Given, WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.noise import Noise
 from tests.laws import cases
 from tests.laws.cases import CLASSES, assert_close, numbers
 
@@ -228,7 +229,7 @@ def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network
         plan = FederationPlan(rounds=2, seed=4, on_bad_client="stop")
         state = engine.run_rounds(method, batch, plan)
         message = method.broadcast(state.server)
-        noise = engine.Noise(4, 0, batch.ids)
+        noise = Noise(4, 0, batch.ids)
         personal = method.personalise(message, state.clients, batch, noise).predict(batch.x)
         joined = personalisation.join(method, state.server, new, 5).predict(new.x)
         values = {"server": state.server, "personal": numbers(personal), "joined": numbers(joined)}

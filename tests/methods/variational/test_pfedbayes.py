@@ -482,7 +482,7 @@ def test_a_family_says_its_name_and_counts_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"family": "full"}, "family must be one of mean-field, full-rank, low-rank, got 'full'"),
+        ({"family": "full"}, "family must be one of 'mean-field', 'full-rank', 'low-rank', got 'full'"),
         ({"family": "low-rank", "rank": 0}, "rank must be at least 1, got 0"),
         ({"family": "low-rank", "rank": 100}, "rank must be at most the 21 weights"),
         ({"family": "full-rank", "aggregation": "moments"}, "'moments' and noise_std = 1 are of a mean field, and the"),

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pacbayes_fl.cli.progress import bar
+from pacbayes_fl.cli.bar import bar
 from tests.hostile import NAMES
 
 CSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
