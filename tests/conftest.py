@@ -28,6 +28,16 @@ def _data_folder() -> Path | None:
     return Path(value) if value and Path(value).is_dir() else None
 
 
+_PROCESS = os.getpid()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport() -> None:
+    """End a forked child that leaves its test: it would run all that is left a second time."""
+    if os.getpid() != _PROCESS:
+        os._exit(99)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Return the folder of published data sets, or skip; whoever asks for it is marked `real_data`."""

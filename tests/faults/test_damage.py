@@ -24,6 +24,7 @@ from pacbayes_fl.results import rounds as results_rounds
 from pacbayes_fl.results.manifest import problems
 from pacbayes_fl.study import run as study
 from pacbayes_fl.study.search import tune
+from tests.forked import child, fork
 from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, write_study
 
 FILES = (
@@ -333,12 +334,12 @@ def test_nohup_is_respected(at: Path) -> None:
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@fork
 def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> None:
     """A session of its own on a terminal of its own, whose other end is closed while rounds are run."""
     rounds = ("--set", "federation.rounds=100000", "--set", "federation.checkpoint_every=100000")
-    child, terminal = os.forkpty()
-    if child == 0:
+    number, terminal = os.forkpty()
+    if number == 0:
         code = 99
         try:
             code = cli.main(["run", "tiny.toml", "--out", "new", "--quiet", *rounds])
@@ -346,10 +347,10 @@ def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> N
             os._exit(code)
     until = time.monotonic() + 60
     while not (at / "new" / "rounds.jsonl").exists() or len(results_rounds.read_rounds(at / "new")) < 3:
-        assert time.monotonic() < until and os.waitpid(child, os.WNOHANG) == (0, 0)
+        assert time.monotonic() < until and os.waitpid(number, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 130
     saved = checkpoint.load(at / "new")
     assert saved is not None and saved.round == len(results_rounds.read_rounds(at / "new")) >= 3
     assert problems(at / "new") == {}
@@ -360,8 +361,7 @@ def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> N
 
 def killed_at(call: int, module: Any, name: str, work: Callable[[], object]) -> bool:
     """Do some work in a process that is killed just before the n-th call of a function; whether it was."""
-    child = os.fork()
-    if child == 0:
+    def life() -> None:
         real, calls = getattr(module, name), iter(range(1, 1000))
 
         def counted(*arguments: Any, **named: Any) -> Any:
@@ -370,14 +370,10 @@ def killed_at(call: int, module: Any, name: str, work: Callable[[], object]) -> 
             return real(*arguments, **named)
 
         setattr(module, name, counted)
-        code = 99
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                work()
-            code = 0
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.redirect_stdout(io.StringIO()):
+            work()
+
+    code = os.waitstatus_to_exitcode(child(life))
     assert code in (0, -signal.SIGKILL)
     return code != 0
 
@@ -389,7 +385,7 @@ def joint(found: Any, folder: Path, **_: Any) -> list[Path]:
     return []
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@fork
 def test_a_killed_comparison_ends_as_one_that_nobody_disturbed(
     at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,7 +396,7 @@ def test_a_killed_comparison_ends_as_one_that_nobody_disturbed(
     for call in (2, 5):  # of six rounds
         out = at / "killed"
         shutil.rmtree(out, ignore_errors=True)
-        assert killed_at(call, results, "append_round", lambda: cli.main([*arguments, "killed"]))
+        assert killed_at(call, results_rounds, "append_round", lambda: cli.main([*arguments, "killed"]))
         done = {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/metrics.json")}
         assert cli.main([*arguments, "killed", "--resume"]) == 0
         answer = capsys.readouterr()
@@ -517,7 +513,7 @@ def test_a_comparison_without_its_manifest_goes_on_as_is_advised(
     assert not capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@fork
 def test_a_killed_search_ends_as_one_that_nobody_disturbed_and_tries_nothing_twice(
     at: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
