@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import turns
 from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
@@ -26,6 +27,7 @@ class LocalDescent:
         rate: learning rate.
         optimiser: of the weights, "adam" or plain gradient descent, "sgd".
         epochs: passes over a client's rows per round, each of ceil(m_k / b) minibatches; instead of `steps`.
+        momentum: of "sgd", v <- momentum v + gradient with v = 0 at the start of every round.
     """
 
     steps: int | None = option(20, low=1, symbol="R")
@@ -33,11 +35,15 @@ class LocalDescent:
     rate: float = option(1e-3, above=0)
     optimiser: Optimiser = "adam"
     epochs: int | None = option(None, low=1, symbol="K")
+    momentum: float = option(0.0, low=0, below=1)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and that momentum is not added to that of Adam."""
         check(self)
         turns.check(self)
+        if self.momentum and self.optimiser != "sgd":
+            what = f"momentum = {self.momentum:g} is of optimiser = 'sgd', and optimiser is {self.optimiser!r}"
+            raise StudyError(what, hint="optimiser = 'sgd', or momentum = 0")
 
 
 class GaussianPrior(NamedTuple):
@@ -68,6 +74,26 @@ class Descended(NamedTuple):
     loss: Tensor
 
 
+def gradient(model: WeightModel, theta: Tensor, rows: ClientBatch) -> tuple[Tensor, Tensor]:
+    """Differentiate the mean negative log likelihood of a row.
+
+    f_k(theta) = -(1/b) sum_j ln p(y_j | x_j, theta)
+
+    Args:
+        model: the likelihood.
+        theta: weights [K, D]; left as they are.
+        rows: b of each client's rows.
+
+    Returns:
+        f_k [K], in nats, and its gradient [K, D], both without autograd; 0 for a client without rows.
+    """
+    with torch.enable_grad():
+        leaf = theta.detach().requires_grad_(True)
+        loss = -model.log_likelihood(leaf, rows) / rows.size.clamp_min(1.0).to(theta.dtype)
+        (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), slope
+
+
 def fit(
     model: WeightModel,
     local: LocalDescent,
@@ -82,7 +108,7 @@ def fit(
     """Descend from given weights, to the most likely ones or to the maximum a posteriori.
 
     theta <- theta - rate grad_theta [-(1/b) sum_j ln p(y_j | x_j, theta) - (1/m_k) ln N(theta; mu, sigma^2)]
-    (FedSI eq. 10, per row)
+    (FedSI eq. 10, per row), with momentum theta <- theta - rate v
 
     Args:
         model: the likelihood.
@@ -99,23 +125,22 @@ def fit(
         The weights, the moments and the loss, which leaves out the prior.
     """
     theta = theta.clone()
+    velocity = torch.zeros_like(theta) if local.momentum else None
     adam = adam_init(theta, batch.clients) if adam is None else Adam(*(leaf.clone() for leaf in adam))
     total = torch.zeros(batch.clients, dtype=theta.dtype, device=theta.device)
     pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
     for active in turns.turns(local, batch, passes):
         small = local.minibatch < batch.mask.shape[1]
         rows = batch.rows(noise.rows(batch.mask, local.minibatch)) if small else batch
-        with torch.enable_grad():
-            leaf = theta.detach().requires_grad_(True)
-            loss = -model.log_likelihood(leaf, rows) / rows.size.clamp_min(1.0).to(theta.dtype)
-            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-        theta = leaf.detach()
+        loss, slope = gradient(model, theta, rows)
         if prior is not None and pull is not None:
-            gradient = torch.addcmul(gradient, pull, theta - prior.mean)
+            slope = torch.addcmul(slope, pull, theta - prior.mean)
         if free is not None:
-            gradient = gradient * free
-        adam = step_(theta, gradient, adam, local.rate, local.optimiser, active)
-        total += loss.detach() if active is None else torch.where(active, loss.detach(), 0.0)
+            slope = slope * free
+        if velocity is not None:
+            slope = velocity.mul_(local.momentum).add_(slope)
+        adam = step_(theta, slope, adam, local.rate, local.optimiser, active)
+        total += loss if active is None else torch.where(active, loss, 0.0)
     return Descended(theta, adam, turns.mean_over(local, batch, total, passes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
+from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
+from tests import worlds
 
 MODEL = BayesianMLP((2, 4, 3), Categorical(3), torch.float64)
 SIZES = (5, 2, 9, 4)
@@ -49,7 +52,8 @@ def by_hand(
 ) -> tuple[Tensor, float]:
     """Descend one client with torch's own optimiser on its own rows."""
     own = torch.nn.Parameter(theta.clone())
-    optimiser = (torch.optim.Adam if local.optimiser == "adam" else torch.optim.SGD)([own], lr=local.rate)
+    adam, sgd = torch.optim.Adam([own], lr=local.rate), torch.optim.SGD([own], local.rate, local.momentum)
+    optimiser = adam if local.optimiser == "adam" else sgd
     x, y = batch.x[0][batch.mask[0]], batch.y[0][batch.mask[0]]
     total = 0.0
     for _ in range(steps):
@@ -70,11 +74,13 @@ def by_hand(
     return own.data, total
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize(("optimiser", "momentum"), [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 @pytest.mark.parametrize("minibatch", [3, 50])
-def test_a_fit_is_torch_s_optimiser_on_every_client_alone(optimiser: Any, engine: Engine, minibatch: int) -> None:
-    local = LocalDescent(steps=4, minibatch=minibatch, rate=0.05, optimiser=optimiser)
+def test_a_fit_is_torch_s_optimiser_on_every_client_alone(
+    optimiser: Any, momentum: float, engine: Engine, minibatch: int
+) -> None:
+    local = LocalDescent(4, minibatch, 0.05, optimiser, momentum=momentum)
     batch, start = clients(), randn(30, K, D)
     before = start.clone()
     theta, adam, loss = map_estimate.fit(MODEL, local, start, batch, Noise(2, 1, batch.ids, engine=engine), passes=3)
@@ -159,6 +165,59 @@ def test_a_client_without_rows_stays_where_it_is() -> None:
         theta, _, loss = map_estimate.fit(MODEL, local, randn(30, 2, D), batch, Noise(0, 1, batch.ids))
         assert torch.equal(theta[1], randn(30, 2, D)[1]) and loss[1] == 0
         assert not torch.equal(theta[0], randn(30, 2, D)[0])
+
+
+def test_a_gradient_is_torch_s_on_every_client_alone() -> None:
+    batch, theta = clients(), randn(30, K, D)
+    loss, slope = map_estimate.gradient(MODEL, theta, batch)
+    assert not loss.requires_grad and not slope.requires_grad and not theta.requires_grad
+    for k in range(K):
+        own = theta[k].clone().requires_grad_(True)
+        expected = plain_loss(own, batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]])
+        torch.testing.assert_close(loss[k], expected.detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(slope[k], torch.autograd.grad(expected, own)[0], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("world", "batch", "at", "loss", "slope"),
+    [
+        (worlds.Quadratic(), worlds.quadratics(), (2.0,), (2.0, 2.0, 20.0), ((2.0,), (4.0,), (10.0,))),
+        (worlds.Quartic(), worlds.clients((1.0,), (0.0,), (1,)), (1.2,), (1.2**4 / 4,), ((1.2**3,),)),
+        (worlds.Product(), worlds.products((1.0, -1.0)), (3.0, 0.5), (0.125, 3.125), ((0.25, 1.5), (1.25, 7.5))),
+    ],
+    ids=["quadratic", "quartic", "product"],
+)
+def test_worlds_are_the_programs_that_they_say(
+    world: worlds.World, batch: ClientBatch, at: Any, loss: Any, slope: Any
+) -> None:
+    theta = torch.tensor(at, dtype=torch.float64).expand(batch.clients, -1)
+    found, gradient = map_estimate.gradient(world, theta, batch)
+    constant = 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(found - constant, torch.tensor(loss, dtype=torch.float64), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(gradient, torch.tensor(slope, dtype=torch.float64), rtol=1e-13, atol=1e-14)
+    traced = WeightModel.log_likelihood(world, theta, batch)
+    torch.testing.assert_close(world.log_likelihood(theta, batch), traced, rtol=1e-13, atol=0)
+
+
+def test_momentum_goes_on_within_a_round_and_not_into_the_next() -> None:
+    batch, start = clients(), randn(30, K, D)
+    plain, heavy = (LocalDescent(2, 50, 0.05, "sgd", momentum=momentum) for momentum in (0.0, 0.9))
+    once, other = (map_estimate.fit(MODEL, local, start, batch, Noise(0, 1, batch.ids)) for local in (plain, heavy))
+    _, first = map_estimate.gradient(MODEL, start, batch)
+    middle = start - 0.05 * first
+    _, second = map_estimate.gradient(MODEL, middle, batch)
+    torch.testing.assert_close(once.theta, middle - 0.05 * second, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(other.theta, middle - 0.05 * (0.9 * first + second), rtol=1e-12, atol=1e-13)
+    again = map_estimate.fit(MODEL, heavy, other.theta, batch, Noise(0, 2, batch.ids), adam=other.adam)
+    fresh = map_estimate.fit(MODEL, heavy, other.theta, batch, Noise(0, 2, batch.ids))
+    assert torch.equal(again.theta, fresh.theta)
+
+
+def test_momentum_beside_that_of_adam_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"momentum = 0.9 is of optimiser = 'sgd', and optimiser is 'adam'"):
+        LocalDescent(momentum=0.9)
+    with pytest.raises(StudyError, match=r"momentum must be at least 0 and below 1, got 1|momentum must be .*, got 1"):
+        LocalDescent(optimiser="sgd", momentum=1.0)
 
 
 @pytest.mark.parametrize("name", ["steps", "minibatch", "rate"])

@@ -155,12 +155,15 @@ REST: dict[str, dict[str, Any]] = {
     "lam": {"tau": None, "beta": 2.0},
     "beta": {"tau": None, "lam": 9.0},
 }
-"""Options that a value other than the default asks for."""
+"""Options that a value other than the default, None, asks for."""
+
+BESIDE: dict[str, dict[str, Any]] = {"momentum": {"optimiser": "sgd"}}
+"""Options that a value other than a default number asks for."""
 
 
 def another(one: Option) -> tuple[Any, dict[str, Any]]:
     """Return a valid value that is not the default, and the options that it needs beside it."""
-    rest = REST.get(one.name, {}) if one.default is None else {}
+    rest = (REST if one.default is None else BESIDE).get(one.name, {})
     if one.name in ("lam", "beta") and one.default is None:
         return 9.0, rest
     if one.name == "column":

@@ -7,11 +7,9 @@ from typing import Any
 import pyro
 import pytest
 import torch
-from pyro import distributions, poutine
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.plan import FederationPlan
@@ -19,49 +17,16 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.averaging import Server
 from pacbayes_fl.methods.baselines.fedavg import FedAvg
-from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.noise import Noise
 from tests.methods import by_hand
 from tests.methods.by_hand import MODEL, SIZES, D, K, clients, randn
+from tests.worlds import Quadratic, at, descent, quadratics
 
-
-class Quadratic(WeightModel):
-    """-ln p = a (w - b)^2 / 2 up to a constant, with (a, b) as a client's only row."""
-
-    dtype = torch.float64
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"w": ()}
-
-    def model(self, batch: ClientBatch, prior: WeightPrior, zeta: float, scale: Tensor) -> None:
-        with pyro.plate("clients", batch.clients, dim=-1):
-            with poutine.scale(scale=zeta):
-                w = pyro.sample("w", prior.site("w"))
-            std = batch.x[..., 0].clamp_min(1e-9) ** -0.5
-            with poutine.scale(scale=scale):
-                target = distributions.Normal(w.unsqueeze(-1).expand_as(std), std)
-                pyro.sample("y", target.mask(batch.mask).to_event(1), obs=batch.y)
-
-
-def quadratics(*rows: int) -> ClientBatch:
-    """Return f_i = a_i (w - b_i)^2 / 2 with a = (1, 4) and b = (0, 1), each row alike."""
-    pairs = [
-        (torch.full((m, 1), a, dtype=torch.float64), torch.full((m,), b, dtype=torch.float64))
-        for m, a, b in zip(rows, (1.0, 4.0), (0.0, 1.0), strict=True)
-    ]
-    return ClientBatch.pad(pairs)
-
-
-FIVE = LocalDescent(steps=5, minibatch=50, rate=0.1, optimiser="sgd")
-
-
-def at(w: float) -> Server:
-    return Server(torch.tensor([w], dtype=torch.float64))
+FIVE, TWO = descent(5, 0.1), ((1.0, 4.0), (0.0, 1.0))
 
 
 def test_a_round_on_two_quadratics_is_the_published_one() -> None:
-    batch, algorithm = quadratics(1, 1), FedAvg(Quadratic(), FIVE, weighting="uniform")
+    batch, algorithm = quadratics(*TWO, (1, 1)), FedAvg(Quadratic(), FIVE, weighting="uniform")
     update, _ = algorithm.client(at(2.0), Nothing(), batch, Noise(0, 1, batch.ids))
     assert update.theta[:, 0].tolist() == pytest.approx([1.18098, 1.07776], rel=1e-12)
     assert algorithm.server(at(2.0), update, 2).theta.item() == pytest.approx(1.12937, rel=1e-12)
@@ -69,16 +34,16 @@ def test_a_round_on_two_quadratics_is_the_published_one() -> None:
 
 
 def test_weights_are_by_rows_where_asked() -> None:
-    batch, algorithm = quadratics(1, 3), FedAvg(Quadratic(), FIVE, weighting="rows")
+    batch, algorithm = quadratics(*TWO, (1, 3)), FedAvg(Quadratic(), FIVE, weighting="rows")
     update, _ = algorithm.client(at(2.0), Nothing(), batch, Noise(0, 1, batch.ids))
     assert algorithm.server(at(2.0), update, 2).theta.item() == pytest.approx(1.103565, rel=1e-12)
 
 
 def test_the_fixed_point_is_not_the_optimum() -> None:
-    batch, algorithm = quadratics(1, 1), FedAvg(Quadratic(), FIVE, weighting="uniform")
+    batch, algorithm = quadratics(*TWO, (1, 1)), FedAvg(Quadratic(), FIVE, weighting="uniform")
     state = engine.run_rounds(algorithm, batch, FederationPlan(rounds=60))
     assert state.server.theta.item() == pytest.approx(0.6925023465365121, rel=1e-12)
-    one = FedAvg(Quadratic(), LocalDescent(steps=1, rate=0.1, optimiser="sgd"), weighting="uniform")
+    one = FedAvg(Quadratic(), descent(1, 0.1), weighting="uniform")
     exact = engine.run_rounds(one, batch, FederationPlan(rounds=200))
     assert exact.server.theta.item() == pytest.approx(0.8, rel=1e-9)  # one step a round is gradient descent
 
