@@ -122,7 +122,7 @@ class DamageWarning(UserWarning):
     """A file of a run folder was altered or lost since it was written; no option hides this."""
 
 
-def outside() -> int:
+def caller_stacklevel() -> int:
     """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
     package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == package:

@@ -70,7 +70,7 @@ def keys(seed: int, round: int, ids: Sequence[int]) -> Tensor:
     return (words[0] << 31) | (words[1] >> 1)
 
 
-def generator_of(text: str) -> torch.Generator:
+def generator_from_text(text: str) -> torch.Generator:
     """Give randomness that a text stands for: another text, another stream.
 
     Args:
@@ -148,7 +148,7 @@ class Noise:
         """Seed a generator per client for the next draw."""
         draw, self._draw = self._draw, self._draw + 1
         for client in self.ids:
-            yield generator_of(f"{self.seed}/{self.round}/{client}/{draw}")
+            yield generator_from_text(f"{self.seed}/{self.round}/{client}/{draw}")
 
     def uniform(self, like: Tensor) -> Tensor:
         """Draw uniforms in (0, 1).

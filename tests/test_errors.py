@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pacbayes_fl import errors
-from pacbayes_fl.errors import PacBayesFLError, outside
+from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel
 
 KINDS = {
     errors.ShapeError: ValueError,
@@ -61,10 +61,10 @@ def test_an_error_survives_the_way_to_another_process(through: object) -> None:
 
 
 def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
-    inside = {"__name__": "pacbayes_fl.somewhere", "outside": outside, "warnings": warnings}
-    exec("def warn(): warnings.warn('look', stacklevel=outside())\ndef deeper(): warn()", inside)
+    inside = {"__name__": "pacbayes_fl.somewhere", "caller_stacklevel": caller_stacklevel, "warnings": warnings}
+    exec("def warn(): warnings.warn('look', stacklevel=caller_stacklevel())\ndef deeper(): warn()", inside)
     for name in ("warn", "deeper"):
         with pytest.warns(UserWarning, match="look") as caught:
             inside[name]()  # type: ignore[operator]
         assert caught[0].filename == __file__
-    assert outside() == 1
+    assert caller_stacklevel() == 1

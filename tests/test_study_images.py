@@ -24,7 +24,7 @@ from pacbayes_fl.results.metrics import comparison_columns
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run as study
-from pacbayes_fl.study.data import reopen
+from pacbayes_fl.study.data import load_saved
 from pacbayes_fl.study.predict import ClassPrediction, join, predict
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
 
@@ -129,11 +129,11 @@ def test_a_run_whose_images_have_changed_or_gone_says_so(root: Path, tmp_path: P
     own = shutil.copytree(root, tmp_path / "root")
     study.run(tiny_images(own, "federation.rounds=1"), tmp_path / "run")
     kept = tmp_path / "run" / "data.npz"
-    assert reopen(tiny_images(own), kept).rows is not None
+    assert load_saved(tiny_images(own), kept).rows is not None
     with pytest.raises(DataError, match="client 'client_00': its rows are not those that the run was started with"):
-        reopen(tiny_images(own, "seed=4"), kept)
+        load_saved(tiny_images(own, "seed=4"), kept)
     with pytest.raises(DataError, match="client 'client_05': its rows are not those"):
-        reopen(tiny_images(own, "data.options.new_clients=1"), kept)
+        load_saved(tiny_images(own, "data.options.new_clients=1"), kept)
     write_root(own, seed=9)
     for use in (lambda: study.open_run(tmp_path / "run"), lambda: resume(own, tmp_path / "run")):
         with pytest.raises(DataError, match="the files of mnist are not those that the run was started with"):

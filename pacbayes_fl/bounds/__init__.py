@@ -36,12 +36,12 @@ from pacbayes_fl.bounds.pac_pfl import (
     not_vacuous,
     theorem_delta,
 )
-from pacbayes_fl.bounds.pooled import pooled
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.printed import lemma_4_3, lemma_4_6, theorem_4_2
 from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes_rate, sfedbayes_rate
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.server import new_clients, server_bound
+from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.bounds.table import BOUNDS, bound_named
 from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 
@@ -97,10 +97,10 @@ __all__ = [
     "pbb_lambda",
     "pbb_quadratic",
     "pfedbayes_rate",
-    "pooled",
     "seeger",
     "server_bound",
     "sfedbayes_rate",
+    "size_weighted",
     "theorem_3_2",
     "theorem_4_2",
     "theorem_delta",

@@ -203,7 +203,7 @@ class Bound:
         if self.group is not None:
             return f"none: it is on {'seen' if self.group == 'existing' else 'new'} clients on average"
         if self.poolable:
-            return "also at the pooled rows of clients that are not alike, with divergences summed (`bounds.pooled`)"
+            return "also at the pooled rows of clients that are not alike, by `bounds.size_weighted`, with KLs summed"
         return "none: it is on each client on its own"
 
     def described(self) -> list[tuple[str, str]]:

@@ -182,8 +182,8 @@ class _Inverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         q, c, p = ctx.saved_tensors
-        by_q, by_c = _slopes(q, c, p, ctx.sign)
-        return grads[0] * by_q, grads[0] * torch.where(c == 0, _at_no_budget(q.detach(), ctx.sign), by_c), None
+        grad_q, grad_c = _slopes(q, c, p, ctx.sign)
+        return grads[0] * grad_q, grads[0] * torch.where(c == 0, _at_no_budget(q.detach(), ctx.sign), grad_c), None
 
 
 def _slopes(q: Tensor, c: Tensor, p: Tensor, sign: float) -> tuple[Tensor, Tensor]:
@@ -196,12 +196,12 @@ def _slopes(q: Tensor, c: Tensor, p: Tensor, sign: float) -> tuple[Tensor, Tenso
     inside = ~still & ~ended
     q, p = torch.where(inside, q, 0.25), torch.where(inside, p, 0.5)
     gap = p - q
-    by_c = p * (1.0 - p) / gap
+    grad_c = p * (1.0 - p) / gap
     ratio = gap / (q.clamp_min(_TINY) * (1.0 - p))
     near = ratio.abs() < 0.5
     far = p.log() - q.clamp_min(_TINY).log() + (1.0 - q).clamp_min(_TINY).log() - torch.log1p(-p)
-    by_q = by_c * torch.where(near, torch.log1p(torch.where(near, ratio, 0.0)), far)
-    return torch.where(inside, by_q, still.double()), torch.where(inside, by_c, 0.0)
+    grad_q = grad_c * torch.where(near, torch.log1p(torch.where(near, ratio, 0.0)), far)
+    return torch.where(inside, grad_q, still.double()), torch.where(inside, grad_c, 0.0)
 
 
 def _at_no_budget(q: Tensor, sign: float) -> Tensor:

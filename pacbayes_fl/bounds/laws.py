@@ -18,9 +18,9 @@ from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_boun
 from pacbayes_fl.bounds.coverage import MOST, WORLDS, Case, coverage
 from pacbayes_fl.bounds.losses import LossRange
 from pacbayes_fl.bounds.pac_pfl import confidence_factor
-from pacbayes_fl.bounds.pooled import pooled
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.record import from_record, to_record
+from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.errors import AssumptionError
 
 _CLOSE = 1e-9
@@ -264,11 +264,11 @@ def pools_as_it_states(bound: Bound) -> None:
     risk, kl, n = (torch.tensor(each, dtype=torch.float64) for each in ((0.1, 0.3), (1.0, 3.0), (50.0, 150.0)))
     if not bound.poolable:
         try:
-            pooled(risk, kl, n, 0.05, premises_of(bound), bound=bound)
+            size_weighted(risk, kl, n, 0.05, premises_of(bound), bound=bound)
         except AssumptionError:
             return
         raise _broken(bound, "pools_as_it_states", "it is not poolable, and `pooled` takes it")
-    got = pooled(risk, kl, n, 0.05, premises_of(bound), bound=bound).value.item()
+    got = size_weighted(risk, kl, n, 0.05, premises_of(bound), bound=bound).value.item()
     one = _value(bound, 0.25, 4.0, 200, 1.0, 0.05)
     _require(math.isclose(got, one, rel_tol=1e-12), bound, "pools_as_it_states", f"{got:g} is not {one:g}")
 

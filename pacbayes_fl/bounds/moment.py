@@ -19,7 +19,7 @@ def log_moment(n: Tensor) -> Tensor:
     It is the expectation itself for losses in {0, 1} of any mean strictly between. For losses in [0, 1] the expectation
     is no larger: exp(n kl(. || L)) is convex in each loss, so that at the same mean it is largest at the ends (Maurer
     2004, A note on the PAC Bayesian theorem, Theorem 1). That holds for every n, and xi(n) <= 2 sqrt n. For losses of
-    different means see `bounds.pooled`.
+    different means see `bounds.size_weighted`.
 
     By Abel's identity xi(n) = 1 + sum_{j=1}^n prod_{i<j} (1 - i / n), whose terms are positive. Beyond 256 rows
 

@@ -18,7 +18,7 @@ from pacbayes_fl.certify.request import Request
 from pacbayes_fl.certify.rows import BoundRows, none_of
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import client_calls
-from pacbayes_fl.noise import generator_of
+from pacbayes_fl.noise import generator_from_text
 from pacbayes_fl.posteriors.hyper_posterior import SmoothedHyperPosterior
 from pacbayes_fl.posteriors.predictive import LearnedPriors
 from pacbayes_fl.results.certificates import CertifiedClient
@@ -73,7 +73,7 @@ def certify_average(
     premises = replace(premises, posterior="no worse than the prior", drawn_clients=drawn)
     if request.smooth is not None:
         smooth = SmoothedHyperPosterior(priors.particles, request.smooth, priors.hyper_prior)
-        theta = smooth.sample(request.draws, generator_of(f"certify/{trained.study.seed}"))
+        theta = smooth.sample(request.draws, generator_from_text(f"certify/{trained.study.seed}"))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
     n = rows.repeats.n

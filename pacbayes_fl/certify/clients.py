@@ -277,7 +277,7 @@ def _pooled_certificate(request: Request, measured: Measured, premises: Premises
     """Bound the average over the clients' rows."""
     estimate = request.estimate(measured.draws, request.delta)
     numbers = (measured.risk, measured.kl, measured.n, request.delta, premises)
-    return bounds.pooled(*numbers, bound=request.record, monte_carlo=estimate)
+    return bounds.size_weighted(*numbers, bound=request.record, monte_carlo=estimate)
 
 
 def _lines(

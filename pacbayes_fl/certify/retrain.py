@@ -42,7 +42,7 @@ def certifiable(folder: Path) -> tuple[Study, Path]:
         what = "a private run is not trained again: the releases of both would add up, in two ledgers"
         raise PrivacyError(what, hint="run the study anew with report.certify.scheme = 'split' from the start")
     certify = replace(study.report.certify, scheme="split")
-    study = held_out.reopened(replace(study, report=replace(study.report, certify=certify)), folder)
+    study = held_out.without_choice(replace(study, report=replace(study.report, certify=certify)), folder)
     return study, folder.with_name(f"{folder.name}-certify")
 
 

@@ -90,13 +90,13 @@ def bound_rows_of(
     if private and (afresh or group.train.clients < 2 or released is None or not math.isfinite(released.epsilon)):
         return None
     state = state_of(trained.method, trained.state, name, group)
-    if name == "existing" and trained.held is not None:
+    if name == "existing" and trained.bound_rows is not None:
         device = group.train.x.device
-        rows, seen = group.bring(trained.held.to(device)), group.train
+        rows, seen = group.bring(trained.bound_rows.to(device)), group.train
         if part.prior == "global" or afresh:
             seen = none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
-        repeats = repeats_of(trained, name, trained.held, afresh)
+        repeats = repeats_of(trained, name, trained.bound_rows, afresh)
         return BoundRows(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units)

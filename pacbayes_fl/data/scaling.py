@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import outside
+from pacbayes_fl.errors import caller_stacklevel
 
 ColumnScale = Literal["client", "pooled", "none"]
 """How a column is scaled: by each client's own moments, by those of all clients' rows together, or not at all."""
@@ -183,7 +183,7 @@ def settle(
     if alone and lost:
         what = f"{_listed(lost)}: constant inside clients and different between them, so that scaling by client makes 0"
         advice = f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
-        warnings.warn(f"{what}; {advice}", stacklevel=outside())
+        warnings.warn(f"{what}; {advice}", stacklevel=caller_stacklevel())
     kinds: list[ColumnScale] = []
     for kind, apart in zip(asked, between, strict=True):
         kinds.append(kind or ("pooled" if apart and not alone else "client"))
@@ -191,7 +191,9 @@ def settle(
         kinds[-1] = "none"
     pooled = torch.tensor([kind == "pooled" for kind in kinds], device=every.device)
     if still := [name for name, one in zip(names, (pooled & whole.flat[0]).tolist(), strict=True) if one]:
-        warnings.warn(f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=outside())
+        warnings.warn(
+            f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=caller_stacklevel()
+        )
     std = torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
     return Shared(tuple(kinds), torch.where(pooled, whole.mean[0], 0.0), std)
 
@@ -224,7 +226,9 @@ def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], 
     """Warn of the targets and of the features that do not vary [K, d + 1], by the clients in which they do not."""
     if flat[:, -1].any() and not labels:
         names = [name for name, is_flat in zip(clients, flat[:, -1].tolist(), strict=True) if is_flat]
-        warnings.warn(f"targets of {_listed(names)} do not vary: left unscaled (std := 1)", stacklevel=outside())
+        warnings.warn(
+            f"targets of {_listed(names)} do not vary: left unscaled (std := 1)", stacklevel=caller_stacklevel()
+        )
     alike: dict[tuple[int, ...], list[str]] = {}
     for j in flat[:, :-1].any(0).nonzero().flatten().tolist():
         alike.setdefault(tuple(flat[:, j].nonzero().flatten().tolist()), []).append(columns[j])
@@ -236,7 +240,9 @@ def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], 
             for where, names in alike.items()
         ]
         text = "; ".join([*words[:_SHOWN], *([f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else [])])
-        warnings.warn(f"features that do not vary tell a client nothing, and become 0: {text}", stacklevel=outside())
+        warnings.warn(
+            f"features that do not vary tell a client nothing, and become 0: {text}", stacklevel=caller_stacklevel()
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data import memory, times
-from pacbayes_fl.errors import DataError, outside, shown
+from pacbayes_fl.errors import DataError, caller_stacklevel, shown
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
@@ -272,7 +272,7 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
         what = (
             f"{count} row{'s' if count > 1 else ''} of {names} come at the time of the row before, by column {time!r}"
         )
-        warnings.warn(f"{what}: they stay in the order of the file", stacklevel=outside())
+        warnings.warn(f"{what}: they stay in the order of the file", stacklevel=caller_stacklevel())
     return table._replace(
         clients={name: (x[order[name]], y[order[name]]) for name, (x, y) in table.clients.items()},
         split=None if table.split is None else {name: own[order[name]] for name, own in table.split.items()},

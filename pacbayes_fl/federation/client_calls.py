@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch, group_by_size
-from pacbayes_fl.errors import ClientError, outside
+from pacbayes_fl.errors import ClientError, caller_stacklevel
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.models.base import WeightModel
@@ -113,7 +113,7 @@ class CallSplitter:
                 )
             self.most = half
             what = f"GPU memory exhausted by {len(positions)} clients in one call: from here on {half} at a time"
-            warnings.warn(what, stacklevel=outside())
+            warnings.warn(what, stacklevel=caller_stacklevel())
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         for part in (range(half), range(half, len(positions))):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import ClientError, NumericalError, StudyError, outside
+from pacbayes_fl.errors import ClientError, NumericalError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import reduction
 from pacbayes_fl.federation.client_calls import prepared
 from pacbayes_fl.federation.federation_state import FederationState, start
@@ -146,16 +146,18 @@ def _warn(
     for name in dropped:
         if watch.failures[name] == _WARN_AFTER_DROPS:
             what = f"client {name!r} was dropped {_WARN_AFTER_DROPS} times in a row (round {t})"
-            warnings.warn(what, stacklevel=outside())
+            warnings.warn(what, stacklevel=caller_stacklevel())
     steps = watch.steps if plan.aggregate == "mean" else None  # the other rules are the remedy
     if steps is not None and steps.whose == watch.alone and steps.whose not in said:
         said.add(steps.whose)
         hint = "federation.aggregate = 'clipped' bounds what one client can do"
-        warnings.warn(f"client {steps.whose!r} sent a step {lengths(steps)} (round {t}); {hint}", stacklevel=outside())
+        warnings.warn(
+            f"client {steps.whose!r} sent a step {lengths(steps)} (round {t}); {hint}", stacklevel=caller_stacklevel()
+        )
     remark = method.remark(values)
     if remark is not None and remark not in said:
         said.add(remark)
-        warnings.warn(f"{remark} (round {t})", stacklevel=outside())
+        warnings.warn(f"{remark} (round {t})", stacklevel=caller_stacklevel())
 
 
 def run_rounds(

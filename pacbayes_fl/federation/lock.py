@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from pacbayes_fl.errors import CheckpointError, outside
+from pacbayes_fl.errors import CheckpointError, caller_stacklevel
 from pacbayes_fl.federation.checkpoint import clean
 from pacbayes_fl.files import close_folder, make_folder, opened
 from pacbayes_fl.results.folder import refuse_links
@@ -62,7 +62,7 @@ class RunLock:
         file.flush()
         self._file = file
         if told := close_folder(self.folder, frozenset({_LOCK}), "study.toml"):
-            warnings.warn(told, stacklevel=outside())
+            warnings.warn(told, stacklevel=caller_stacklevel())
         clean(self.folder)
         return self
 

@@ -59,7 +59,7 @@ def posteriors(method: AnyMethod, message: AnyTree, state: AnyTree, batch: Clien
     Returns:
         The posterior of the K clients.
     """
-    fresh = method.never_trained(state)
+    fresh = method.is_new(state)
     trained = fresh is not None and not bool(fresh.any())
     found = (method.personalise_trained if trained else method.personalise)(message, state, batch, noise)
     warn_of(found)

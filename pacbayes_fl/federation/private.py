@@ -160,7 +160,7 @@ class NoisySum:
         if came > most:
             what = f"a private round may have at most {most:g} clients, got {came}"
             raise PrivacyError(what, round=self._round, hint="take those that `draw` gives")
-        payload = self._method.payload(self._message, update)
+        payload = self._method.to_release(self._message, update)
         clipped = mechanisms.clip(payload, self._private.mechanism, good)
         self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
 
@@ -188,7 +188,7 @@ class NoisySum:
             mean = mechanisms.noisy_mean(self._sum, aggregator.mechanism, aggregator.cohorts, source)
             mean = tensors.tree_map(lambda leaf, like: leaf.to(like.dtype), mean, aggregator.empty)
             aggregator.ledger.spend(charge, self._round, tensors.leaves(mean))
-        return self._method.received(self._message, mean, aggregator.cohorts.divisor)
+        return self._method.from_release(self._message, mean, aggregator.cohorts.divisor)
 
     def _again(self, kept: Release) -> AnyTree:
         """Take the release that was paid for before a crash; what the clients have sent now is left aside."""
@@ -269,7 +269,7 @@ def open_private(
     noise = Noise(plan.seed, 0, one.ids, one.x.device, plan.noise)
     state = method.init_clients(message, one)
     update, _ = method.client(message, state, one, noise)
-    payload = method.payload(message, update)
+    payload = method.to_release(message, update)
     if cohorts.kind == "fixed" and cohorts.share < 1 and plan.train == "cohort" and keeps_state(method, server, batch):
         what = (
             "clients that keep something between rounds and train only when they are drawn remember who was drawn, and "

@@ -97,7 +97,7 @@ class RobustAccumulator:
             The update that the method makes of it.
         """
         update = tensors.cat(self._updates)
-        steps = self._method.client_steps(self._message, update)
+        steps = self._method.client_deltas(self._message, update)
         plan, weight = self._plan, update.weight
         rule = Rule.of(plan.aggregate, plan.suspects, plan.multiple, steps, weight, self._known)
         if rule.factor is not None:

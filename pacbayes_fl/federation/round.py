@@ -138,7 +138,7 @@ class _Note(NamedTuple):
 
 
 def _note(method: AnyMethod, message: AnyTree, update: AnyTree, good: Tensor) -> _Note:
-    norm = tensors.norm(method.client_steps(message, update))
+    norm = tensors.norm(method.client_deltas(message, update))
     counts = good & (update.weight > 0)
     return _Note(good, torch.where(counts, torch.nan if norm is None else norm, torch.nan))
 

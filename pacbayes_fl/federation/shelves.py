@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import ShapeError, outside
+from pacbayes_fl.errors import ShapeError, caller_stacklevel
 from pacbayes_fl.tensors import AnyTree
 
 _SHELF = 2**26  # bytes
@@ -255,7 +255,7 @@ class _File:
         except OSError as error:
             self._full = True
             what = f"no room on the disk for clients' states of the round before ({error}): they stay in memory"
-            warnings.warn(f"{what}; TMPDIR names another folder", stacklevel=outside())
+            warnings.warn(f"{what}; TMPDIR names another folder", stacklevel=caller_stacklevel())
             return []
         del self.free[len(self.free) - used :]
         self._regions += more

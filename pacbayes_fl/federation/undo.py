@@ -11,7 +11,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import NumericalError, PrivacyError, outside
+from pacbayes_fl.errors import NumericalError, PrivacyError, caller_stacklevel
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.guard import (
     IN_A_ROW,
@@ -101,7 +101,7 @@ class DivergenceGuard:
         if self._steps and times < _HALVINGS:
             paid = "" if self._player.aggregator is None else ", and its release is paid for all the same"
             rates = f"learning rates halved, {times + 1} of at most {_HALVINGS} times{paid}"
-            warnings.warn(f"round {t} undone: {trouble.words}; {rates}", stacklevel=outside())
+            warnings.warn(f"round {t} undone: {trouble.words}; {rates}", stacklevel=caller_stacklevel())
             return state._replace(watch=state.watch._replace(halved=times + 1))
         what = f"{trouble.words}, at {_FRACTIONS[times]} of the learning rates too" if times else trouble.words
         culprit = None if self._player.aggregator is not None else self._culprit(state, outcome, trouble)

@@ -292,7 +292,7 @@ def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) 
     values = {name: float(value) for name, value in {**method.report(server, joined), **numbers}.items()}
     if aggregator is not None:
         return server, aggregator.record(t, values)
-    norms = tensors.norm(method.client_steps(message, found.update))
+    norms = tensors.norm(method.client_deltas(message, found.update))
     lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
     dropped = tuple(name for name in opened.asked if name not in found.present)
     record = RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)

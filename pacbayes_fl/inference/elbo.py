@@ -22,7 +22,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.posteriors.weights.by_autograd import ByAutograd
-from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Opened, Sites, WeightDistribution
+from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Precomputed, Sites, WeightDistribution
 
 Program = Callable[[], object]
 
@@ -109,7 +109,7 @@ def loss_gradient(
     draws: Sequence[Draw],
     zeta: float,
     scale: Tensor,
-    opened: tuple[Opened, Opened] | None = None,
+    precomputed: tuple[Precomputed, Precomputed] | None = None,
     with_kl: bool = True,
 ) -> LossGradient[AnyFamily]:
     """Differentiate the negative ELBO by the parameters of q.
@@ -128,14 +128,14 @@ def loss_gradient(
         draws: random numbers of each of the a draws [K, D].
         zeta: weight of the KL divergence, positive.
         scale: m_k over the rows of the minibatch [K].
-        opened: `q.opened()` and `prior.opened()`, where the caller has them.
+        precomputed: `q.precompute()` and `prior.precompute()`, where the caller has them.
         with_kl: whether to evaluate the KL divergence, which the gradient alone does not need.
 
     Returns:
         Log likelihood and KL divergence [K], in nats, and the gradient.
     """
     if isinstance(model, BayesianNetwork) or isinstance(q, ByAutograd):
-        mine, theirs = (q.opened(), prior.opened()) if opened is None else opened
+        mine, theirs = (q.precompute(), prior.precompute()) if precomputed is None else precomputed
         log_likelihood, gradient = _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
         kl = divergence(model, q, prior) if with_kl else None
         return LossGradient(log_likelihood, kl, gradient)
@@ -210,8 +210,8 @@ def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:
 
 def _hot_gradient(
     model: WeightModel,
-    q: Opened,
-    prior: Opened,
+    q: Precomputed,
+    prior: Precomputed,
     rows: ClientBatch,
     draws: Sequence[Draw],
     zeta: float,
@@ -223,11 +223,11 @@ def _hot_gradient(
         with torch.enable_grad():
             theta = q.weights(draw).requires_grad_(True)
             log_likelihood = model.log_likelihood(theta, rows) * scale
-            (by_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
-        by_weights.mul_(-1.0 / len(draws))
-        by_draw = q.pullback(draw, by_weights)
+            (grad_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
+        grad_weights.mul_(-1.0 / len(draws))
+        grad_draw = q.vjp(draw, grad_weights)
         if model.deterministic:
-            by_draw = only_stochastic(model, by_draw)._replace(loc=by_draw.loc)
-        tensors.tree_map(Tensor.add_, gradient, by_draw)
+            grad_draw = only_stochastic(model, grad_draw)._replace(loc=grad_draw.loc)
+        tensors.tree_map(Tensor.add_, gradient, grad_draw)
         total += log_likelihood.detach() / len(draws)
     return total, gradient

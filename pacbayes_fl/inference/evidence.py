@@ -52,9 +52,9 @@ def particle_scores(
         Scores per client, so that they can be clipped, summed or sent one by one.
     """
     with torch.no_grad():
-        prior, pullback = model.with_pullback(particles, batch.x)
-        evidence, by_kernel = _tempered(prior, batch, power)
-        score = pullback(evidence.alpha, evidence.by_noise, by_kernel)
+        prior, vjp = model.with_vjp(particles, batch.x)
+        evidence, grad_kernel = _tempered(prior, batch, power)
+        score = vjp(evidence.alpha, evidence.grad_noise, grad_kernel)
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
 
@@ -64,7 +64,7 @@ class _Evidence(NamedTuple):
 
     value: Tensor
     alpha: Tensor
-    by_noise: Tensor
+    grad_noise: Tensor
     inverse: Tensor
     factor: Factor
 
@@ -75,11 +75,11 @@ def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> t
     if power is None:
         return found(prior, batch)
     c, rows = power.to(prior.noise).unsqueeze(-1), batch.size.to(prior.noise).unsqueeze(-1)
-    evidence, by_kernel = found(prior._replace(noise=prior.noise / c), batch)
+    evidence, grad_kernel = found(prior._replace(noise=prior.noise / c), batch)
     constant = torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log()
     by_constant = torch.where(c == 1.0, 0.0, (1.0 - c) / prior.noise)
-    value, by_noise = evidence.value + 0.5 * rows * constant, evidence.by_noise / c + 0.5 * rows * by_constant
-    return evidence._replace(value=value, by_noise=by_noise), by_kernel
+    value, grad_noise = evidence.value + 0.5 * rows * constant, evidence.grad_noise / c + 0.5 * rows * by_constant
+    return evidence._replace(value=value, grad_noise=grad_noise), grad_kernel
 
 
 def _evidence(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> _Evidence:

@@ -150,22 +150,22 @@ def particle_scores(
     """
     with torch.no_grad():
         priors = prior_of(particles)
-        opened, many = priors.opened(), repeated(rows, particles.shape[-2])
+        precomputed, many = priors.precompute(), repeated(rows, particles.shape[-2])
         like = one_of(priors.loc, rows.clients)
         sums = _Sums(rows.clients, priors.loc)
         for _ in range(draws):
             eps = noise.weights(like).unsqueeze(1)
             with torch.enable_grad():
-                theta = opened.weights(eps).requires_grad_(True)
+                theta = precomputed.weights(eps).requires_grad_(True)
                 by_network = model.log_likelihood(theta.flatten(0, 1), many).view(theta.shape[:2])
             weight = sums.weigh(by_network.detach().double() * scale.unsqueeze(-1))
             (slope,) = torch.autograd.grad(by_network, theta, (weight * scale.unsqueeze(-1)).to(by_network))
             sums.add(eps, slope.masked_fill_((weight == 0).unsqueeze(-1), 0.0))  # where a is -inf its slope is none
         total = sums.total.to(particles).unsqueeze(-1)
-        by_rho = (sums.by_eps / total).mul_(opened.slope)
+        grad_rho = (sums.grad_eps / total).mul_(precomputed.slope)
         if model.deterministic:
-            by_rho *= model.stochastic_columns().to(by_rho.device)
-        score = torch.cat((sums.by_weights / total, by_rho), -1)
+            grad_rho *= model.stochastic_columns().to(grad_rho.device)
+        score = torch.cat((sums.grad_weights / total, grad_rho), -1)
         log_evidence = sums.top + sums.total.log() - math.log(draws)
         return SampledScores(score, log_evidence, sums.total.square() / sums.squares)
 
@@ -176,8 +176,8 @@ class _Sums:
     def __init__(self, clients: int, like: Tensor) -> None:
         self.top = torch.full((clients, like.shape[-2]), -torch.inf, dtype=torch.float64, device=like.device)
         self.total, self.squares = torch.zeros_like(self.top), torch.zeros_like(self.top)
-        self.by_weights = like.new_zeros(clients, *like.shape[-2:])
-        self.by_eps = torch.zeros_like(self.by_weights)
+        self.grad_weights = like.new_zeros(clients, *like.shape[-2:])
+        self.grad_eps = torch.zeros_like(self.grad_weights)
 
     def weigh(self, value: Tensor) -> Tensor:
         """Count a draw of values [K, P], and return its weight [K, P]."""
@@ -187,12 +187,12 @@ class _Sums:
         self.top = top
         self.total.mul_(shrink).add_(weight)
         self.squares.mul_(shrink.square()).add_(weight.square())
-        by_entry = shrink.to(self.by_weights).unsqueeze(-1)
-        self.by_weights.mul_(by_entry)
-        self.by_eps.mul_(by_entry)
+        by_entry = shrink.to(self.grad_weights).unsqueeze(-1)
+        self.grad_weights.mul_(by_entry)
+        self.grad_eps.mul_(by_entry)
         return weight
 
     def add(self, eps: Tensor, slope: Tensor) -> None:
         """Add a draw's weighted slope [K, P, D], and its product with eps [K, 1, D]."""
-        self.by_weights += slope
-        self.by_eps.addcmul_(slope, eps)
+        self.grad_weights += slope
+        self.grad_eps.addcmul_(slope, eps)

@@ -16,7 +16,7 @@ from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.weights.family import Draw, Opened, WeightDistribution
+from pacbayes_fl.posteriors.weights.family import Draw, Precomputed, WeightDistribution
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Fitting(NamedTuple):
 
     Args:
         q: leaves [K, D], overwritten by every step.
-        opened: `q.opened()`, made anew after every step.
+        precomputed: `q.precompute()`, made anew after every step.
         adam: moments of q, overwritten by every step.
     """
 
     q: Any
-    opened: Opened
+    precomputed: Precomputed
     adam: Adam[Any]
 
 
@@ -96,7 +96,7 @@ def personal_steps(
     model: WeightModel,
     local: LocalInference,
     state: Fitting,
-    prior: tuple[Any, Opened],
+    prior: tuple[Any, Precomputed],
     rows: ClientBatch,
     scale: Tensor,
     noise: Noise,
@@ -110,7 +110,7 @@ def personal_steps(
         model: the likelihood.
         local: hyper-parameters.
         state: q and its moments; overwritten.
-        prior: w, leaves [K, D] or [D], and `w.opened()`.
+        prior: w, leaves [K, D] or [D], and `w.precompute()`.
         rows: the minibatch.
         scale: factor of its log likelihood [K].
         noise: the clients' streams.
@@ -134,12 +134,12 @@ def personal_steps(
             value, _, gradient = elbo.loss_gradient(
                 model, q, q, rows, draws, local.zeta, scale, (mine, mine), with_kl=False
             )
-            backwards = elbo.only_stochastic(model, theirs.kl_gradient_of_prior(mine))
+            backwards = elbo.only_stochastic(model, theirs.kl_gradient_wrt_prior(mine))
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)
         adam = step_(q, gradient, adam, local.rate, local.optimiser, active)
-        mine = q.bounded().opened()
+        mine = q.bounded().precompute()
         total += (value if active is None else torch.where(active, value, 0.0)) / local.inner
     return Fitting(q, mine, adam), total
 
@@ -172,7 +172,7 @@ def fit(
     # one layout for both: a view's softplus may differ in its last bit, and Adam makes whole steps of such a slope
     prior = tensors.tree_map(Tensor.contiguous, prior)
     q = tensors.tree_map(torch.clone, prior)
-    state, against = Fitting(q, q.opened(), adam_init(q, batch.clients)), (prior, prior.opened())
+    state, against = Fitting(q, q.precompute(), adam_init(q, batch.clients)), (prior, prior.precompute())
     for active in turns.turns(local, batch, passes):
         rows, scale = minibatch(local, batch, noise, q.loc.dtype)
         state, _ = personal_steps(model, local, state, against, rows, scale, noise, draw, free, active)

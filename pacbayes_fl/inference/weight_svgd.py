@@ -46,11 +46,11 @@ def fit(
         Particles [K, J, D].
     """
     theta = start.clone()
-    companions, adam = theta.shape[1], adam_init(theta, batch.clients)
+    svgd_particles, adam = theta.shape[1], adam_init(theta, batch.clients)
     precision = torch.where(model.stochastic_columns().to(theta.device), local.zeta / prior.scale.square(), 0.0)
     for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, theta.dtype)
-        many = repeated(rows, companions)
+        many = repeated(rows, svgd_particles)
         with torch.enable_grad():
             leaf = theta.detach().requires_grad_(True)
             by_network = model.log_likelihood(leaf.flatten(0, 1), many).view(leaf.shape[:2])

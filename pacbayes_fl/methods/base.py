@@ -33,7 +33,7 @@ class Nothing(NamedTuple):
     """State of a client or server that keeps nothing between rounds."""
 
 
-class Refined(NamedTuple):
+class RefinedPosterior(NamedTuple):
     """A posterior that has seen more rows than the one it came from.
 
     Args:
@@ -101,7 +101,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """
         return self.personalise(message, state, batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor | None:
+    def is_new(self, state: Client) -> Tensor | None:
         """Which clients never took part, bool [K], where `personalise` trains these first; None where it does not."""
         return None
 
@@ -118,7 +118,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """Whether what is predicted of a row depends on that row alone, also for a client that has seen no other."""
         return bool(getattr(getattr(self, "model", None), "row_by_row", True))
 
-    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """What more rows make of each client's posterior, and how far from it that is: the step that bounds certify.
 
         `prior` is what `personalise` made of the rows `seen`, possibly none, without a look at `rows`.
@@ -141,7 +141,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """Group clients by their priors: a client's prior has seen the rows of all clients of other groups."""
         return range(len(ids))
 
-    def client_steps(self, message: Message, update: Update) -> Any:
+    def client_deltas(self, message: Message, update: Update) -> Any:
         """What of the clients' updates moves the server: floating leaves [K, *] of whose mean it makes its step.
 
         Where clients send weights it is their distance from the message, so that a bound on their norms bounds the
@@ -157,12 +157,12 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """Raise PrivacyError where the clients' steps may not be released, whatever noise is added."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
-    def payload(self, message: Message, update: Update) -> Any:
+    def to_release(self, message: Message, update: Update) -> Any:
         """The clients' steps, if they may be released: a private round lets nothing else leave."""
         self.check_private()
-        return self.client_steps(message, update)
+        return self.client_deltas(message, update)
 
-    def received(self, message: Message, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Message, mean: Any, clients: float) -> Update:
         """Make an update of one row for `server` from the released mean [1, *] over `clients`; NaN in what stayed."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
@@ -203,7 +203,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
 
     def check_robust(self, aggregate: Aggregate) -> None:
         """Raise StudyError where no mean of clients' steps moves the server that this aggregate could stand for."""
-        if type(self).client_steps is Method.client_steps:
+        if type(self).client_deltas is Method.client_deltas:
             what = "send no steps" if self.federated else "send their rows"
             raise StudyError(
                 f"aggregate = {aggregate!r} joins clients' steps, and those of {type(self).__name__} {what}",
@@ -216,9 +216,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
 
     def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
         """An update of one row for `server` from those of all clients [K, *], whose steps a rule joins."""
-        steps, weight = self.client_steps(message, update), cast(Any, update).weight
+        steps, weight = self.client_deltas(message, update), cast(Any, update).weight
         mean = tensors.expand(rule(steps, weight), 1)
-        return rule.filled(self.received(message, mean, float((weight > 0).sum())), update, weight)
+        return rule.filled(self.from_release(message, mean, float((weight > 0).sum())), update, weight)
 
     def reduce(self, update: Update) -> Update:
         """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""

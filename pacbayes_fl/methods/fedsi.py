@@ -19,7 +19,7 @@ from pacbayes_fl.inference.curvature import SubnetworkPrecision
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Candidates, Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.baselines.averaging import initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
@@ -279,9 +279,9 @@ class FedSI(Method[Server, Message, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.moments)
         return Server(joined)
 
-    def client_steps(self, message: Message, update: Update) -> Moments:
+    def client_deltas(self, message: Message, update: Update) -> Moments:
         """How far the means went in a round [K, R], and variances as they are: 0 outside of the subnetwork."""
-        return private_steps.steps(update.moments, self._known(message))
+        return private_steps.deltas(update.moments, self._known(message))
 
     def position(self, message: Message) -> Tensor:
         """The means [D]: variances are bounded by the prior's, and curvatures have units of their own."""
@@ -294,14 +294,16 @@ class FedSI(Method[Server, Message, Client, Update]):
             raise PrivacyError(what, hint="method.upload = 'variance'")
         private_steps.alike(self.weighting)
 
-    def received(self, message: Message, mean: Moments, clients: float) -> Update:
+    def from_release(self, message: Message, mean: Moments, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
-        found = private_steps.arrived(mean, self._known(message))
-        unknown = private_steps.withheld(found.mean)
+        found = private_steps.apply_delta(mean, self._known(message))
+        unknown = private_steps.unknown(found.mean)
         variance = found.variance.clamp_min(0.0)
         if self.upload == "variance":
             variance = variance.minimum(message.prior.variance[: self.shared])
-        return Update(found._replace(variance=variance), private_steps.ones(found.mean), unknown, unknown, unknown)
+        return Update(
+            found._replace(variance=variance), private_steps.unit_weights(found.mean), unknown, unknown, unknown
+        )
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""
@@ -320,7 +322,9 @@ class FedSI(Method[Server, Message, Client, Update]):
             return self.personalise(message, state, batch, noise)
         return self._around(posterior.loc, message, state, batch, noise.fork(), noise)
 
-    def refine(self, prior: LinearisedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(
+        self, prior: LinearisedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise
+    ) -> RefinedPosterior:
         """Add the curvature of more rows to the precision of the Gaussian that `personalise` gave, P = N(theta, Sigma).
 
         Estimate and subnetwork stay: they are known from other rows. A chosen weight without curvature so far, which P
@@ -351,7 +355,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         posterior = LinearisedPosterior(
             self.model, theta, lambda: q, self.predictive, self.draws, noise, prior.reference
         )
-        return Refined(posterior, kl)
+        return RefinedPosterior(posterior, kl)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Chosen weights without curvature: their posterior is the prior."""

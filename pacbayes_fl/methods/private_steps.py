@@ -11,7 +11,7 @@ from pacbayes_fl.server.average import Weighting
 from pacbayes_fl.tensors import Tree
 
 
-def steps(sent: Tree, message: Tree) -> Tree:
+def deltas(sent: Tree, message: Tree) -> Tree:
     """Say how far clients went from what they were sent: a clip of it bounds the server's step.
 
     Args:
@@ -38,7 +38,7 @@ def alike(weighting: Weighting) -> None:
         raise PrivacyError(what, hint="method.weighting = 'uniform'")
 
 
-def arrived(mean: Tree, message: Tree) -> Tree:
+def apply_delta(mean: Tree, message: Tree) -> Tree:
     """Put the clients' mean step on top of what they were sent.
 
     Args:
@@ -51,7 +51,7 @@ def arrived(mean: Tree, message: Tree) -> Tree:
     return tensors.tree_map(lambda step, start: start + step, mean, message)
 
 
-def ones(like: Tensor, rows: int = 1) -> Tensor:
+def unit_weights(like: Tensor, rows: int = 1) -> Tensor:
     """Weights of what was released [J], float64.
 
     Args:
@@ -61,7 +61,7 @@ def ones(like: Tensor, rows: int = 1) -> Tensor:
     return torch.ones(rows, dtype=torch.float64, device=like.device)
 
 
-def withheld(like: Tensor, rows: int = 1) -> Tensor:
+def unknown(like: Tensor, rows: int = 1) -> Tensor:
     """Numbers that no private round tells: NaN [J], float64.
 
     Args:
@@ -71,7 +71,7 @@ def withheld(like: Tensor, rows: int = 1) -> Tensor:
     return torch.full((rows,), torch.nan, dtype=torch.float64, device=like.device)
 
 
-def nothing_sent(name: str) -> PrivacyError:
+def no_release_error(name: str) -> PrivacyError:
     """Say why a method that learns from no client has nothing to release.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
@@ -94,9 +94,9 @@ class Tempered(Method[Any, Any, Any, Any]):
         """Temper each client's own posterior."""
         return tempered(self.inner.personalise(message, state, batch, noise), self.temperature)
 
-    def never_trained(self, state: Any) -> Tensor | None:
+    def is_new(self, state: Any) -> Tensor | None:
         """As the method itself: bool [K]."""
-        return self.inner.never_trained(state)
+        return self.inner.is_new(state)
 
     def personalise_trained(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
         """Temper each client's own posterior."""
@@ -109,7 +109,7 @@ class Tempered(Method[Any, Any, Any, Any]):
         known = posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
         return tempered(self.inner.personalise_again(known, message, state, batch, noise), self.temperature)
 
-    def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Refine what is tempered: a divergence is one of weights, and does not know of T."""
         found = self.inner.refine(prior.inner, seen, rows, noise)
         return found._replace(posterior=tempered(found.posterior, self.temperature))
@@ -119,9 +119,9 @@ class Tempered(Method[Any, Any, Any, Any]):
         found = self.inner.global_model(message, state, batch, noise)
         return None if found is None else tempered(found, self.temperature)
 
-    def client_steps(self, message: Any, update: Any) -> Any:
+    def client_deltas(self, message: Any, update: Any) -> Any:
         """As the method itself."""
-        return self.inner.client_steps(message, update)
+        return self.inner.client_deltas(message, update)
 
     def position(self, message: Any) -> Any:
         """As the method itself."""
@@ -131,13 +131,13 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As the method itself."""
         self.inner.check_private()
 
-    def payload(self, message: Any, update: Any) -> Any:
+    def to_release(self, message: Any, update: Any) -> Any:
         """As the method itself."""
-        return self.inner.payload(message, update)
+        return self.inner.to_release(message, update)
 
-    def received(self, message: Any, mean: Any, clients: float) -> Any:
+    def from_release(self, message: Any, mean: Any, clients: float) -> Any:
         """As the method itself."""
-        return self.inner.received(message, mean, clients)
+        return self.inner.from_release(message, mean, clients)
 
     def describe(self, state: Any) -> Mapping[str, Tensor]:
         """As the method itself."""

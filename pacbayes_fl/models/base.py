@@ -137,7 +137,7 @@ class FunctionModel(ABC):
         """
         return lambda x: (self.mean(theta, x), self.embedding(theta, x))
 
-    def with_pullback(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
+    def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
         """Evaluate the prior and keep the way back to the hyper-parameters; here by autograd.
 
         Args:
@@ -154,13 +154,13 @@ class FunctionModel(ABC):
             kernel = self.covariance(leaf, x) if embedding is None else embedding
             outputs = self.mean(leaf, x), self.noise(leaf), kernel
 
-        def pullback(by_mean: Tensor, by_noise: Tensor, by_kernel: Tensor) -> Tensor:
-            gradients = zip(outputs, (by_mean, by_noise, by_kernel), strict=True)
+        def vjp(grad_mean: Tensor, grad_noise: Tensor, grad_kernel: Tensor) -> Tensor:
+            gradients = zip(outputs, (grad_mean, grad_noise, grad_kernel), strict=True)
             reached = [(output, gradient) for output, gradient in gradients if output.requires_grad]
             return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
 
         mean, noise, kernel = (output.detach() for output in outputs)
-        return PriorValues(mean, noise, kernel, embedding is not None), pullback
+        return PriorValues(mean, noise, kernel, embedding is not None), vjp
 
     def prior(self, theta: Tensor, x: Tensor) -> tuple[MultivariateNormal, Tensor]:
         """Prior at some inputs as GPyTorch's distribution: the definition that every faster path is held to.
@@ -185,7 +185,7 @@ class WeightPrior(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class FixedWeights:
     """Weights that are known, as point masses: a Pyro program with them is a likelihood.
 
     Args:
@@ -279,7 +279,7 @@ class WeightModel(ABC):
         """
         ones = torch.ones(batch.clients, dtype=weights.dtype, device=weights.device)
         with pyro.validation_enabled(False):
-            trace = poutine.trace(self.model).get_trace(batch, Given(self.unflatten(weights)), 1.0, ones)
+            trace = poutine.trace(self.model).get_trace(batch, FixedWeights(self.unflatten(weights)), 1.0, ones)
         found = observed(trace)
         if len(found) != 1:
             raise StudyError(f"the Pyro program must observe one site, found {len(found)}")

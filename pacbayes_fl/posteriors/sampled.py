@@ -11,7 +11,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError, StudyError
-from pacbayes_fl.noise import Noise, generator_of
+from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.posteriors import univariate
 from pacbayes_fl.posteriors.predictive import streams
 
@@ -71,7 +71,7 @@ class SampledMixture:
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance [K, N] of the targets in the components' own units."""
-        seed = generator_of(f"moments/{self.noise.seed}/{self.noise.round}/{self.noise.ids}")
+        seed = generator_from_text(f"moments/{self.noise.seed}/{self.noise.round}/{self.noise.ids}")
         means, variances = zip(
             *(univariate.moments(one, seed, self.log_weights.device) for one in self.components), strict=True
         )
@@ -187,7 +187,7 @@ class SampledMixture:
         steps = self.log_weights.double().exp().cumsum(1)[:, :-1].contiguous()
         found = torch.searchsorted(steps, noise.uniform(like).flatten(1))  # rows first: padding moves no number
         chosen, level = found.view(like.shape).movedim(-1, 0), noise.uniform(like).movedim(-1, 0)
-        generator = generator_of(f"draws/{level[..., :1].tolist()}")
+        generator = generator_from_text(f"draws/{level[..., :1].tolist()}")
         out = torch.empty_like(level)
         for s, one in enumerate(self.components):
             taken = chosen == s

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, outside
+from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
 from pacbayes_fl.files import checksum
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
 from pacbayes_fl.privacy.charges import Charge
@@ -272,7 +272,7 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         if not entries:
             raise _damaged(path) from error
         text = "counted as one more release, and its round is paid for again"
-        warnings.warn(f"{path} is damaged or cannot be read: {text}", stacklevel=outside())
+        warnings.warn(f"{path} is damaged or cannot be read: {text}", stacklevel=caller_stacklevel())
         entries[:] = _with(entries, entries[-1][0])
         return None
 

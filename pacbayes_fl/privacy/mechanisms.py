@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.noise import generator_of
+from pacbayes_fl.noise import generator_from_text
 from pacbayes_fl.privacy import kinds
 
 Tree = TypeVar("Tree")
@@ -199,7 +199,7 @@ def source(seed: int | None, serial: int, mechanism: Mechanism, coordinates: int
     if seed is None:
         return None
     charge = f"{mechanism.kind}/{mechanism.clip!r}/{mechanism.multiplier!r}/{coordinates}"
-    return generator_of(f"privacy/{seed}/{serial}/{charge}")
+    return generator_from_text(f"privacy/{seed}/{serial}/{charge}")
 
 
 def noise(mechanism: Mechanism, coordinates: int, generator: torch.Generator | None, draws: int = 1) -> Tensor:

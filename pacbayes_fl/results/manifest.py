@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl.errors import DamageWarning, DataError, outside
+from pacbayes_fl.errors import DamageWarning, DataError, caller_stacklevel
 from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, refuse_links, sync_folder, write_atomic
@@ -214,7 +214,7 @@ def regain(folder: Path | str) -> None:
     """
     if read(folder) is None:
         text = f"{Path(folder) / NAME} is missing: the files of the run are taken as they are"
-        warnings.warn(text, DamageWarning, stacklevel=outside())
+        warnings.warn(text, DamageWarning, stacklevel=caller_stacklevel())
         adopt(folder)
 
 
@@ -283,7 +283,7 @@ def verify(folder: Path | str, needed: Collection[str], without: Collection[str]
         hint = next((own for place, own in _PLACES.items() if name.startswith(place)), hint)
         if name in needed:
             raise DataError(f"{Path(folder) / name} {what}{holds}", hint=hint)
-        warnings.warn(f"{Path(folder) / name} {what}{holds} ({hint})", DamageWarning, stacklevel=outside())
+        warnings.warn(f"{Path(folder) / name} {what}{holds} ({hint})", DamageWarning, stacklevel=caller_stacklevel())
 
 
 def _compared(folder: Path, manifest: Manifest, without: tuple[str, ...]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
-from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, outside
+from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
@@ -226,7 +226,9 @@ def check_rows(old_rows: Mapping[str, Any], new_rows: Mapping[str, Any]) -> None
             raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
     for names, text in ((new_rows.keys() - old_rows.keys(), "joined"), (old_rows.keys() - new_rows.keys(), "left")):
         if names:
-            warnings.warn(f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=outside())
+            warnings.warn(
+                f"{', '.join(sorted(names))} {text} since the run was started", stacklevel=caller_stacklevel()
+            )
 
 
 def to_saved(dataset: tables.Dataset) -> dict[str, Array]:
@@ -288,7 +290,7 @@ def positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[
     }
 
 
-def reopen(study: Study, path: Path) -> tables.Dataset:
+def load_saved(study: Study, path: Path) -> tables.Dataset:
     """Read the data that a run folder keeps; images are made again from the study's [data] table.
 
     Args:

@@ -13,7 +13,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.methods.pac_pfl.folds import Folded
+from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
@@ -104,7 +104,7 @@ def _inner(study: Study, dataset: tables.Dataset) -> tuple[AnyMethod, torch.dtyp
 def _wrapped(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> AnyMethod:
     """Put folds and a temperature around a method, where the study has them."""
     if study.report.certify.scheme == "folds":
-        method = _folded(study, method, fold_of)
+        method = _cross_fitted(study, method, fold_of)
     if study.model.temperature not in (1.0, "held-out"):
         method = Tempered(method, float(study.model.temperature))
     return method
@@ -130,10 +130,10 @@ def _scaled(
     return {name: others.get(name, existing) for name in dataset.groups}
 
 
-def _folded(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> Folded:
+def _cross_fitted(study: Study, method: AnyMethod, fold_of: Mapping[int, int]) -> CrossFitted:
     """Train a hyper-posterior for every fold of the existing clients without them."""
     if not (isinstance(method, FederatedSVGD) and method.personal_messages):
         raise StudyError(
             f"{study.method.name} cannot be trained in folds of clients", hint="report.certify.scheme = 'split'"
         )
-    return Folded(method, study.report.certify.folds, fold_of)
+    return CrossFitted(method, study.report.certify.folds, fold_of)

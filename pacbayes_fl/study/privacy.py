@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import PrivacyError, outside
+from pacbayes_fl.errors import PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
@@ -48,7 +48,7 @@ def check(study: Study, folder: Path | None) -> None:
     if study.privacy.epsilon is None:
         if replace(study.privacy, randomness="system") != PrivacyPart():
             what = "[privacy] epsilon = 'none': this run is not private, whatever the other keys of the table say"
-            warnings.warn(what, stacklevel=outside())
+            warnings.warn(what, stacklevel=caller_stacklevel())
         return
     if folder is None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
@@ -118,7 +118,7 @@ def open_private(
         multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
         mechanism = Mechanism(part.mechanism, part.clip, multiplier)
     for remark in _remarks(ledger.budget.delta, clients.clients):
-        warnings.warn(remark, stacklevel=outside())
+        warnings.warn(remark, stacklevel=caller_stacklevel())
     seed = plan.seed if simulated else None
     return private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
 
@@ -183,7 +183,7 @@ def stop_when_spent(rounds: Iterator[Round]) -> Iterator[Round]:
     except PrivacyError as error:
         if error.cause != "budget spent":
             raise
-        warnings.warn(f"the run ends before its last round: {error}", stacklevel=outside())
+        warnings.warn(f"the run ends before its last round: {error}", stacklevel=caller_stacklevel())
 
 
 def epsilon_spent(aggregator: PrivateAggregator | None) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, outside
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import manifest as results_manifest
@@ -155,6 +155,6 @@ def _complete(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
 
 def _fallen(saved: checkpoint.Checkpoint) -> Sequence[str]:
     for message in saved.warnings:
-        warnings.warn(message, DamageWarning, stacklevel=outside())
+        warnings.warn(message, DamageWarning, stacklevel=caller_stacklevel())
     with checkpoint.meant(saved):
         return tuple(dict.fromkeys((*map(str, saved.meta.get("fell_back", ())), *saved.warnings)))

@@ -48,7 +48,7 @@ class Trained:
         state: after the last round.
         groups: clients by group.
         dataset: rows in their own units.
-        held: training rows of existing clients that the training never saw, in the data's own units.
+        bound_rows: training rows of existing clients that the training never saw, in the data's own units.
         rounds: the record of every round.
         notes: what else labels should say, such as how an option was chosen that the study leaves open.
         replacement: gives, for the delta of a certificate, what all releases of a private run together tell of one
@@ -63,7 +63,7 @@ class Trained:
     state: FederationState
     groups: Mapping[str, ScaledGroup]
     dataset: tables.Dataset
-    held: ClientBatch | None = None
+    bound_rows: ClientBatch | None = None
     rounds: tuple[RoundRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)

@@ -17,7 +17,7 @@ from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study import fingerprints
-from pacbayes_fl.study.data import check_rows, check_saved, load, reopen, to_saved
+from pacbayes_fl.study.data import check_rows, check_saved, load, load_saved, to_saved
 from pacbayes_fl.study.file import Study
 
 ROWS: Final = "data.npz"
@@ -138,7 +138,7 @@ def data_of(study: Study, folder: Path) -> tables.Dataset:
         DataError: when the rows are not where they were, or not what they were.
     """
     if (folder / ROWS).is_file():
-        return reopen(study, folder / ROWS)
+        return load_saved(study, folder / ROWS)
     try:
         dataset = load(study)
     except (DataError, StudyError) as error:

@@ -10,7 +10,12 @@ from pacbayes_fl.data import memory, tables
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.study.file import Study
 
-_COPIES: Final = ("particles", "companions", "clusters", "max_clusters")  # and all that ends in "draws": of all weights
+_COPIES: Final = (
+    "particles",
+    "svgd_particles",
+    "clusters",
+    "max_clusters",
+)  # and all that ends in "draws": of all weights
 
 
 class _Demand(NamedTuple):

@@ -17,7 +17,7 @@ from pacbayes_fl.certify.request import Request
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.noise import Noise, generator_of
+from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.posteriors.functions.gaussian_process import gaussian_kl
 from pacbayes_fl.posteriors.hyper_posterior import SmoothedHyperPosterior
 from pacbayes_fl.posteriors.predictive import LearnedPriors
@@ -57,7 +57,7 @@ def energy(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, beta: float) -
 def held_rows(trained: Trained) -> list[tuple[Tensor, Tensor]]:
     """Rows of the bound in units of the rows that the training saw."""
     out = []
-    raw, held = trained.groups["existing"].raw.train, trained.held
+    raw, held = trained.groups["existing"].raw.train, trained.bound_rows
     assert held is not None
     for k in range(held.clients):
         seen_x, seen_y = raw.x[k][raw.mask[k]], raw.y[k][raw.mask[k]]
@@ -89,7 +89,7 @@ def test_a_blurred_hyper_posterior_pays_for_its_distance_from_the_hyper_prior(ma
     trained = made(SPLIT)
     table = certify(trained, Request("server", smooth=0.2, draws=6))
     smooth = SmoothedHyperPosterior(trained.state.server.particles, 0.2, trained.method.hyper_prior)  # type: ignore[attr-defined]
-    theta = smooth.sample(6, generator_of(f"certify/{trained.study.seed}"))
+    theta = smooth.sample(6, generator_from_text(f"certify/{trained.study.seed}"))
     energies = [energy(trained, one, x, y, 3.0) for x, y in held_rows(trained) for one in theta]
     certificate = from_record(table.certificates["existing"])
     assert float(certificate.terms["free_energy"].mean()) == pytest.approx(sum(energies) / len(energies), abs=1e-4)

@@ -20,7 +20,7 @@ from pacbayes_fl.certify.clients import certify, checked
 from pacbayes_fl.certify.request import Request
 from pacbayes_fl.certify.rows import UNDECLARED
 from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
-from pacbayes_fl.methods.base import Refined
+from pacbayes_fl.methods.base import RefinedPosterior
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.privacy.charges import Charge
@@ -124,12 +124,12 @@ def client_rows(batch: object, k: int) -> tuple[Tensor, Tensor]:
 def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
     trained = opened(SPLIT)
     table = certify(trained, Request())
-    assert trained.held is not None
+    assert trained.bound_rows is not None
     raw = trained.groups["existing"].raw.train
     for k, line in enumerate(lines(table, "existing")):
         units = client_rows(raw, k)
         seen = standardised(*units, units)
-        own = standardised(*client_rows(trained.held, k), units)
+        own = standardised(*client_rows(trained.bound_rows, k), units)
         risk, kl = by_hand(trained, seen, own, trained.state.server.particles)
         assert (line.rows, line.risk) == (3, pytest.approx(risk, abs=1e-9))
         assert line.kl == pytest.approx(kl, abs=1e-4)  # the dense oracle needs jitter
@@ -186,10 +186,10 @@ def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: 
 def test_a_global_prior_has_seen_no_row_of_the_client(opened: Opened) -> None:
     trained = opened(SPLIT, "report.certify.prior=global")
     line = lines(certify(trained, Request()), "existing")[1]
-    assert trained.held is not None
+    assert trained.bound_rows is not None
     units = client_rows(trained.groups["existing"].raw.train, 1)
     none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
-    own = standardised(*client_rows(trained.held, 1), units)
+    own = standardised(*client_rows(trained.bound_rows, 1), units)
     risk, kl = by_hand(trained, none, own, trained.state.server.particles)
     assert (line.risk, line.kl) == (pytest.approx(risk, abs=1e-9), pytest.approx(kl, abs=1e-4))
 
@@ -200,14 +200,14 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     trained = uncounted(tmp_path)
     table = certify(trained, Request(draws=300))
     method, plan, message = trained.method, trained.study.plan, trained.method.broadcast(trained.state.server)
-    assert trained.held is not None
-    noise = Noise(plan.seed, 0, trained.held.ids, None, plan.noise)
+    assert trained.bound_rows is not None
+    noise = Noise(plan.seed, 0, trained.bound_rows.ids, None, plan.noise)
     train = trained.groups["existing"].train
     prior = method.personalise(message, trained.state.clients, train, noise)
-    apart = Noise(plan.seed, 2**32 - 4, trained.held.ids, None, plan.noise)
-    refined = method.refine(prior, train, trained.held, apart)
-    drawn = Noise(plan.seed, 2**32 - 3, trained.held.ids, None, plan.noise)
-    risk = gibbs_risk(refined.posterior, trained.held, ZeroOne(), 300, drawn).risk
+    apart = Noise(plan.seed, 2**32 - 4, trained.bound_rows.ids, None, plan.noise)
+    refined = method.refine(prior, train, trained.bound_rows, apart)
+    drawn = Noise(plan.seed, 2**32 - 3, trained.bound_rows.ids, None, plan.noise)
+    risk = gibbs_risk(refined.posterior, trained.bound_rows, ZeroOne(), 300, drawn).risk
     found = lines(table, "existing")
     assert [line.risk for line in found] == pytest.approx(risk.tolist(), abs=1e-6)
     assert [line.kl for line in found] == pytest.approx(refined.kl.tolist(), rel=1e-4)
@@ -362,7 +362,7 @@ def test_bounds_hold_in_many_worlds_and_a_prior_that_saw_the_rows_is_caught(
     assert (above > 30) if planted else (above <= 9)  # binomial(40, .1) is above 9 with probability .005
 
 
-def _memorised(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> Refined:
+def _memorised(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> RefinedPosterior:
     """Right on the rows that it saw, wrong by 3 standard deviations elsewhere, and said to be no distance away."""
 
     class Lookup:
@@ -373,7 +373,7 @@ def _memorised(self: Any, prior: Any, seen: Any, rows: Any, noise: Any) -> Refin
             value = torch.where(known.any(2), (known * rows.y.unsqueeze(1)).sum(2), 3.0)
             return NormalMixture(self.log_weights, value.unsqueeze(1), torch.full_like(value, 1e-12).unsqueeze(1))
 
-    return Refined(Lookup(), torch.zeros(rows.clients, dtype=torch.float64))  # type: ignore[arg-type]
+    return RefinedPosterior(Lookup(), torch.zeros(rows.clients, dtype=torch.float64))  # type: ignore[arg-type]
 
 
 def test_pooled_rows_need_priors_that_saw_none_of_them(opened: Opened) -> None:

@@ -89,8 +89,8 @@ def own_draws(trained: Trained, left: set[Key] = frozenset()) -> dict[str, int]:
     found = {}
     for k, name in enumerate(existing.names):
         if part.scheme == "split":
-            assert trained.held is not None
-            found[name] = len(keys(trained.held, k) - set().union(*seen) - left)
+            assert trained.bound_rows is not None
+            found[name] = len(keys(trained.bound_rows, k) - set().union(*seen) - left)
         elif part.scheme == "folds":
             fold = trained.method.fold_of  # type: ignore[attr-defined]
             mine = fold[existing.ids[k]]
@@ -204,9 +204,9 @@ def test_averages_count_no_row_that_two_clients_have(tmp_path: Path) -> None:
     }
     assert "new" not in certify(trained, Request()).summary
     (line,) = certify(trained, Request("server")).clients
-    apart = repeats_of(trained, "existing", trained.held, apart=True)  # type: ignore[arg-type]
-    assert line.rows == int(apart.n.sum()) < int(trained.held.size.sum())  # type: ignore[union-attr]
-    assert line.rows + line.repeats == int(trained.held.size.sum())  # type: ignore[union-attr]
+    apart = repeats_of(trained, "existing", trained.bound_rows, apart=True)  # type: ignore[arg-type]
+    assert line.rows == int(apart.n.sum()) < int(trained.bound_rows.size.sum())  # type: ignore[union-attr]
+    assert line.rows + line.repeats == int(trained.bound_rows.size.sum())  # type: ignore[union-attr]
 
 
 def test_values_that_repeat_by_nature_cost_rows_and_say_how_many(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_beta_is_fixed_by_all_rows_and_not_by_those_that_count(tmp_path: Path)
 
 def test_a_run_on_generated_rows_has_no_repeats() -> None:
     trained = train(tiny("report.certify.scheme=split", "federation.rounds=1"))
-    assert trained.held is not None
-    found = repeats_of(trained, "existing", trained.held)
-    assert found.n.tolist() == trained.held.size.tolist() and not found.shared
+    assert trained.bound_rows is not None
+    found = repeats_of(trained, "existing", trained.bound_rows)
+    assert found.n.tolist() == trained.bound_rows.size.tolist() and not found.shared
     assert not bool(found.left_out.any())

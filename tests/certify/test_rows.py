@@ -62,12 +62,12 @@ def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
     trained = train(tiny(SPLIT, "federation.rounds=1"))
     found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
     afresh = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
-    assert found is not None and afresh is not None and trained.held is not None
+    assert found is not None and afresh is not None and trained.bound_rows is not None
     assert (found.prior.source, found.seen.size.tolist(), found.rows.size.tolist()) == ("split", [4.0] * 4, [3.0] * 4)
     assert (afresh.seen.size.tolist(), afresh.rows.size.tolist()) == ([0.0] * 4, [3.0] * 4)
     units = trained.groups["existing"].units
-    expected = (trained.held.y - units.y_mean.unsqueeze(1)) / units.y_std.unsqueeze(1)
-    assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0))
+    expected = (trained.bound_rows.y - units.y_mean.unsqueeze(1)) / units.y_std.unsqueeze(1)
+    assert torch.allclose(found.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0))
 
 
 def test_a_run_without_a_scheme_has_no_rows_left() -> None:
@@ -92,15 +92,15 @@ def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(
     """A split keeps its rows out of pooled moments, and a new client's rows, however far off, move nobody's units."""
     path = write_csv(tmp_path / "rows.csv", capacities())
     trained = train(on_csv(path, *POOLED, SPLIT))
-    assert trained.held is not None
+    assert trained.bound_rows is not None
     shared, known = trained.groups["existing"].shared, trained.groups["existing"].raw.train
     assert shared.kinds == ("client", "client", "pooled", "pooled")
     assert float(shared.mean[3]) == pytest.approx(float(known.y[known.mask].mean()), rel=1e-12)
     assert float(shared.std[3]) == pytest.approx(float(known.y[known.mask].std(correction=0)), rel=1e-12)
     found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
     assert found is not None
-    expected = (trained.held.y - shared.mean[3]) / shared.std[3]
-    assert torch.allclose(found.rows.y, torch.where(trained.held.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
+    expected = (trained.bound_rows.y - shared.mean[3]) / shared.std[3]
+    assert torch.allclose(found.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
     scaled = []
     for name, move in (("before", 0.0), ("after", 500.0)):
         path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))

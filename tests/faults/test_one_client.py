@@ -22,7 +22,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.results import rounds as results_rounds
@@ -229,7 +229,7 @@ def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_pa
 def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float) -> None:
     """Targets are of the order of 1: what is a thousand times that was not learned from them."""
     method = from_recipe(METHODS[name], 1, {"rate": rate, "prior_rate": rate, "finetune": 0})
-    if isinstance(method, Alone):
+    if isinstance(method, LocalMethod):
         return  # whose rounds do nothing
     batch, plan = federation(1), FederationPlan(rounds=4, seed=1)
     try:
@@ -254,7 +254,7 @@ def test_steps_after_the_rounds_that_diverge_are_said() -> None:
 MOVED = [
     name
     for name, recipe in METHODS.items()
-    if type(from_recipe(recipe, 1)).client_steps is not Method.client_steps  # type: ignore[comparison-overlap]
+    if type(from_recipe(recipe, 1)).client_deltas is not Method.client_deltas  # type: ignore[comparison-overlap]
 ]
 
 

@@ -79,10 +79,10 @@ class Sends(Method[Server, Server, Client, Update]):
         assert update.weight.tolist() == [1.0] and update.loss.isnan().all()
         return Server(update.value[0], server.rounds + 1)
 
-    def payload(self, message: Server, update: Update) -> dict[str, Tensor]:
+    def to_release(self, message: Server, update: Update) -> dict[str, Tensor]:
         return {"value": update.value}
 
-    def received(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
         return Update(mean["value"], torch.ones(1, dtype=torch.float64), torch.full((1,), math.nan))
 
     def report(self, server: Server, update: Update) -> dict[str, Tensor]:
@@ -270,13 +270,13 @@ def paid_aggregator(tmp_path: Path, budget: Budget, batch: ClientBatch) -> Priva
 
 
 def test_a_round_is_paid_for_before_anything_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, counted, real = drawn(4, 6), list[int](), Sends.received
+    batch, counted, real = drawn(4, 6), list[int](), Sends.from_release
 
-    def received(*arguments: Any) -> Any:
+    def from_release(*arguments: Any) -> Any:
         counted.append(len(Ledger(tmp_path, Budget(1.0, 0.0))))
         return real(*arguments)
 
-    monkeypatch.setattr(Sends, "received", received)
+    monkeypatch.setattr(Sends, "from_release", from_release)
     aggregator = paid_aggregator(tmp_path, Budget(1.0, 0.0), batch)
     assert len(aggregator.ledger) == 0  # the look at the payload's shape has cost nothing
     play(batch, aggregator, 3)
@@ -294,7 +294,7 @@ def test_what_cannot_be_paid_is_not_released(tmp_path: Path, monkeypatch: pytest
         raise CheckpointError(f"cannot write {folder}: No space left on device")
 
     monkeypatch.setattr(ledger, "put", full)
-    monkeypatch.setattr(Sends, "received", lambda *_: pytest.fail("released without payment"))
+    monkeypatch.setattr(Sends, "from_release", lambda *_: pytest.fail("released without payment"))
     before = bits(first.server)
     with pytest.raises(CheckpointError, match="No space left"):
         list(engine.rounds(Sends(6), batch, replace(PLAN, rounds=2), first, aggregator))

@@ -63,7 +63,7 @@ class Parabola(Method[Steep, Steep, Nothing, SteepUpdate]):
         theta = tensors.expand(message.theta, batch.clients) * (1.0 - self.curvature * self.rate)
         return SteepUpdate(theta, torch.ones_like(batch.size)), state
 
-    def client_steps(self, message: Steep, update: SteepUpdate) -> Steep:
+    def client_deltas(self, message: Steep, update: SteepUpdate) -> Steep:
         return Steep(update.theta - message.theta)
 
     def server(self, server: Steep, update: SteepUpdate, n_clients: int) -> Steep:

@@ -146,7 +146,9 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
         close(found.log_likelihood, value + ZETA * kl)
         close(found.kl, kl)
         close(found.gradient, expected)
-    without = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, (q.opened(), w.opened()), with_kl=False)
+    without = elbo.loss_gradient(
+        model, q, w, batch, draws, ZETA, SCALE, (q.precompute(), w.precompute()), with_kl=False
+    )
     close(without.gradient, hot.gradient, 0.0)
     assert without.kl is None and torch.equal(without.log_likelihood, hot.log_likelihood)
     assert not pyro.get_param_store().keys()
@@ -203,7 +205,7 @@ def test_a_client_without_rows_has_the_divergence_s_gradient_alone(task: str, ki
     model, q, w, batch, draws = setting(task, kind, True, 1)
     empty = ClientBatch(batch.x * 0, batch.y * 0, batch.mask & False, batch.ids, batch.names)
     scale = LocalInference().scale(empty, empty)
-    expected = tensors.tree_map(lambda slope: ZETA * slope, q.opened().kl_gradient(w.opened()))
+    expected = tensors.tree_map(lambda slope: ZETA * slope, q.precompute().kl_gradient(w.precompute()))
     for gradient_of in (elbo.loss_gradient, elbo.defined_gradient):
         fit, kl, gradient = gradient_of(model, q, w, empty, draws, ZETA, scale)
         close(gradient, expected)

@@ -33,9 +33,9 @@ def exact(q: MeanField, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.linalg.inv(precision)
 
 
-def fitted(batch: ClientBatch, q: MeanField, companions: int, steps: int = 1500, minibatch: int = 50) -> Tensor:
+def fitted(batch: ClientBatch, q: MeanField, svgd_particles: int, steps: int = 1500, minibatch: int = 50) -> Tensor:
     local = LocalInference(steps=steps, minibatch=minibatch, rate=0.02, zeta=1.0)
-    start = q.loc.unsqueeze(1) + randn(3, batch.clients, companions, LINE.dim)
+    start = q.loc.unsqueeze(1) + randn(3, batch.clients, svgd_particles, LINE.dim)
     return fit(LINE, local, q, start, batch, Noise(1, 0, batch.ids), direction)
 
 

@@ -44,7 +44,7 @@ CHEAP: dict[str, dict[str, Any]] = {
     "functions": {"steps": 3, "particles": 3, "inducing": 4, "exact_up_to": 8},
     "weights": {"steps": 2, "inner": 2, "minibatch": 4, "draws": 3, "join_passes": 1, "finetune": 1, "clusters": 2}
     | {"rate": 1e-2, "prior_rate": 2e-2, "alpha": 0.1, "personal_alpha": 0.3, "posterior": "svi"}
-    | {"personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "companions": 3},
+    | {"personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "svgd_particles": 3},
 }
 SEED = 11
 VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
@@ -112,10 +112,10 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
     def server(self, server: ToyServer, update: ToyUpdate, n_clients: int) -> ToyServer:
         return ToyServer(tensors.weighted_mean(update.value, update.weight), server.rounds + 1)
 
-    def client_steps(self, message: ToyMessage, update: ToyUpdate) -> ToyMessage:
+    def client_deltas(self, message: ToyMessage, update: ToyUpdate) -> ToyMessage:
         return ToyMessage(update.value - message.centre)
 
-    def received(self, message: ToyMessage, mean: ToyMessage, clients: float) -> ToyUpdate:
+    def from_release(self, message: ToyMessage, mean: ToyMessage, clients: float) -> ToyUpdate:
         return ToyUpdate(message.centre + mean.centre, torch.ones(len(mean.centre), dtype=torch.float64))
 
     def personalise(self, message: ToyMessage, state: ToyClient, batch: ClientBatch, noise: Noise) -> LinearPoint:

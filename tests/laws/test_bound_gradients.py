@@ -104,8 +104,8 @@ def test_slopes_at_the_edges_are_those_from_inside_and_never_none(name: str, ris
         at, step = (torch.tensor(risk).double(), torch.tensor(kl).double()), 1e-7
         found = slopes(value, *at)
         inward = -step if risk == 1 else step
-        by_kl = (value(at[0], at[1] + step) - value(*at)) / step
-        assert found[1].item() == pytest.approx(by_kl.item(), rel=1e-4, abs=1e-5)
+        grad_kl = (value(at[0], at[1] + step) - value(*at)) / step
+        assert found[1].item() == pytest.approx(grad_kl.item(), rel=1e-4, abs=1e-5)
         by_risk = ((value(at[0] + inward, at[1]) - value(*at)) / inward).item()
         if risk == 0 and (drawn or name == "seeger"):  # the slope of kl^-1 there is infinite, and so is this one
             assert 10 < by_risk and 100 < found[0].item() < 1e6
@@ -164,7 +164,7 @@ def test_server_bounds_choose_lambda_by_their_arguments_and_say_what_that_costs(
 def test_the_pooled_bound_has_the_slopes_of_its_values(name: str, drawn: bool) -> None:
     def value(risk: Tensor, kl: Tensor, delta: Tensor) -> Tensor:
         draws = MonteCarlo(100, 0.2 * delta[0]) if drawn else None
-        return bounds.pooled(risk, kl, ROWS, delta[0], FINE, bound=BOUNDS[name], monte_carlo=draws).value
+        return bounds.size_weighted(risk, kl, ROWS, delta[0], FINE, bound=BOUNDS[name], monte_carlo=draws).value
 
     agree(value, CLIENT["risk"], CLIENT["kl"], CLIENT["delta"][1:2])
     assert all(bool(slope.isfinite().all()) for slope in slopes(value, 0 * CLIENT["risk"], CLIENT["kl"], numbers(0.05)))
@@ -315,7 +315,7 @@ def test_slopes_have_slopes(name: str) -> None:
 def test_the_inverses_have_the_slopes_that_50_digits_have() -> None:
     """(q, c), dp/dq, dp/dc of the upper inverse."""
     q, c = numbers(0.3, 0.5, 0.05), numbers(0.1, 0.5, 0.042)
-    by_q, by_c = slopes(bounds.kl_inverse_upper, q, c)
+    grad_q, grad_c = slopes(bounds.kl_inverse_upper, q, c)
     for k in range(3):
         p = optimize.brentq(
             lambda p, k=k: inverses.binary_kl(q[k], torch.tensor(p, dtype=torch.float64)).item() - c[k].item(),
@@ -324,20 +324,20 @@ def test_the_inverses_have_the_slopes_that_50_digits_have() -> None:
             xtol=1e-15,  # type: ignore[misc]
         )
         exact = p * (1 - p) / (p - q[k].item())
-        assert by_c[k].item() == pytest.approx(exact, rel=1e-9)
+        assert grad_c[k].item() == pytest.approx(exact, rel=1e-9)
         logs = math.log(p * (1 - q[k].item()) / (q[k].item() * (1 - p)))
-        assert by_q[k].item() == pytest.approx(exact * logs, rel=1e-9)
+        assert grad_q[k].item() == pytest.approx(exact * logs, rel=1e-9)
     one = slopes(lambda r, k: bounds.seeger(r, k, 5000, 0.05, FINE).value, numbers(0.05), numbers(200.0))
     assert (one[0].item(), one[1].item()) == (pytest.approx(1.504, abs=2e-3), pytest.approx(2.70e-4, abs=1e-6))
 
 
 def test_the_inverses_have_slopes_at_their_edges() -> None:
     q, c = numbers(0, 0, 0, 1, 1, 0.3, 0.3), numbers(0.3, 0, math.inf, 0.3, 0, math.inf, 80)
-    by_q, by_c = slopes(bounds.kl_inverse_upper, q, c)
-    torch.testing.assert_close(by_c, numbers(math.exp(-0.3), 1, 0, 0, 0, 0, 0), rtol=1e-12, atol=1e-30)
-    assert by_q[0] > 500 and by_q[1:].tolist() == [1, 0, 0, 1, 0, 0]
+    grad_q, grad_c = slopes(bounds.kl_inverse_upper, q, c)
+    torch.testing.assert_close(grad_c, numbers(math.exp(-0.3), 1, 0, 0, 0, 0, 0), rtol=1e-12, atol=1e-30)
+    assert grad_q[0] > 500 and grad_q[1:].tolist() == [1, 0, 0, 1, 0, 0]
     mirrored = slopes(bounds.kl_inverse_lower, 1 - q, c)  # 1 - upper(1 - q, c), but for its last bits
-    assert mirrored[0][0].item() == pytest.approx(by_q[0].item()) and mirrored[1][0].item() == pytest.approx(
+    assert mirrored[0][0].item() == pytest.approx(grad_q[0].item()) and mirrored[1][0].item() == pytest.approx(
         -math.exp(-0.3)
     )
     assert mirrored[0][1:5].tolist() == [1, 0, 0, 1] and mirrored[1][1:5].tolist() == [-1, 0, 0, 0]

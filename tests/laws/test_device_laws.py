@@ -56,7 +56,7 @@ def play(method: AnyMethod, batch: ClientBatch, noise: Callable[[int], Noise]) -
         message = method.broadcast(server)
         clients = method.init_clients(message, batch)
         update, clients = method.client(message, clients, batch, noise(1))
-        steps, reduced = method.client_steps(message, update), method.reduce(update)
+        steps, reduced = method.client_deltas(message, update), method.reduce(update)
         server = method.server(server, reduced, batch.clients)
         message = method.broadcast(server)
         predicted = [method.personalise(message, clients, batch, noise(0)).predict(batch.x)]

@@ -20,8 +20,8 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import cohort, engine, federation_state, messages, personalisation
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.baselines.alone import Alone
 from pacbayes_fl.methods.baselines.local import LocalOnly
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
@@ -293,7 +293,7 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
     norms = {}
     for k, name in enumerate(s.batch.names):
         update, _ = play(s, ([k], ClientBatch.trim))
-        leaves = tensors.leaves(s.method.client_steps(s.message, update)).values()
+        leaves = tensors.leaves(s.method.client_deltas(s.message, update)).values()
         norms[name] = math.hypot(*(float(number) for leaf in leaves for number in leaf.double().flatten()))
         silent = not leaves
     for chunk in (1, 2**20):
@@ -301,7 +301,7 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
         state = federation_state.FederationState(s.server, s.clients, 2)
         ((record, after),) = engine.rounds(s.method, s.batch, plan, state)
         if silent:
-            assert record.steps is None and isinstance(s.method, Alone | LocalOnly)
+            assert record.steps is None and isinstance(s.method, LocalMethod | LocalOnly)
             continue
         assert record.steps is not None and record.steps == after.watch.steps
         assert record.steps.median == pytest.approx(statistics.median(norms.values()), rel=1e-9)
@@ -313,11 +313,11 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
 def test_the_mean_of_the_steps_is_what_moves_the_server(case: Case, d: int) -> None:
     s = scene(case, d)
     update, _ = play(s, (list(range(s.batch.clients)), unchanged))
-    steps = s.method.client_steps(s.message, update)
+    steps = s.method.client_deltas(s.message, update)
     if not tensors.leaves(steps) or isinstance(s.method, CFedBayes):  # whose clusters have a mean each
         return
     mean = tensors.expand(tensors.weighted_mean(steps, update.weight), 1)
-    found = s.method.server(s.server, s.method.received(s.message, mean, s.batch.clients), s.batch.clients)
+    found = s.method.server(s.server, s.method.from_release(s.message, mean, s.batch.clients), s.batch.clients)
     expected = s.method.server(s.server, update, s.batch.clients)
     assert_close(identified(s.method, found), identified(s.method, expected))
 

@@ -155,10 +155,10 @@ def test_a_client_that_fails_adds_zeros_and_moves_nobody_else(case: Case) -> Non
         x[2] = torch.nan
         update, _ = s.method.client(s.message, s.clients, hurt.batch, s.noise(s.batch.ids))
     assert tensors.finite(update).tolist() == [True, True, False, True, True]
-    payload = s.method.payload(s.message, update)
+    payload = s.method.to_release(s.message, update)
     rest = torch.tensor([0, 1, 3, 4])
     mean = tensors.tree_map(lambda leaf: leaf[rest].sum(0, keepdim=True) / 5, payload)  # of five, one of them zeros
-    expected = s.method.server(s.server, s.method.received(s.message, mean, 5.0), 5)
+    expected = s.method.server(s.server, s.method.from_release(s.message, mean, 5.0), 5)
     _, state = third(hurt, aggregator_of(hurt))
     assert_close(identified(s.method, state.server), identified(s.method, expected), 1e-9)
     assert bits(tensors.select(state.clients, torch.tensor([2]))) == bits(tensors.select(s.clients, torch.tensor([2])))
@@ -184,7 +184,7 @@ class Elsewhere:
             return 7.0 * leaf - 3.0
 
         other = tensors.tree_map(disturbed, update)
-        assert bits(self._method.payload(message, other)) == bits(self._method.payload(message, update))
+        assert bits(self._method.to_release(message, other)) == bits(self._method.to_release(message, update))
         assert bits(other) != bits(update)
         return other, after
 
@@ -216,7 +216,7 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
         _, state = third(s, aggregator)
         assert all(leaf.isfinite().all() for leaf in tensors.leaves(state.server).values())
         update, _ = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
-        held = sum(leaf[0].numel() for leaf in tensors.leaves(s.method.client_steps(s.message, update)).values())
+        held = sum(leaf[0].numel() for leaf in tensors.leaves(s.method.client_deltas(s.message, update)).values())
         assert aggregator.charge.coordinates == held == COORDINATES.get(case.name.split("{")[0], held)
         x = s.batch.x
         for index, posterior in personalisation.personalise(s.method, state, s.batch, s.plan):
@@ -231,7 +231,7 @@ def test_chance_in_fixed_cohorts_counts_where_clients_remember_nothing(case: Cas
 
     def sent(state: Any) -> dict[str, bytes]:
         update, _ = s.method.client(s.message, state, s.batch, s.noise(s.batch.ids))
-        return bits(s.method.payload(s.message, update))
+        return bits(s.method.to_release(s.message, update))
 
     remember = sent(s.clients) != sent(fresh)
     assert remember <= bool(tensors.leaves(s.clients)), "what is not kept cannot be remembered"

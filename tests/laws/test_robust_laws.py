@@ -21,7 +21,7 @@ from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.pac_pfl.folds import Folded
+from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
@@ -58,9 +58,9 @@ def wide(d: int) -> BayesianMLP:
     return BayesianMLP((d, 8, 1), Gaussian(), torch.float64)
 
 
-def folded(clients: int, d: int) -> Folded:
+def cross_fitted(clients: int, d: int) -> CrossFitted:
     ids = ClientBatch.pad([(torch.zeros(1, d), torch.zeros(1))] * clients).ids
-    return Folded(quick("pac-pfl").build(d), 3, {client: k % 3 for k, client in enumerate(ids)})
+    return CrossFitted(quick("pac-pfl").build(d), 3, {client: k % 3 for k, client in enumerate(ids)})
 
 
 def steps(name: str) -> bool:
@@ -79,7 +79,7 @@ ATTACKED = (
     quick("bpfed", aggregation="tracked-moments"),
     quick("fedsi", upload="curvature"),
     quick("cfedbayes", clusters=2),
-    Case("folded", partial(folded, CLIENTS)),
+    Case("cross-fitted", partial(cross_fitted, CLIENTS)),
 )
 CASES = (
     *map(case_of, STEPPING),
@@ -90,7 +90,7 @@ CASES = (
     case_of("bpfed", upload="tracked"),
     case_of("fedsi", upload="curvature"),
     case_of("cfedbayes", clusters=2),
-    Case("folded", partial(folded, 5)),
+    Case("cross-fitted", partial(cross_fitted, 5)),
 )
 
 
@@ -267,7 +267,7 @@ def error(case: Case, state: FederationState) -> float:
     return float(np.mean([found[k] for k in HONEST]))
 
 
-EVERY_RULE = ("pac-pfl", "pac-pfl-bnn", "pfedbayes", "fedsi", "fedavg", "folded")
+EVERY_RULE = ("pac-pfl", "pac-pfl-bnn", "pfedbayes", "fedsi", "fedavg", "cross-fitted")
 """One form of each kind of step; others are attacked under two rules."""
 
 

@@ -30,7 +30,7 @@ from pacbayes_fl.methods.variational import sfedbayes
 from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.methods.variational.pfedbayes import Fit, PFedBayes, PriorTracking
-from pacbayes_fl.methods.variational.sfedbayes import Sent, SFedBayes
+from pacbayes_fl.methods.variational.sfedbayes import SFedBayes, SparseUpload
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
@@ -156,9 +156,9 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
         update = template._replace(w=template.w._replace(slab=slab) if name == "sfedbayes" else slab)
         if private:
             mean = tensors.tree_map(
-                lambda leaf: leaf.mean(0, keepdim=True), method.payload(method.broadcast(server), update)
+                lambda leaf: leaf.mean(0, keepdim=True), method.to_release(method.broadcast(server), update)
             )
-            update = method.received(method.broadcast(server), mean, 3.0)
+            update = method.from_release(method.broadcast(server), mean, 3.0)
         elif chunks > 1:
             update = tensors.cat([method.reduce(tensors.select(update, torch.tensor([k]))) for k in (2, 0, 1)])
         server = method.server(server, update, 3)
@@ -320,7 +320,7 @@ def test_matched_spikes_and_slabs_are_the_minimiser() -> None:
     q = SpikeSlab(randn(5, 2), 0.5 * randn(5, 2) - 1.0, randn(5, 2))
     method = SFedBayes(MODEL, aggregation="moments")
     one = torch.ones(5, dtype=torch.float64)
-    sent = Sent(Moments(q.loc, q.slab.scale.square()), q.inclusion)
+    sent = SparseUpload(Moments(q.loc, q.slab.scale.square()), q.inclusion)
     old = sfedbayes.Server(SpikeSlab(*(leaf[0] for leaf in q)))
     w = method.server(old, sfedbayes.Update(sent, one, one, Fit(one, one, one), one, one), 5).w
     least = q.kl(w).sum()

@@ -12,7 +12,7 @@ from torch.nn.functional import pad, softplus
 
 from pacbayes_fl import bounds, tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.methods.base import Refined
+from pacbayes_fl.methods.base import RefinedPosterior
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from tests.methods.by_hand import K, clients, randn
@@ -53,19 +53,19 @@ def pruned_oracle(q: Any, p: Any) -> Tensor:
     return bounds.bernoulli_gaussian_kl(*mine, *theirs)
 
 
-def same(mine: Refined, theirs: Refined, at: int, tolerance: float = 1e-9) -> None:
+def same(mine: RefinedPosterior, theirs: RefinedPosterior, at: int, tolerance: float = 1e-9) -> None:
     """Compare client `at` of one result with the first client of another."""
     for one, other in zip(mine.posterior.family, theirs.posterior.family, strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(one[at], other[0], rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(mine.kl[at], theirs.kl[0], rtol=1e-7, atol=tolerance)
 
 
-def check(algorithm: Any, message: Any, oracle: Callable[[Any, Any], Tensor]) -> Refined:
+def check(algorithm: Any, message: Any, oracle: Callable[[Any, Any], Tensor]) -> RefinedPosterior:
     """Hold `refine` to everything that does not depend on the family."""
     prior, seen = priors(algorithm, message)
     before = tensors.tree_map(torch.clone, prior.family)
     rows = more(*NEW)
-    refined: Refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
+    refined: RefinedPosterior = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
     q = refined.posterior.family  # type: ignore[attr-defined]
     # the divergence, and a client without new rows
     assert refined.kl.shape == (K,) and refined.kl.dtype == torch.float64

@@ -24,17 +24,17 @@ MESSAGE = Pair(torch.tensor([1.0, 1.0]), torch.tensor([2.0]))
 
 
 def test_steps_are_what_clients_changed_and_their_mean_leads_to_the_clients_mean() -> None:
-    steps = private_steps.steps(SENT, MESSAGE)
+    steps = private_steps.deltas(SENT, MESSAGE)
     assert steps.a.tolist() == [[0.0, 1.0], [4.0, -2.0], [-0.5, -1.0]] and steps.b.tolist() == [[1.0], [2.0], [6.0]]
     mean = tensors.tree_map(lambda leaf: leaf.mean(0, keepdim=True), steps)
-    found = private_steps.arrived(mean, MESSAGE)
+    found = private_steps.apply_delta(mean, MESSAGE)
     torch.testing.assert_close(found.a, SENT.a.mean(0, keepdim=True))
     torch.testing.assert_close(found.b, SENT.b.mean(0, keepdim=True))
-    assert bits(private_steps.arrived(steps, MESSAGE)) == bits(SENT)
+    assert bits(private_steps.apply_delta(steps, MESSAGE)) == bits(SENT)
 
 
 def test_a_client_that_stays_sends_zeros() -> None:
-    still = private_steps.steps(tensors.expand(MESSAGE, 2), MESSAGE)
+    still = private_steps.deltas(tensors.expand(MESSAGE, 2), MESSAGE)
     assert not still.a.any() and not still.b.any()
 
 
@@ -45,8 +45,8 @@ def test_weights_by_rows_are_refused() -> None:
 
 
 def test_what_is_withheld_is_not_a_number() -> None:
-    assert private_steps.withheld(SENT.a, 3).isnan().tolist() == [True] * 3 and private_steps.ones(
+    assert private_steps.unknown(SENT.a, 3).isnan().tolist() == [True] * 3 and private_steps.unit_weights(
         SENT.a, 2
     ).tolist() == [1.0, 1.0]
-    assert private_steps.withheld(SENT.a).dtype == private_steps.ones(SENT.a).dtype == torch.float64
-    assert "its clients send nothing" in str(private_steps.nothing_sent("Persistence"))
+    assert private_steps.unknown(SENT.a).dtype == private_steps.unit_weights(SENT.a).dtype == torch.float64
+    assert "its clients send nothing" in str(private_steps.no_release_error("Persistence"))

@@ -26,7 +26,7 @@ from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
-from pacbayes_fl.models.base import FunctionModel, Given, WeightModel, WeightPrior
+from pacbayes_fl.models.base import FixedWeights, FunctionModel, WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -118,10 +118,10 @@ def test_the_way_back_to_the_hyper_parameters_is_autograd_s_for_every_client(mod
     theta = THETA[0] if shared else THETA
     embedded = isinstance(model, Slope)
     with torch.no_grad():
-        values, pullback = model.with_pullback(theta, X)
+        values, vjp = model.with_vjp(theta, X)
     assert values.embedded is embedded and not any(part.requires_grad for part in values[:3])
-    by_mean, by_noise, by_kernel = draw(2, 2, 3, seed=0), draw(2, 2, seed=1), draw(*values.kernel.shape, seed=2)
-    gradient = pullback(by_mean, by_noise, by_kernel)
+    grad_mean, grad_noise, grad_kernel = draw(2, 2, 3, seed=0), draw(2, 2, seed=1), draw(*values.kernel.shape, seed=2)
+    gradient = vjp(grad_mean, grad_noise, grad_kernel)
     assert gradient.shape == (2, 2, 3)
     for k in range(2):
         for p in range(2):
@@ -132,7 +132,9 @@ def test_the_way_back_to_the_hyper_parameters_is_autograd_s_for_every_client(mod
             mean, noise = model.mean(own, x), model.noise(own)
             for batched, single in ((values.mean, mean), (values.noise, noise), (values.kernel, kernel)):
                 torch.testing.assert_close(batched[k, p], single.detach()[0, 0], rtol=1e-14, atol=0)
-            inner = (mean * by_mean[k, p]).sum() + (noise * by_noise[k, p]).sum() + (kernel * by_kernel[k, p]).sum()
+            inner = (
+                (mean * grad_mean[k, p]).sum() + (noise * grad_noise[k, p]).sum() + (kernel * grad_kernel[k, p]).sum()
+            )
             (expected,) = torch.autograd.grad(inner, own)
             torch.testing.assert_close(gradient[k, p], expected[0, 0], rtol=1e-12, atol=1e-14)
 
@@ -303,7 +305,7 @@ def test_flat_weights_are_cut_into_sites_without_a_copy() -> None:
 def test_known_weights_are_point_masses() -> None:
     weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
     for name, event in (("a", (3,)), ("b", ())):
-        site = Given(weights).site(name)
+        site = FixedWeights(weights).site(name)
         assert site.batch_shape == (2,) and site.event_shape == event and torch.equal(site.sample(), weights[name])
 
 
@@ -316,7 +318,7 @@ def test_sites_without_uncertainty_are_marked_and_drawn_outside_of_any_divergenc
     assert Straight().stochastic_columns().all() and not Straight().centre().any()
     weights = {"a": draw(2, 3, seed=1), "b": draw(2, seed=2)}
     with pyro.plate("clients", 2, dim=-1):
-        drawn = model.draw_weights(Given(weights))
+        drawn = model.draw_weights(FixedWeights(weights))
     assert all(torch.equal(drawn[name], weights[name]) for name in weights)
 
 

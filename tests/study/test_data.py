@@ -17,7 +17,16 @@ from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
-from pacbayes_fl.study.data import ScaledGroup, check_saved, load, match_columns, provenance, reopen, scale, to_saved
+from pacbayes_fl.study.data import (
+    ScaledGroup,
+    check_saved,
+    load,
+    load_saved,
+    match_columns,
+    provenance,
+    scale,
+    to_saved,
+)
 from pacbayes_fl.study.file import Study
 from tests.tiny import on_csv, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
@@ -231,7 +240,7 @@ def test_what_a_run_keeps_of_its_data_is_checked(tmp_path: Path) -> None:
     check_saved(tmp_path / "rows.npz", rows_)
     with pytest.raises(DataError, match=r"rows\.npz is not of a run on images"):
         check_saved(tmp_path / "rows.npz", dataset)
-    assert reopen(tiny(), tmp_path / "rows.npz").features == rows_.features
+    assert load_saved(tiny(), tmp_path / "rows.npz").features == rows_.features
     with pytest.raises(DataError, match="there is no file"):
         read_npz(tmp_path / "none.npz")
 

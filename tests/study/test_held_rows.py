@@ -135,8 +135,8 @@ def test_a_run_remembers_them(tmp_path: Path) -> None:
     run(tiny(SPLIT), tmp_path)
     _, division = divided()
     trained = open_run(tmp_path)
-    assert trained.held is not None and division.bound_rows is not None
-    assert torch.equal(trained.held.x, division.bound_rows.x)
+    assert trained.bound_rows is not None and division.bound_rows is not None
+    assert torch.equal(trained.bound_rows.x, division.bound_rows.x)
     assert trained.groups["existing"].train.size.tolist() == [4.0] * 4
     with np.load(tmp_path / held_rows.FILE) as saved:
         positions = saved["held"]

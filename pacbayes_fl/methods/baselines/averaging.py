@@ -128,18 +128,18 @@ class WeightAveraging(Method[Server, Server, Nothing, Update]):
         """Average."""
         return Server(tensors.weighted_mean(update.theta, update.weight))
 
-    def client_steps(self, message: Server, update: Update) -> Server:
+    def client_deltas(self, message: Server, update: Update) -> Server:
         """How far the weights went in a round [K, D]."""
-        return private_steps.steps(Server(update.theta), message)
+        return private_steps.deltas(Server(update.theta), message)
 
     def check_private(self) -> None:
         """Refuse clients that weigh by their rows."""
         private_steps.alike(self.weighting)
 
-    def received(self, message: Server, mean: Server, clients: float) -> Update:
+    def from_release(self, message: Server, mean: Server, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""
-        theta, unknown = private_steps.arrived(mean, message).theta, private_steps.withheld(mean.theta)
-        return Update(theta, private_steps.ones(theta), unknown, unknown)
+        theta, unknown = private_steps.apply_delta(mean, message).theta, private_steps.unknown(mean.theta)
+        return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
 
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the global weights, fine-tuned on the client's rows where that is asked for."""

@@ -105,17 +105,17 @@ class LocalOnly(Method[Server, Server, Client, Update]):
 
     def check_private(self) -> None:
         """Nothing to release: no weight leaves its client."""
-        raise private_steps.nothing_sent(type(self).__name__)
+        raise private_steps.no_release_error(type(self).__name__)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights; one that never trained trains now."""
-        fresh = self.never_trained(state)
+        fresh = self.is_new(state)
         if not tensors.on_host(fresh) or bool(fresh.any()):
             fitted = map_estimate.fit(self.model, self.local, state.theta, batch, noise, self.join_passes).theta
             state = state._replace(theta=tensors.where(fresh, fitted, state.theta))
         return self.personalise_trained(message, state, batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor:
+    def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return state.adam.steps == 0
 

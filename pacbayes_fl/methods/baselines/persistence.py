@@ -10,7 +10,7 @@ import torch
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
@@ -20,7 +20,7 @@ _SMALLEST_VARIANCE = 1e-8
 
 @final
 @dataclass(frozen=True)
-class Persistence(Alone[Nothing]):
+class Persistence(LocalMethod[Nothing]):
     """Predict the value of one feature, the target's last known value; in the data's own units.
 
     Args:

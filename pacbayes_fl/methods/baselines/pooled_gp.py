@@ -18,7 +18,7 @@ from pacbayes_fl.errors import NumericalError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
+from pacbayes_fl.methods.baselines.centralised import CentralisedMethod, Rows, pool
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
@@ -130,7 +130,7 @@ class PooledPosterior:
 
 @final
 @dataclass(frozen=True)
-class PooledGP(Pooled[Server]):
+class PooledGP(CentralisedMethod[Server]):
     """One GP for all, trained where all rows are.
 
     Args:

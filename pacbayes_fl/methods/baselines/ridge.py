@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.alone import Alone
-from pacbayes_fl.methods.baselines.pooling import Pooled, Rows, pool
+from pacbayes_fl.methods.baselines.centralised import CentralisedMethod, Rows, pool
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import LinearPoint
@@ -63,7 +63,7 @@ def _posterior(lines: list[Linear]) -> LinearPoint:
 
 @final
 @dataclass(frozen=True)
-class LocalRidge(Alone[Nothing]):
+class LocalRidge(LocalMethod[Nothing]):
     """Ridge regression of each client alone."""
 
     host_bound: ClassVar[str | None] = "scikit-learn fits it, on the CPU"
@@ -79,7 +79,7 @@ class LocalRidge(Alone[Nothing]):
 
 @final
 @dataclass(frozen=True)
-class PooledRidge(Pooled[Linear]):
+class PooledRidge(CentralisedMethod[Linear]):
     """One ridge regression on everybody's rows.
 
     Args:

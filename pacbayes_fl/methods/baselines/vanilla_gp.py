@@ -11,8 +11,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
-from pacbayes_fl.methods.base import Nothing, Refined
-from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.base import Nothing, RefinedPosterior
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class VanillaGP(Alone[Start]):
+class VanillaGP(LocalMethod[Start]):
     """Type-II maximum likelihood per client, without any help from others.
 
     Args:
@@ -62,7 +62,7 @@ class VanillaGP(Alone[Start]):
             theta, moments = adam(theta, -score, moments, self.rate)
         return condition(self.model, theta, batch)
 
-    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition on all rows under the hyper-parameters that P was fitted with; they have not seen `rows`.
 
         Args:
@@ -74,7 +74,7 @@ class VanillaGP(Alone[Start]):
         Returns:
             Q, and KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
         """
-        return Refined(*refined(prior, seen, rows))
+        return RefinedPosterior(*refined(prior, seen, rows))
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, ShapeError, outside
+from pacbayes_fl.errors import AssumptionError, ShapeError, caller_stacklevel
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Nothing, Refined
+from pacbayes_fl.methods.base import Nothing, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
 from pacbayes_fl.methods.recipe import HeldOutChoice, LogUniform, MethodSummary, OneOf, Recipe, Trials
@@ -29,10 +29,10 @@ from pacbayes_fl.options import option, same
 from pacbayes_fl.posteriors.hyper_posterior import HyperPrior, NetworkHyperPrior
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
-from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, MixturePosterior, WeighedDraws
+from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, MixturePosterior, WeightedSamples
 from pacbayes_fl.server import svgd
 
-FEW = 1.5
+MIN_EFFECTIVE_DRAWS = 1.5
 """Effective draws below which one draw carries a sum of several."""
 
 Doubts = Callable[[], None] | None
@@ -87,7 +87,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         local: the steps of "svi" and "svgd".
         draws: S, of predictions by "svi".
         importance_draws: L' draws of every prior that are weighed by "importance", and by the weights of eq. 37.
-        companions: J, particles per prior of "svgd".
+        svgd_particles: J, particles per prior of "svgd".
     """
 
     beta_tempers: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     )
     draws: int = option(20, low=1)
     importance_draws: int = option(100, low=1)
-    companions: int = option(5, low=1, symbol="J")
+    svgd_particles: int = option(5, low=1, symbol="J")
 
     @property
     def finite_posterior(self) -> bool:
@@ -123,7 +123,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         each, words = {
             "importance": (self.importance_draws, "draws of every prior, weighed by their likelihood"),
             "svi": (self.draws, "draws of the mean-field posterior under every prior"),
-            "svgd": (self.companions, "particles under every prior"),
+            "svgd": (self.svgd_particles, "particles under every prior"),
         }[self.posterior]
         average = f"predictions averaged over {each} {words}; mean_weights: over the posteriors' means"
         return {"draws": each, "average": average, "inference": f"sampled evidence (eq. 38), then {self.posterior}"}
@@ -140,11 +140,11 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         score, log_evidence = score * factor.to(score).unsqueeze(-1), log_evidence * factor
         return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
 
-    def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
+    def from_release(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
         """Make the sum of scores out of their mean [1, P, 2D]: the server restores that over all from it (eq. 40)."""
         score = mean["score"] * clients
-        unknown = private_steps.withheld(score).to(score).unsqueeze(1).expand(score.shape[:2])
-        return Update(score, unknown, private_steps.ones(score) * clients, unknown)
+        unknown = private_steps.unknown(score).to(score).unsqueeze(1).expand(score.shape[:2])
+        return Update(score, unknown, private_steps.unit_weights(score) * clients, unknown)
 
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
         """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
@@ -152,7 +152,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         mine, kept = _one_by_one(priors, batch.clients), noise.copy()  # what others draw next must not move a posterior
         if self.posterior == "importance":
             log_weights, means, doubts = self._weighed(priors, batch, noise)
-            return WeighedDraws(self.model, mine, log_weights, kept, means, batch, doubts)
+            return WeightedSamples(self.model, mine, log_weights, kept, means, batch, doubts)
         fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
         each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
         share, doubts = self._shares(priors, batch, noise)
@@ -160,7 +160,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         means, log_weights = tuple(fit.mean() for fit in fits), share.unsqueeze(-1).expand(-1, -1, seen)
         return FamilyMixture(self.model, tuple(fits), log_weights, kept, means, batch, doubts)
 
-    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Weigh the same draws again, by all rows, or fit every mean field on, from P's and against it.
 
         Networks that normalise by statistics of rows keep those of P: both are about the same networks.
@@ -186,7 +186,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             )
         if not prior.noise.ids == seen.ids == rows.ids:
             raise ShapeError(f"rows must be of clients {prior.noise.ids}, got those of {seen.ids} and {rows.ids}")
-        found: FamilyMixture | WeighedDraws
+        found: FamilyMixture | WeightedSamples
         if self.posterior == "importance":
             priors = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *prior.components)
             log_weights, means, doubts = self._weighed(priors, seen.extend(rows), prior.noise)
@@ -194,7 +194,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         else:
             fits = tuple(self._fitted_on(one, rows, noise) for one in prior.components)
             found = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
-        return Refined(found, found.kl(prior))
+        return RefinedPosterior(found, found.kl(prior))
 
     def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> FamilyMixture:
         """The priors themselves, all alike: what is known of a client without rows."""
@@ -208,7 +208,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         if self.posterior == "svi":
             return [self._fitted(prior, batch, noise)]
         local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
-        start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.companions)], 1)
+        start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.svgd_particles)], 1)
         towards = partial(svgd.direction, rule=self.bandwidth)
         found = weight_svgd.fit(self.model, local, prior, start, batch, apart, towards)
         return [PointMass(theta) for theta in found.unbind(1)]
@@ -272,9 +272,14 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         ]
         if none:
             warnings.warn(
-                f"the likelihood of {_some(none)} is zero under every draw of every prior", stacklevel=outside()
+                f"the likelihood of {_some(none)} is zero under every draw of every prior",
+                stacklevel=caller_stacklevel(),
             )
-        few = [name for name, one in zip(names, effective.tolist(), strict=True) if one < FEW and name not in none]
+        few = [
+            name
+            for name, one in zip(names, effective.tolist(), strict=True)
+            if one < MIN_EFFECTIVE_DRAWS and name not in none
+        ]
         if few and self.importance_draws > 2:
             what, then = {
                 "importance": ("posterior", "take posterior = 'svi'"),
@@ -284,7 +289,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             warnings.warn(
                 f"{what} of {_some(few)} stand on one draw of {self.importance_draws} from a prior: {then}, or more "
                 "importance_draws",
-                stacklevel=outside(),
+                stacklevel=caller_stacklevel(),
             )
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
@@ -294,7 +299,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
 
     def remark(self, values: Mapping[str, float]) -> str | None:
         """Say when one draw carries the evidence: the gradient is then that of the luckiest draw."""
-        if self.train_draws <= 2 or not values["effective_samples"] < FEW:
+        if self.train_draws <= 2 or not values["effective_samples"] < MIN_EFFECTIVE_DRAWS:
             return None
         return (
             f"one of {self.train_draws} draws carries the evidence of most clients, and the gradient is that of the "
@@ -304,8 +309,8 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client: of every particle a gradient, and what the network holds."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
-        companions = self.companions**2 if self.posterior == "svgd" else 0  # distances of all pairs
-        return max(self.particles * (self.model.footprint(rows) + self.model.dim), companions * self.model.dim)
+        svgd_particles = self.svgd_particles**2 if self.posterior == "svgd" else 0  # distances of all pairs
+        return max(self.particles * (self.model.footprint(rows) + self.model.dim), svgd_particles * self.model.dim)
 
 
 def _effective(log_weights: Tensor) -> Tensor:

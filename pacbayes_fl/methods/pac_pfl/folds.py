@@ -18,7 +18,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.methods.base import Method, Nothing, Refined
+from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
 from pacbayes_fl.noise import Noise, keys
 from pacbayes_fl.posteriors.predictive import Posterior
@@ -70,7 +70,7 @@ def balanced_folds(
 
 @final
 @dataclass(frozen=True)
-class Folded(Method[Server, Message, Nothing, Update]):
+class CrossFitted(Method[Server, Message, Nothing, Update]):
     """F runs of PAC-PFL, the f-th without the clients of fold f; states and messages have leaves [F, *].
 
     Args:
@@ -156,17 +156,17 @@ class Folded(Method[Server, Message, Nothing, Update]):
         parts = zip(self._apart(server), self._updates(update), own, strict=True)
         return _stacked([self.inner.server(one, sent, n_clients - size) for one, sent, size in parts])
 
-    def client_steps(self, message: Message, update: Update) -> Any:
+    def client_deltas(self, message: Message, update: Update) -> Any:
         """What moves every fold [K, F, *]; 0 in the client's own."""
         parts = zip(self._apart(message), self._updates(update), strict=True)
-        found = [self.inner.client_steps(one, sent) for one, sent in parts]
+        found = [self.inner.client_deltas(one, sent) for one, sent in parts]
         return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
 
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior:
         """Give each client its posterior under the priors of its fold."""
         return self.inner.personalise(self._own(message, batch), state, batch, noise)
 
-    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Do as the method that is folded; see there."""
         return self.inner.refine(prior, seen, rows, noise)
 

@@ -34,7 +34,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import evidence
 from pacbayes_fl.inference.optim import Adam, adam, adam_init, sgd
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Nothing, Refined
+from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe, Search
 from pacbayes_fl.models.base import FunctionModel
@@ -177,7 +177,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
             return Server(sgd(server.particles, downhill, self.rate), server.adam)
         return Server(*adam(server.particles, downhill, server.adam, self.rate))
 
-    def client_steps(self, message: Message, update: Scores) -> dict[str, Tensor]:
+    def client_deltas(self, message: Message, update: Scores) -> dict[str, Tensor]:
         """The score of all particles together [K, P, D]: one vector, so that one clip bounds it."""
         return {"score": update.score}
 
@@ -266,18 +266,18 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         update = Update(score, log_evidence, torch.ones_like(batch.size), jittered)
         return update, state
 
-    def received(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
+    def from_release(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
         """Make the sum of scores out of their mean [1, P, D]: the server restores the sum over all from it (eq. 40)."""
-        score, unknown = mean["score"] * clients, private_steps.withheld(mean["score"])
+        score, unknown = mean["score"] * clients, private_steps.unknown(mean["score"])
         log_evidence = unknown.to(score).unsqueeze(1).expand(score.shape[:2])
-        return Update(score, log_evidence, private_steps.ones(score) * clients, unknown)
+        return Update(score, log_evidence, private_steps.unit_weights(score) * clients, unknown)
 
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
         """Condition every particle's GP on the client's rows (eqs. 35-37); no training, for new clients too."""
         theta = message.particles.expand(batch.clients, *message.particles.shape[-2:])
         return condition(self.model, theta, batch, self.weighting)
 
-    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition the particles' GPs on all rows: the exact posterior again, from P whose particles stay as they are.
 
         Args:
@@ -289,7 +289,7 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         Returns:
             Q, and a bound on KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
         """
-        return Refined(*refined(prior, seen, rows, self.weighting))
+        return RefinedPosterior(*refined(prior, seen, rows, self.weighting))
 
     def learned_priors(self, server: Server) -> LearnedPriors:
         """Give the particles: clients condition a Gaussian process on their rows under each."""

@@ -17,7 +17,7 @@ from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.optim import Optimiser
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Refined
+from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, LogUniform, OneOf, Search
 from pacbayes_fl.models.base import WeightModel
@@ -163,7 +163,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """
         return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
 
-    def with_newcomers(
+    def fit_new_clients(
         self, q: Any, fresh: Tensor, w: Any, batch: ClientBatch, noise: Noise, free: Tensor | None = None
     ) -> Any:
         """Fit the posteriors of clients that never trained; those of the others stay.
@@ -184,7 +184,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
         return tensors.where(fresh, fitted, q)
 
-    def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Refined:
+    def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
 
         Both are distributions of the same networks: statistics by which one normalises stay those that P had. Draws are
@@ -199,11 +199,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Returns:
             Q with leaves [K, D], that of a client without rows P itself, and KL(Q || P) [K], in nats, float64.
         """
-        q = self.refitted(prior.family, rows, noise.fork())
+        q = self.refit(prior.family, rows, noise.fork())
         posterior = WeightPosterior(self.model, q, self.draws, noise, prior.reference)
-        return Refined(posterior, q.kl(prior.family).clamp_min(0.0))
+        return RefinedPosterior(posterior, q.kl(prior.family).clamp_min(0.0))
 
-    def refitted(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
+    def refit(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
         """Fit q from a distribution and against it; weights that are numbers stay what they are.
 
         Args:

@@ -21,13 +21,13 @@ from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import PUBLIC_CODE, SEARCH, Variational, moments_of, towards
 from pacbayes_fl.methods.variational.pfedbayes import (
     Update,
+    apply_delta_to,
+    deltas_of,
     fit_of,
-    per_client,
-    received_of,
+    mean_over_clients,
     start_clients,
-    stepped,
-    steps_of,
     track_prior,
+    update_from_release,
 )
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
@@ -141,22 +141,22 @@ class BPFed(Variational[Server, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
         return Server(joined)
 
-    def client_steps(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> Any:
         """How far the shared part went in a round, mean and rho [K, R], or its moments."""
-        return steps_of(update.w, self._sent(message))
+        return deltas_of(update.w, self._sent(message))
 
-    def received(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]."""
-        return stepped(received_of(mean, self._sent(message)))
+        return update_from_release(apply_delta_to(mean, self._sent(message)))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
         q = self._joined(message.w, state.personal)
         own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
-        q = self.with_newcomers(q, self.never_trained(state), q, batch, noise.fork(), own)
+        q = self.fit_new_clients(q, self.is_new(state), q, batch, noise.fork(), own)
         return self.posterior(q, batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor:
+    def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return state.adam_q.steps == 0
 
@@ -172,7 +172,7 @@ class BPFed(Variational[Server, Client, Update]):
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood of the clients, KL divergence from the tracked priors, evidence lower bound."""
-        return per_client(update.fit, update.clients)
+        return mean_over_clients(update.fit, update.clients)
 
     def _sent(self, message: Server) -> MeanField:
         return tensors.tree_map(lambda leaf: leaf[: self.shared], message.w)

@@ -18,12 +18,12 @@ from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
 from pacbayes_fl.methods.variational.pfedbayes import (
     Fit,
+    apply_delta_to,
+    deltas_of,
     fit_of,
-    never_trained,
-    per_client,
-    received_of,
+    is_new,
+    mean_over_clients,
     start_clients,
-    steps_of,
     track_prior,
 )
 from pacbayes_fl.noise import Noise
@@ -132,7 +132,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         cluster = self.assign(message, batch, noise)
         start = tensors.select(message.w, cluster)
         before = pfedbayes.Client(*state[:3])
-        before = before._replace(q=tensors.where(never_trained(before), start, before.q))
+        before = before._replace(q=tensors.where(is_new(before), start, before.q))
         new, w, log_likelihood = track_prior(
             self.model, self.local, self.tracking, before, start, batch, noise, self.draw
         )
@@ -161,9 +161,9 @@ class CFedBayes(Variational[Server, Client, Update]):
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
 
-    def client_steps(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> Any:
         """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
-        moved = steps_of(update.w, tensors.select(message.w, update.cluster))
+        moved = deltas_of(update.w, tensors.select(message.w, update.cluster))
         mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
 
@@ -174,14 +174,14 @@ class CFedBayes(Variational[Server, Client, Update]):
             raise PrivacyError(what, hint="method.start = 'random'")
         super().check_private()
 
-    def received(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
         """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
 
         That is the sum over its members divided by c / J, what it would have if all were equally large: how many it
         has is not known, so that a small cluster goes slower than its mean and a large one faster.
         """
-        w = received_of(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
-        sent = pfedbayes.stepped(w)
+        w = apply_delta_to(tensors.tree_map(lambda slots: self.clusters * slots[0], mean), message.w)
+        sent = pfedbayes.update_from_release(w)
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
 
@@ -194,7 +194,7 @@ class CFedBayes(Variational[Server, Client, Update]):
 
     def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
         """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
-        steps, rows = self.client_steps(message, update), []
+        steps, rows = self.client_deltas(message, update), []
         fit, moved = (
             rule.told(update.fit, update.weight),
             rule.told(update.moved, update.weight),
@@ -209,19 +209,19 @@ class CFedBayes(Variational[Server, Client, Update]):
             part: Fit = tensors.tree_map(lambda leaf, share=share: share * leaf, fit)
             rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(mine), part, share * moved))
         joined: Update = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
-        return joined._replace(w=received_of(joined.w, message.w))
+        return joined._replace(w=apply_delta_to(joined.w, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
-        fresh, apart = never_trained(pfedbayes.Client(*state[:3])), noise.fork()
+        fresh, apart = is_new(pfedbayes.Client(*state[:3])), noise.fork()
         if tensors.on_host(fresh) and not bool(fresh.any()):
             return self.personalise_trained(message, state, batch, noise)
         w = tensors.select(message.w, self.assign(message, batch, apart))
-        return self.posterior(self.with_newcomers(state.q, fresh, w, batch, apart), batch, noise)
+        return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, apart), batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor:
+    def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
-        return never_trained(pfedbayes.Client(*state[:3]))
+        return is_new(pfedbayes.Client(*state[:3]))
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q."""
@@ -238,7 +238,7 @@ class CFedBayes(Variational[Server, Client, Update]):
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, how many changed their cluster, and how many clusters have members."""
-        means = per_client(update.fit, update.clients)
+        means = mean_over_clients(update.fit, update.clients)
         sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
         occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
         return means | {"moved": update.moved.sum(), "occupied": occupied.sum()}

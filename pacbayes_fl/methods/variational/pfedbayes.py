@@ -120,7 +120,7 @@ def track_prior(
         for adam in (state.adam_q, state.adam_w)
     )
     tracks = all(moment.shape == leaf.shape for moment, leaf in zip(adam_w.first, w, strict=True))
-    mine, theirs = svi.Fitting(q, q.opened(), adam_q), w.opened()
+    mine, theirs = svi.Fitting(q, q.precompute(), adam_q), w.precompute()
     total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
     for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, q.loc.dtype)
@@ -131,12 +131,12 @@ def track_prior(
         if not tracks:
             continue
         forward = local.divergence == "forward"
-        slope = mine.opened.kl_gradient_of_prior(theirs) if forward else theirs.kl_gradient(mine.opened)
+        slope = mine.precomputed.kl_gradient_wrt_prior(theirs) if forward else theirs.kl_gradient(mine.precomputed)
         slope = elbo.only_stochastic(model, slope)
         if follows is not None:
             slope = tensors.tree_map(lambda leaf: leaf * follows, slope)
         adam_w = step_(w, slope, adam_w, tracking.rate, tracking.optimiser, active)
-        theirs = w.bounded().opened()
+        theirs = w.bounded().precompute()
     if model.deterministic:  # no divergence draws these along
         keep = model.stochastic_columns().to(w.loc.device)
         w.loc.copy_(torch.where(keep, w.loc, q.loc))
@@ -178,12 +178,12 @@ def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
     return Client(q, adam_init(q, clients), adam_init(followed, clients))
 
 
-def never_trained(state: Client) -> Tensor:
+def is_new(state: Client) -> Tensor:
     """Say which clients have not taken a step: bool [K]."""
     return state.adam_q.steps == 0
 
 
-def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
+def mean_over_clients(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     """Average the numbers of a round over clients, for its record.
 
     Args:
@@ -196,7 +196,7 @@ def per_client(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
-def steps_of(sent: Any, known: Any) -> Any:
+def deltas_of(sent: Any, known: Any) -> Any:
     """Say how far a distribution, or the moments of q, went from one that everybody knows.
 
     Args:
@@ -204,15 +204,15 @@ def steps_of(sent: Any, known: Any) -> Any:
         known: leaves [D] or [K, D].
 
     Returns:
-        Leaves [K, D], of whose mean `received_of` makes the server's step.
+        Leaves [K, D], of whose mean `apply_delta_to` makes the server's step.
     """
     if isinstance(sent, Moments):
         return moments.deviations(sent, moments_of(known))
-    return private_steps.steps(sent, known)
+    return private_steps.deltas(sent, known)
 
 
-def received_of(mean: Any, known: Any) -> Any:
-    """Put the mean of clients' `steps_of` on top of the distribution that everybody knows.
+def apply_delta_to(mean: Any, known: Any) -> Any:
+    """Put the mean of clients' `deltas_of` on top of the distribution that everybody knows.
 
     Args:
         mean: leaves [J, D].
@@ -223,10 +223,10 @@ def received_of(mean: Any, known: Any) -> Any:
     """
     if isinstance(mean, Moments):
         return moments.from_deviations(mean, moments_of(known))
-    return private_steps.arrived(mean, known)
+    return private_steps.apply_delta(mean, known)
 
 
-def stepped(w: Any) -> Update:
+def update_from_release(w: Any) -> Update:
     """Make an update of distributions that were released, with equal weights and nothing else told.
 
     Args:
@@ -236,8 +236,8 @@ def stepped(w: Any) -> Update:
         Leaves [J, *].
     """
     like, rows = w[0], len(w[0])
-    unknown = private_steps.withheld(like, rows)
-    return Update(w, private_steps.ones(like, rows), unknown, Fit(unknown, unknown, unknown))
+    unknown = private_steps.unknown(like, rows)
+    return Update(w, private_steps.unit_weights(like, rows), unknown, Fit(unknown, unknown, unknown))
 
 
 @final
@@ -301,23 +301,23 @@ class PFedBayes(Variational[Server, Client, Update]):
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
 
-    def client_steps(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> Any:
         """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""
-        return steps_of(update.w, message.w)
+        return deltas_of(update.w, message.w)
 
-    def received(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]."""
-        return stepped(received_of(mean, message.w))
+        return update_from_release(apply_delta_to(mean, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained fits it against w first."""
         w = tensors.expand(message.w, batch.clients)
-        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
         return self.posterior(q, batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor:
+    def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
-        return never_trained(state)
+        return is_new(state)
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q."""
@@ -345,7 +345,7 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood, KL divergence and evidence lower bound of the clients."""
-        return per_client(update.fit, update.clients)
+        return mean_over_clients(update.fit, update.clients)
 
 
 RECIPE = Recipe(

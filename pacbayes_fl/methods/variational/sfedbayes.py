@@ -19,12 +19,12 @@ from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational,
 from pacbayes_fl.methods.variational.pfedbayes import (
     Client,
     Fit,
+    apply_delta_to,
+    deltas_of,
     fit_of,
-    never_trained,
-    per_client,
-    received_of,
+    is_new,
+    mean_over_clients,
     start_clients,
-    steps_of,
     track_prior,
 )
 from pacbayes_fl.noise import Noise
@@ -44,7 +44,7 @@ class Server(NamedTuple):
     w: SpikeSlab
 
 
-class Sent(NamedTuple):
+class SparseUpload(NamedTuple):
     """The tuple (mu, rho, lambda) that travels up, or moments instead of mu and rho; a dropped weight has lambda = 0.
 
     Args:
@@ -68,7 +68,7 @@ class Update(NamedTuple):
         kept: share of its weights that a client can expect to be in [K]; see `SFedBayes.describe`.
     """
 
-    w: Sent
+    w: SparseUpload
     weight: Tensor
     clients: Tensor
     fit: Fit
@@ -145,7 +145,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         keep = told.inclusion >= self.threshold
         slab, known = self._form(told.slab), self._form(start.slab)
         slab = tensors.tree_map(lambda own, theirs: torch.where(keep, own, theirs), slab, known)
-        sent = Sent(slab, told.inclusion * keep)
+        sent = SparseUpload(slab, told.inclusion * keep)
         shares = keep.double().mean(1), self.describe(new)["kept"]
         return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
 
@@ -161,17 +161,17 @@ class SFedBayes(Variational[Server, Client, Update]):
             new = average.extrapolate(old.slab, slab, self.beta)
         return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
 
-    def client_steps(self, message: Server, update: Update) -> Sent:
+    def client_deltas(self, message: Server, update: Update) -> SparseUpload:
         """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen.
 
         Of the slabs by their part in the average, lambda times as far, so that what is added up is the sum.
         """
-        slab = steps_of(update.w.slab, message.w.slab)
+        slab = deltas_of(update.w.slab, message.w.slab)
         if self.slab_average == "inclusion":
             slab = tensors.tree_map(lambda step: step * update.w.inclusion, slab)
-        return Sent(slab, update.w.inclusion - message.w.inclusion)
+        return SparseUpload(slab, update.w.inclusion - message.w.inclusion)
 
-    def received(self, message: Server, mean: Sent, clients: float) -> Update:
+    def from_release(self, message: Server, mean: SparseUpload, clients: float) -> Update:
         """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability.
 
         A slab that hardly anybody includes is divided by `moments.LEAST` instead of a lambda that may be noise alone.
@@ -180,19 +180,21 @@ class SFedBayes(Variational[Server, Client, Update]):
         step = mean.slab
         if self.slab_average == "inclusion":
             step = tensors.tree_map(lambda leaf: leaf / inclusion.clamp_min(moments.LEAST), step)
-        w = Sent(received_of(step, message.w.slab), inclusion)
-        unknown = private_steps.withheld(inclusion)
-        return Update(w, private_steps.ones(inclusion), unknown, Fit(unknown, unknown, unknown), unknown, unknown)
+        w = SparseUpload(apply_delta_to(step, message.w.slab), inclusion)
+        unknown = private_steps.unknown(inclusion)
+        return Update(
+            w, private_steps.unit_weights(inclusion), unknown, Fit(unknown, unknown, unknown), unknown, unknown
+        )
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
         w = tensors.expand(message.w, batch.clients)
-        q = self.with_newcomers(state.q, never_trained(state), w, batch, noise.fork())
+        q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
         return self.posterior(q.pruned(self.threshold), batch, noise)
 
-    def never_trained(self, state: Client) -> Tensor:
+    def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
-        return never_trained(state)
+        return is_new(state)
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q without the weights under the threshold."""
@@ -215,25 +217,25 @@ class SFedBayes(Variational[Server, Client, Update]):
         """What is sent of a slab."""
         return moments_of(slab) if self.sends_moments else slab
 
-    def _joined(self, sent: Sent, weight: Tensor) -> Sent:
+    def _joined(self, sent: SparseUpload, weight: Tensor) -> SparseUpload:
         """One tuple for those of all clients: lambda averaged, slabs weighed by `slab_average`; leaves [D]."""
         inclusion = tensors.weighted_mean(sent.inclusion, weight)
         share = weight.unsqueeze(1).to(inclusion).expand(sent.inclusion.shape)
         if self.slab_average == "inclusion":
             share = share * sent.inclusion
         if isinstance(sent.slab, Moments):
-            return Sent(moments.match(sent.slab, share), inclusion)
-        return Sent(average.by_weight(sent.slab, share), inclusion)
+            return SparseUpload(moments.match(sent.slab, share), inclusion)
+        return SparseUpload(average.by_weight(sent.slab, share), inclusion)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
         clients = update.clients.sum().clamp_min(1.0)
-        means = per_client(update.fit, update.clients)
+        means = mean_over_clients(update.fit, update.clients)
         means |= {"sent": update.sent.sum() / clients, "kept": update.kept.sum() / clients}
         dense, sparse = sparse_bytes(means["sent"], self.model.dim, update.w.inclusion.element_size())
         return means | {"bytes_dense": dense, "bytes_sparse": sparse}
 
-    def refitted(self, w: SpikeSlab, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> SpikeSlab:
+    def refit(self, w: SpikeSlab, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> SpikeSlab:
         """Fit q against a distribution that may be pruned; gates that are shut stay shut.
 
         Args:
@@ -248,7 +250,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         shut = w.logit == -torch.inf
         free = ~shut if free is None else free & ~shut
         almost = w._replace(logit=w.logit.clamp_min(-15.0))  # Adam's steps need a finite logit
-        q: SpikeSlab = super().refitted(almost, rows, noise, free)
+        q: SpikeSlab = super().refit(almost, rows, noise, free)
         return q._replace(logit=torch.where(shut, -torch.inf, q.logit))
 
     def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:

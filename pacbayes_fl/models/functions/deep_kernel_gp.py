@@ -174,14 +174,14 @@ class DeepKernelGP(FunctionModel):
 
         return evaluate
 
-    def with_pullback(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
-        """Prior at x [K, N, d] and its pullback to theta [P, D] or [K, P, D], written out; see the base class.
+    def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
+        """Prior at x [K, N, d] and its vjp to theta [P, D] or [K, P, D], written out; see the base class.
 
         Particles that all clients share make P networks with K * N rows each, whose gradients are kept apart by client;
         otherwise there are K * P networks with N rows each.
         """
         if not self._closed_form:
-            return super().with_pullback(theta, x)
+            return super().with_vjp(theta, x)
         particles, groups = theta.shape[-2], len(x) if theta.dim() == 2 else 1
         flat = theta.detach().flatten(0, -2)
         rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
@@ -193,20 +193,20 @@ class DeepKernelGP(FunctionModel):
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
         noise = gaussian_noise(theta[..., 0]).expand(len(x), particles)
 
-        def pullback(by_mean: Tensor, by_noise: Tensor, by_embedding: Tensor) -> Tensor:
+        def vjp(grad_mean: Tensor, grad_noise: Tensor, grad_embedding: Tensor) -> Tensor:
             score = flat.new_empty(len(flat), groups, self.dim)
             named = self.unflatten(score)
             raw_slope = gaussian_noise_slope(flat[:, :1])
-            named["raw_noise"].copy_(raw_slope * _by_network(by_noise[..., None, None], groups).squeeze(-1))
+            named["raw_noise"].copy_(raw_slope * _by_network(grad_noise[..., None, None], groups).squeeze(-1))
             for name, layers in networks.items():
-                by_output = _by_network(by_embedding if name == "kernel" else by_mean.unsqueeze(-1), groups)
-                gradients = layer_gradients(layers, values[name], by_output, groups)
+                grad_output = _by_network(grad_embedding if name == "kernel" else grad_mean.unsqueeze(-1), groups)
+                gradients = layer_gradients(layers, values[name], grad_output, groups)
                 for part, tensors in zip(Layers._fields, gradients, strict=True):
                     for layer, gradient in enumerate(tensors):
                         named[f"{name}.network.{part}.{layer}"].copy_(gradient)
             return _by_client(score, particles, groups).squeeze(-2)
 
-        return PriorValues(mean, noise, outputs["kernel"], True), pullback
+        return PriorValues(mean, noise, outputs["kernel"], True), vjp
 
     def _networks(self, flat: Tensor) -> tuple[Layers | None, Layers]:
         """Cut hyper-parameters [B, D] into the layers of the mean network, if there is one, and of the kernel's."""

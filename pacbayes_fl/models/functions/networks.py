@@ -67,13 +67,13 @@ def activations(layers: Layers, x: Tensor) -> list[Tensor]:
     return values
 
 
-def layer_gradients(layers: Layers, values: Sequence[Tensor], by_output: Tensor, groups: int) -> Layers:
+def layer_gradients(layers: Layers, values: Sequence[Tensor], grad_output: Tensor, groups: int) -> Layers:
     """Go back through B networks, keeping the gradients of groups of rows apart.
 
     Args:
         layers: the networks.
         values: what `activations` gave.
-        by_output: gradient by the outputs [B, groups * N, out]; the N rows of a group follow each other.
+        grad_output: gradient by the outputs [B, groups * N, out]; the N rows of a group follow each other.
         groups: number of groups G.
 
     Returns:
@@ -82,12 +82,12 @@ def layer_gradients(layers: Layers, values: Sequence[Tensor], by_output: Tensor,
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     for layer in reversed(range(len(layers.weights))):
-        incoming, outgoing = (t.unflatten(1, (groups, -1)) for t in (values[layer], by_output))  # [B, G, N, units]
+        incoming, outgoing = (t.unflatten(1, (groups, -1)) for t in (values[layer], grad_output))  # [B, G, N, units]
         weights.insert(0, incoming.mT @ outgoing)
         biases.insert(0, outgoing.sum(-2))
         if layer:
-            by_output = by_output @ layers.weights[layer].mT
-            by_output.addcmul_(by_output * values[layer], values[layer], value=-1.0)  # tanh' = 1 - tanh^2
+            grad_output = grad_output @ layers.weights[layer].mT
+            grad_output.addcmul_(grad_output * values[layer], values[layer], value=-1.0)  # tanh' = 1 - tanh^2
     return Layers(weights, biases)
 
 

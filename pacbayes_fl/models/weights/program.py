@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, PacBayesFLError, StudyError
-from pacbayes_fl.models.base import Given, WeightModel, observed
+from pacbayes_fl.models.base import FixedWeights, WeightModel, observed
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 
 _ROWS = 8  # of each of at most three clients: enough to see a program's shapes, scales and mask
@@ -183,7 +183,7 @@ def _probes(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Known(Given):
+class _Known(FixedWeights):
     """Known weights that say by name which site they lack."""
 
     def site(self, name: str) -> TorchDistribution:

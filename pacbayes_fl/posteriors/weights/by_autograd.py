@@ -22,7 +22,7 @@ class ByAutograd:
 
     __slots__ = ()
 
-    def opened(self) -> Differentiated:
+    def precompute(self) -> Differentiated:
         """The family itself: nothing is computed beforehand."""
         return Differentiated(self)
 
@@ -61,12 +61,12 @@ class Differentiated(NamedTuple):
         theta: Tensor = self.family.weights(draw)
         return theta.detach()
 
-    def pullback(self, draw: Any, by_weights: Tensor) -> Any:
-        """Gradient by the parameters, from the gradient by_weights [K, D] by the weights of a draw."""
+    def vjp(self, draw: Any, grad_weights: Tensor) -> Any:
+        """Gradient by the parameters, from the gradient grad_weights [K, D] by the weights of a draw."""
         leaf = _leaf(self.family)
         with torch.enable_grad():
             theta = leaf.weights(draw)
-        return _slopes(theta, leaf, by_weights)
+        return _slopes(theta, leaf, grad_weights)
 
     def kl_gradient(self, prior: Differentiated) -> Any:
         """Gradient of KL(self || prior) by the parameters of self, leaves [K, *].
@@ -77,7 +77,7 @@ class Differentiated(NamedTuple):
         q, w = self._alike(prior)
         return _difference(_by_first(q, w), _by_first(q, q))
 
-    def kl_gradient_of_prior(self, prior: Differentiated) -> Any:
+    def kl_gradient_wrt_prior(self, prior: Differentiated) -> Any:
         """Gradient of KL(self || prior) by the parameters of the prior, client by client: leaves [K, *].
 
         That of KL(prior || prior), by its second argument, is taken off, as in `kl_gradient`.
@@ -117,10 +117,10 @@ def _leaf(family: Any) -> Any:
     return tensors.tree_map(lambda parameter: parameter.detach().requires_grad_(True), family)
 
 
-def _slopes(value: Tensor, leaf: Any, by_value: Tensor) -> Any:
+def _slopes(value: Tensor, leaf: Any, grad_value: Tensor) -> Any:
     """Gradients of a value by a tree, of its own memory: callers add to them in place."""
     if not value.requires_grad:
         return tensors.tree_map(torch.zeros_like, leaf)
     flat = list(tensors.leaves(leaf).values())
-    found = iter(torch.autograd.grad(value, flat, by_value, allow_unused=True, materialize_grads=True))
+    found = iter(torch.autograd.grad(value, flat, grad_value, allow_unused=True, materialize_grads=True))
     return tensors.tree_map(lambda _: next(found).clone(memory_format=torch.contiguous_format), leaf)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import WeightModel
-from pacbayes_fl.noise import Noise, generator_of
+from pacbayes_fl.noise import Noise, generator_from_text
 from pacbayes_fl.posteriors.weights.by_autograd import ByAutograd, check_uncertain
 from pacbayes_fl.posteriors.weights.mean_field import initial_mean_field
 
@@ -219,7 +219,7 @@ class DistributionFamily:
                 depend on each client's own numbers alone or not on the parameters, or no KL divergence is known.
         """
         check_uncertain(model, self.name)
-        one = self.initial(model, 1.0, 0.0, generator_of(f"check/{self.name}"))
+        one = self.initial(model, 1.0, 0.0, generator_from_text(f"check/{self.name}"))
         two, alone = (tensors.tree_map(torch.clone, tensors.expand(one, clients)) for clients in (2, 1))
         made, noise = two.distribution(), Noise(0, 0, (1, 2))
         if not made.has_rsample:
@@ -231,7 +231,7 @@ class DistributionFamily:
             raise StudyError(f"{self.name}: {what}", hint="let batch and event shape be [K, D], or [K] and [D]")
         if not torch.allclose(alone.weights(alone.draw(noise.select([0])))[0], theta[0], rtol=1e-4, atol=1e-5):
             raise StudyError(f"{self.name}: the draw of a client depends on who else is drawn for")
-        slopes = two.opened().pullback(draw, torch.ones_like(theta))
+        slopes = two.precompute().vjp(draw, torch.ones_like(theta))
         if not any(bool(slope.any()) for slope in tensors.leaves(slopes).values()):
             raise StudyError(f"{self.name}: draws do not depend on the parameters", hint="use their rsample")
         self._check_divergence(two, made)

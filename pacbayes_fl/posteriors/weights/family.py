@@ -17,26 +17,26 @@ Draw = Any
 """The random numbers behind one draw of all weights: a tree of tensors [K, D] that the family chooses."""
 
 
-class Opened(Protocol):
+class Precomputed(Protocol):
     """A family with what its slopes share already computed: the hot path. Its gradients are families of slopes."""
 
     def weights(self, draw: Draw) -> Tensor:
         """Weights theta [K, D] of a draw."""
 
-    def pullback(self, draw: Draw, by_weights: Tensor) -> Any:
-        """Gradient by the parameters, from the gradient by_weights [K, D] by the weights of a draw."""
+    def vjp(self, draw: Draw, grad_weights: Tensor) -> Any:
+        """Gradient by the parameters, from the gradient grad_weights [K, D] by the weights of a draw."""
 
     def kl_gradient(self, prior: Any) -> Any:
         """Gradient of KL(self || prior) by the parameters of self, leaves [K, D]."""
 
-    def kl_gradient_of_prior(self, prior: Any) -> Any:
+    def kl_gradient_wrt_prior(self, prior: Any) -> Any:
         """Gradient of KL(self || prior) by the parameters of the prior, leaves [K, D]."""
 
 
 class WeightDistribution(Protocol):
     """A distribution over D weights held as flat tensors: leaves [K, D] of clients, or [D] of a shared prior.
 
-    It is a NamedTuple of tensors. One whose slopes nobody has written out inherits `opened` from
+    It is a NamedTuple of tensors. One whose slopes nobody has written out inherits `precompute` from
     `posteriors.weights.by_autograd.ByAutograd`.
     """
 
@@ -53,7 +53,7 @@ class WeightDistribution(Protocol):
     def mean(self) -> Tensor:
         """Mean of the weights [*, D]."""
 
-    def opened(self) -> Opened:
+    def precompute(self) -> Precomputed:
         """Scales and other terms that the slopes share, computed once."""
 
     def kl(self, prior: Self) -> Tensor:
@@ -98,7 +98,7 @@ def check_families(state: Any) -> None:
         return
     whole: Any = state
     _complete(whole, WeightDistribution)
-    _complete(whole.opened(), Opened)
+    _complete(whole.precompute(), Precomputed)
 
 
 def _complete(part: object, protocol: type[Any]) -> None:
@@ -133,7 +133,7 @@ class Sites(Generic[AnyFamily]):
         return self.family.site(self.model.span(name), tuple(self.model.shapes[name]), self.draw)
 
 
-def cut(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
+def site_view(flat: Tensor, span: slice, shape: tuple[int, ...]) -> Tensor:
     """Take a site out of a flat tensor.
 
     Args:

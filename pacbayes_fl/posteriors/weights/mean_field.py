@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.weights.family import cut
+from pacbayes_fl.posteriors.weights.family import site_view
 
 DETERMINISTIC = -20.0
 """rho of a weight without uncertainty: a standard deviation of 2e-9."""
@@ -93,9 +93,9 @@ class MeanField(NamedTuple):
         """Standard normals [K, D]."""
         return noise.weights(self.loc)
 
-    def opened(self) -> OpenMeanField:
+    def precompute(self) -> MeanFieldTerms:
         """Compute once what several formulas share."""
-        return OpenMeanField(self.loc, self.scale, torch.sigmoid(self.rho))
+        return MeanFieldTerms(self.loc, self.scale, torch.sigmoid(self.rho))
 
     def weights(self, draw: Tensor) -> Tensor:
         """Weights theta [K, D] of a draw [K, D] of eps."""
@@ -132,13 +132,13 @@ class MeanField(NamedTuple):
 
     def site(self, span: slice, shape: tuple[int, ...], draw: Tensor | None) -> TorchDistribution:
         """Normal weights of a site, with a draw [K, D] ones that give it."""
-        loc, scale = cut(self.loc, span, shape), cut(self.scale, span, shape)
+        loc, scale = site_view(self.loc, span, shape), site_view(self.scale, span, shape)
         if draw is None:
             return Normal(loc, scale).to_event(len(shape))
-        return NormalFrom(loc, scale, cut(draw, span, shape)).to_event(len(shape))
+        return NormalFrom(loc, scale, site_view(draw, span, shape)).to_event(len(shape))
 
 
-class OpenMeanField(NamedTuple):
+class MeanFieldTerms(NamedTuple):
     """A mean field with its scales: the written-out slopes of the hot path.
 
     Args:
@@ -162,19 +162,19 @@ class OpenMeanField(NamedTuple):
         """
         return torch.addcmul(self.loc, self.scale, draw)
 
-    def pullback(self, draw: Tensor, by_weights: Tensor) -> MeanField:
+    def vjp(self, draw: Tensor, grad_weights: Tensor) -> MeanField:
         """Chain rule of eq. 29: d theta / d mu = 1, d theta / d rho = eps sigmoid(rho).
 
         Args:
             draw: eps [K, D].
-            by_weights: gradient by theta [K, D].
+            grad_weights: gradient by theta [K, D].
 
         Returns:
             Gradient by mu and rho.
         """
-        return MeanField(by_weights, (draw * by_weights).mul_(self.slope))
+        return MeanField(grad_weights, (draw * grad_weights).mul_(self.slope))
 
-    def kl_gradient(self, prior: OpenMeanField) -> MeanField:
+    def kl_gradient(self, prior: MeanFieldTerms) -> MeanField:
         """Slope of eq. 9 in q.
 
         (mu_q - mu_w) / sigma_w^2 and (sigma_q^2 - sigma_w^2) / (sigma_q sigma_w^2) sigmoid(rho_q), exactly 0 at q = w:
@@ -187,10 +187,10 @@ class OpenMeanField(NamedTuple):
             Gradient by mu_q and rho_q [K, D].
         """
         variance = prior.scale.square()
-        by_rho = (self.scale - prior.scale).mul_(self.scale + prior.scale).div_(self.scale * variance)
-        return MeanField((self.loc - prior.loc).div_(variance), by_rho.mul_(self.slope))
+        grad_rho = (self.scale - prior.scale).mul_(self.scale + prior.scale).div_(self.scale * variance)
+        return MeanField((self.loc - prior.loc).div_(variance), grad_rho.mul_(self.slope))
 
-    def kl_gradient_of_prior(self, prior: OpenMeanField) -> MeanField:
+    def kl_gradient_wrt_prior(self, prior: MeanFieldTerms) -> MeanField:
         """Slope of eq. 9 in w.
 
         (mu_w - mu_q) / sigma_w^2 and (sigma_w^2 - sigma_q^2 - (mu_q - mu_w)^2) / sigma_w^3 sigmoid(rho_w), exactly 0 at
@@ -203,9 +203,9 @@ class OpenMeanField(NamedTuple):
             Gradient by mu_w and rho_w [K, D].
         """
         variance, apart = prior.scale.square(), prior.loc - self.loc
-        by_rho = (prior.scale - self.scale).mul_(prior.scale + self.scale).addcmul_(apart, apart, value=-1.0)
-        by_rho.div_(variance * prior.scale).mul_(prior.slope)
-        return MeanField(apart.div_(variance), by_rho)
+        grad_rho = (prior.scale - self.scale).mul_(prior.scale + self.scale).addcmul_(apart, apart, value=-1.0)
+        grad_rho.div_(variance * prior.scale).mul_(prior.slope)
+        return MeanField(apart.div_(variance), grad_rho)
 
 
 def initial_mean_field(

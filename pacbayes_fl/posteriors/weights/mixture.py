@@ -111,7 +111,7 @@ class FamilyMixture(MixturePosterior):
         super().__post_init__()
         level = self.log_weights[..., :1].expand_as(self.log_weights)
         if tensors.on_host(level) and not torch.equal(self.log_weights, level):
-            raise StudyError("draws of one family must weigh alike", hint="a WeighedDraws has draws of any weight")
+            raise StudyError("draws of one family must weigh alike", hint="a WeightedSamples has draws of any weight")
 
     def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw a family and weights from it, again and again.
@@ -149,7 +149,7 @@ class FamilyMixture(MixturePosterior):
         return log_mixture_kl(mine, theirs, divergences)
 
 
-class WeighedDraws(MixturePosterior):
+class WeightedSamples(MixturePosterior):
     """Finitely many weights, the draws themselves, each with its own probability: such as importance weights."""
 
     def enumerate_hypotheses(self, x: Tensor) -> Weighted:
@@ -163,7 +163,7 @@ class WeighedDraws(MixturePosterior):
         """
         return self._draws(x)
 
-    def kl(self, prior: WeighedDraws) -> Tensor:
+    def kl(self, prior: WeightedSamples) -> Tensor:
         """KL divergence from other weights of the same draws; see `log_mixture_kl`.
 
         Args:

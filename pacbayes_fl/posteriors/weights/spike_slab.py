@@ -13,8 +13,8 @@ from torch.distributions import constraints, kl
 from torch.nn.functional import logsigmoid, softplus
 
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.weights.family import cut
-from pacbayes_fl.posteriors.weights.mean_field import MeanField, OpenMeanField
+from pacbayes_fl.posteriors.weights.family import site_view
+from pacbayes_fl.posteriors.weights.mean_field import MeanField, MeanFieldTerms
 
 TEMPERATURE = 0.5
 """tau of eq. 41: the relaxation's default (the journal is silent; its authors' code leaves this number unused)."""
@@ -49,10 +49,10 @@ class HardGate(torch.autograd.Function):
         return (eta > 0).to(eta.dtype)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *by_gate: Tensor) -> tuple[Tensor, None]:
-        """Gradient by eta [*], from by_gate [*]."""
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grad_gate: Tensor) -> tuple[Tensor, None]:
+        """Gradient by eta [*], from grad_gate [*]."""
         (eta,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return by_gate[0] * relaxed_slope(eta, ctx.temperature), None  # type: ignore[attr-defined]
+        return grad_gate[0] * relaxed_slope(eta, ctx.temperature), None  # type: ignore[attr-defined]
 
 
 def relaxed_slope(eta: Tensor, temperature: float) -> Tensor:
@@ -164,13 +164,13 @@ class SpikeSlab(NamedTuple):
         eps, uniform = noise.weights(self.loc), noise.weights(self.loc, "uniform")
         return SpikeSlabDraw(eps, torch.logit(uniform))
 
-    def opened(self) -> OpenSpikeSlab:
+    def precompute(self) -> SpikeSlabTerms:
         """Compute once what several formulas share."""
-        return OpenSpikeSlab(self.slab.opened(), self.logit, self.inclusion)
+        return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion)
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:
         """Weights theta [K, D] of a draw."""
-        return self.opened().weights(draw)
+        return self.precompute().weights(draw)
 
     def mean(self) -> Tensor:
         """Mean lambda mu [*, D]."""
@@ -211,12 +211,12 @@ class SpikeSlab(NamedTuple):
 
     def site(self, span: slice, shape: tuple[int, ...], draw: SpikeSlabDraw | None) -> TorchDistribution:
         """Weights of a site, with a draw [K, D] ones that give it."""
-        loc, scale, logit = (cut(leaf, span, shape) for leaf in (self.loc, softplus(self.rho), self.logit))
-        given = None if draw is None else draw.map(lambda leaf: cut(leaf, span, shape))
+        loc, scale, logit = (site_view(leaf, span, shape) for leaf in (self.loc, softplus(self.rho), self.logit))
+        given = None if draw is None else draw.map(lambda leaf: site_view(leaf, span, shape))
         return BernoulliGaussian(loc, scale, logit, given).to_event(len(shape))
 
 
-class OpenSpikeSlab(NamedTuple):
+class SpikeSlabTerms(NamedTuple):
     """Spike and slab with scales and inclusion probabilities: the written-out slopes of the hot path.
 
     Args:
@@ -225,7 +225,7 @@ class OpenSpikeSlab(NamedTuple):
         inclusion: lambda [*, D].
     """
 
-    slab: OpenMeanField
+    slab: MeanFieldTerms
     logit: Tensor
     inclusion: Tensor
 
@@ -240,22 +240,22 @@ class OpenSpikeSlab(NamedTuple):
         """
         return torch.where(self.logit + draw.logistic > 0, self.slab.weights(draw.eps), 0.0)
 
-    def pullback(self, draw: SpikeSlabDraw, by_weights: Tensor) -> SpikeSlab:
+    def vjp(self, draw: SpikeSlabDraw, grad_weights: Tensor) -> SpikeSlab:
         """Chain rule with the relaxed gate's slope in place of the hard gate's (eq. 41).
 
         Args:
             draw: random numbers [K, D].
-            by_weights: gradient by theta [K, D].
+            grad_weights: gradient by theta [K, D].
 
         Returns:
             Gradient by mu, rho and logit.
         """
         eta = self.logit + draw.logistic
-        by_gate = self.slab.weights(draw.eps).mul_(by_weights)
-        by_slab = self.slab.pullback(draw.eps, torch.where(eta > 0, by_weights, 0.0))
-        return SpikeSlab(*by_slab, by_gate.mul_(relaxed_slope(eta, draw.temperature)))
+        grad_gate = self.slab.weights(draw.eps).mul_(grad_weights)
+        grad_slab = self.slab.vjp(draw.eps, torch.where(eta > 0, grad_weights, 0.0))
+        return SpikeSlab(*grad_slab, grad_gate.mul_(relaxed_slope(eta, draw.temperature)))
 
-    def kl_gradient(self, prior: OpenSpikeSlab) -> SpikeSlab:
+    def kl_gradient(self, prior: SpikeSlabTerms) -> SpikeSlab:
         """Slope of eq. 34 in q.
 
         lambda times the slab's slope; by logit lambda (1 - lambda) (logit_q - logit_w + KL of the slab).
@@ -270,10 +270,10 @@ class OpenSpikeSlab(NamedTuple):
         ratio = self.slab.scale / prior.slab.scale
         apart = ((self.slab.loc - prior.slab.loc) / prior.slab.scale).square_()
         divergence = ratio.square().add_(apart).mul_(0.5).sub_(0.5).sub_(ratio.log())
-        by_logit = (self.logit - prior.logit).add_(divergence).mul_(self.inclusion * (1.0 - self.inclusion))
-        return SpikeSlab(slab.loc.mul_(self.inclusion), slab.rho.mul_(self.inclusion), by_logit)
+        grad_logit = (self.logit - prior.logit).add_(divergence).mul_(self.inclusion * (1.0 - self.inclusion))
+        return SpikeSlab(slab.loc.mul_(self.inclusion), slab.rho.mul_(self.inclusion), grad_logit)
 
-    def kl_gradient_of_prior(self, prior: OpenSpikeSlab) -> SpikeSlab:
+    def kl_gradient_wrt_prior(self, prior: SpikeSlabTerms) -> SpikeSlab:
         """Slope of eq. 34 in w: lambda_q times the slab's slope; by logit lambda_w - lambda_q.
 
         Args:
@@ -282,6 +282,6 @@ class OpenSpikeSlab(NamedTuple):
         Returns:
             Gradient by mu_w, rho_w and logit_w [K, D].
         """
-        slab = self.slab.kl_gradient_of_prior(prior.slab)
-        by_logit = (prior.inclusion - self.inclusion).expand(slab.loc.shape)
-        return SpikeSlab(slab.loc.mul_(self.inclusion), slab.rho.mul_(self.inclusion), by_logit)
+        slab = self.slab.kl_gradient_wrt_prior(prior.slab)
+        grad_logit = (prior.inclusion - self.inclusion).expand(slab.loc.shape)
+        return SpikeSlab(slab.loc.mul_(self.inclusion), slab.rho.mul_(self.inclusion), grad_logit)

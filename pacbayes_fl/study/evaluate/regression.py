@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.scaling import power_of_two, standardised
-from pacbayes_fl.errors import StudyError, outside
+from pacbayes_fl.errors import StudyError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.guard import listed
@@ -229,7 +229,7 @@ def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
             f"predictions of {listed(those)} are up to {max(far):.2g} standard deviations of their own targets away "
             "from these: local training has diverged, or the rows asked for are far from all others"
         )
-        warnings.warn(what, stacklevel=outside())
+        warnings.warn(what, stacklevel=caller_stacklevel())
 
 
 def _inputs(scaled: ScaledGroup) -> dict[str, Tensor]:

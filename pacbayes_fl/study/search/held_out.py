@@ -289,7 +289,7 @@ def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
 
 
-def reopened(study: Study, folder: Path) -> Study:
+def without_choice(study: Study, folder: Path) -> Study:
     """Leave open again what a run folder's choice has settled: rows that are kept from then on had a part in it.
 
     Args:

@@ -15,8 +15,8 @@ from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.centralised import pool, send
 from pacbayes_fl.methods.baselines.pooled_gp import Parameters, PooledGP, Server, collapsed_bound
-from pacbayes_fl.methods.baselines.pooling import pool, send
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.gaussian_process import condition

@@ -12,7 +12,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.pooling import pool, send
+from pacbayes_fl.methods.baselines.centralised import pool, send
 from pacbayes_fl.methods.baselines.ridge import LocalRidge, PooledRidge, fit
 from pacbayes_fl.noise import Noise
 from tests.laws.cases import federation, strangers

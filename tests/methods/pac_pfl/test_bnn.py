@@ -20,7 +20,7 @@ from pacbayes_fl.errors import AssumptionError, ShapeError, StudyError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
-from pacbayes_fl.methods.base import Nothing, Refined
+from pacbayes_fl.methods.base import Nothing, RefinedPosterior
 from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN, Tempered
 from pacbayes_fl.methods.pac_pfl.gp import Message, PacPFL
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
@@ -32,7 +32,7 @@ from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, NetworkHy
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
-from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, WeighedDraws
+from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, WeightedSamples
 from pacbayes_fl.server import svgd
 from tests.inference.test_sampled_evidence import exact_evidence
 from tests.laws.cases import assert_close
@@ -234,7 +234,7 @@ def test_every_posterior_comes_near_the_exact_one(posterior: Any) -> None:
     x = randn(40, 3, 4, 2)
     steps = replace(STEPS, draws=4)
     found = personal(
-        lines(posterior=posterior, local=steps, draws=100, importance_draws=600, companions=15), phi, batch
+        lines(posterior=posterior, local=steps, draws=100, importance_draws=600, svgd_particles=15), phi, batch
     ).predict(x)
     assert isinstance(found, NormalMixture)
     for k in range(3):
@@ -270,7 +270,7 @@ def test_importance_weights_are_those_of_equation_37() -> None:
 def test_fits_are_weighted_by_the_evidence_of_their_priors_or_alike(posterior: Any) -> None:
     batch, phi = rows_of_lines(5, 0), two_priors()
     phi[1, :2] -= 3.0
-    m = lines(posterior=posterior, local=replace(STEPS, steps=2), draws=3, companions=3, importance_draws=1000)
+    m = lines(posterior=posterior, local=replace(STEPS, steps=2), draws=3, svgd_particles=3, importance_draws=1000)
     found, alike = (personal(one, phi, batch) for one in (m, replace(m, weighting="equal")))
     expected = torch.stack([exact_evidence(one, batch.x[0], batch.y[0], STD) for one in phi]).softmax(0)
     shares = found.log_weights.exp().sum(-1).view(2, 2, -1).sum(-1)
@@ -332,7 +332,7 @@ def test_the_caller_hears_which_posteriors_stand_on_one_draw() -> None:
 
 @pytest.mark.parametrize("posterior", ["svi", "svgd"])
 def test_the_caller_hears_that_priors_are_weighed_by_one_draw(posterior: Any) -> None:
-    few = lines(posterior=posterior, importance_draws=50, local=replace(STEPS, steps=2), companions=2)
+    few = lines(posterior=posterior, importance_draws=50, local=replace(STEPS, steps=2), svgd_particles=2)
     with pytest.warns(UserWarning, match="priors' weights of client_00 stand on one draw of 50"):
         personal(few, two_priors(), rows_of_lines(4000))
     with warnings.catch_warnings():
@@ -374,7 +374,9 @@ def halves(*sizes: int) -> tuple[ClientBatch, ClientBatch, ClientBatch]:
     return batch, *(ClientBatch.pad(part, allow_empty=True) for part in (seen, rows))
 
 
-def quiet(m: PacPFLBNN, phi: Tensor, seen: ClientBatch, rows: ClientBatch, seed: int = 4) -> tuple[Any, Refined]:
+def quiet(
+    m: PacPFLBNN, phi: Tensor, seen: ClientBatch, rows: ClientBatch, seed: int = 4
+) -> tuple[Any, RefinedPosterior]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prior = personal(m, phi, seen)
@@ -396,7 +398,7 @@ def test_refined_importance_weighs_the_same_draws_by_all_rows(weighting: Any) ->
         and isinstance(found, FinitePosterior)
         and not isinstance(found, SampledPosterior)
     )
-    assert isinstance(found, WeighedDraws) and found.reference is seen  # which may normalise: the same networks
+    assert isinstance(found, WeightedSamples) and found.reference is seen  # which may normalise: the same networks
     torch.testing.assert_close(found.log_weights, whole.log_weights, rtol=1e-9, atol=1e-9)
     for q, p, w in zip(
         found.enumerate_hypotheses(x), prior.enumerate_hypotheses(x), whole.enumerate_hypotheses(x), strict=True
@@ -416,7 +418,7 @@ def test_draws_before_all_rows_are_a_prior_and_their_weights_its_gibbs_posterior
     m = lines(posterior="importance", importance_draws=25)
     prior, (found, kl) = quiet(m, two_priors(), none, batch)
     torch.testing.assert_close(prior.log_weights, torch.full((2, 2, 25), -math.log(50)).double())
-    assert isinstance(found, WeighedDraws)
+    assert isinstance(found, WeightedSamples)
     for k, m_k in enumerate((6, 3)):
         losses = []
         for _, one in found.enumerate_hypotheses(batch.x):
@@ -528,7 +530,7 @@ def test_points_are_infinitely_far_and_other_clients_are_not_these() -> None:
         {"train_draws": 0},
         {"draws": 0},
         {"importance_draws": 0},
-        {"companions": 0},
+        {"svgd_particles": 0},
         {"beta": 0.0},
         {"posterior": "mcmc"},
     ],
@@ -555,6 +557,6 @@ def test_the_bandwidth_is_that_of_the_weights_too() -> None:
 
 @pytest.mark.parametrize("posterior", ["importance", "svi", "svgd"])
 def test_labels_say_which_posterior_predicts(posterior: Any) -> None:
-    said = method(posterior=posterior, draws=7, importance_draws=11, companions=2).about()
+    said = method(posterior=posterior, draws=7, importance_draws=11, svgd_particles=2).about()
     assert said["draws"] == {"importance": 11, "svi": 7, "svgd": 2}[posterior]
     assert f"averaged over {said['draws']} " in said["average"] and posterior in said["inference"]

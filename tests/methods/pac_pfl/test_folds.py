@@ -20,7 +20,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl.bnn import PacPFLBNN
-from pacbayes_fl.methods.pac_pfl.folds import Folded, balanced_folds
+from pacbayes_fl.methods.pac_pfl.folds import CrossFitted, balanced_folds
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, PacPFL
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior, NetworkHyperPrior
@@ -45,8 +45,8 @@ def networks(d: int = 1, **options: Any) -> PacPFLBNN:
     return PacPFLBNN(model, NetworkHyperPrior(-2.0, 1.5, 0.7, 0.4)(model), **(usual | options))
 
 
-def folded(inner: FederatedSVGD[Any, Any], **changes: Any) -> Folded:
-    return Folded(**({"inner": inner, "folds": FOLDS, "fold_of": FOLD_OF} | changes))
+def cross_fitted(inner: FederatedSVGD[Any, Any], **changes: Any) -> CrossFitted:
+    return CrossFitted(**({"inner": inner, "folds": FOLDS, "fold_of": FOLD_OF} | changes))
 
 
 def outside(fold: int) -> ClientBatch:
@@ -77,7 +77,7 @@ def test_every_fold_is_the_run_without_its_clients(name: str, plan: dict[str, An
     inner = INNER[name]()
     given = FederationPlan(**({"rounds": 3, "seed": 7} | plan))
     records = []
-    state = engine.run_rounds(folded(inner), BATCH, given, lambda record: records.append(record.values))
+    state = engine.run_rounds(cross_fitted(inner), BATCH, given, lambda record: records.append(record.values))
     reports = []
     for fold in range(FOLDS):
         alone: list[Any] = []
@@ -92,7 +92,7 @@ def test_every_fold_is_the_run_without_its_clients(name: str, plan: dict[str, An
 
 
 def test_every_fold_starts_from_the_same_draw() -> None:
-    server = folded(functions()).init_server(torch.Generator().manual_seed(4))
+    server = cross_fitted(functions()).init_server(torch.Generator().manual_seed(4))
     plain = functions().init_server(torch.Generator().manual_seed(4))
     assert [bits(part(server, fold)) for fold in range(FOLDS)] == [bits(plain)] * FOLDS
 
@@ -100,7 +100,7 @@ def test_every_fold_starts_from_the_same_draw() -> None:
 @pytest.mark.parametrize("inner", [functions(), networks()], ids=["functions", "networks"])
 @pytest.mark.parametrize("wild", ["numbers", "nan"])
 def test_rows_never_reach_the_fold_of_their_client(inner: Any, wild: str) -> None:
-    m, plan = folded(inner), FederationPlan(rounds=3, seed=7)
+    m, plan = cross_fitted(inner), FederationPlan(rounds=3, seed=7)
     before = engine.run_rounds(m, BATCH, plan).server
     for k, client in enumerate(BATCH.ids):
         y = BATCH.y.clone()
@@ -114,7 +114,7 @@ def test_rows_never_reach_the_fold_of_their_client(inner: Any, wild: str) -> Non
 
 
 def test_what_a_client_sends_to_its_own_fold_is_nothing() -> None:
-    m = folded(functions())
+    m = cross_fitted(functions())
     message = m.broadcast(m.init_server(torch.Generator().manual_seed(4)))
     update, _ = m.client(message, Nothing(), BATCH, Noise(3, 1, BATCH.ids))
     for leaf in tensors.leaves(update.by_fold).values():
@@ -129,11 +129,11 @@ def test_what_a_client_sends_to_its_own_fold_is_nothing() -> None:
 
 @pytest.mark.parametrize(
     "inner",
-    [functions(), networks(posterior="importance"), networks(), networks(posterior="svgd", companions=2)],
+    [functions(), networks(posterior="importance"), networks(), networks(posterior="svgd", svgd_particles=2)],
     ids=["functions", "importance", "svi", "svgd"],
 )
 def test_clients_get_the_priors_of_their_fold_and_new_ones_those_of_the_first(inner: Any) -> None:
-    m = folded(inner)
+    m = cross_fitted(inner)
     server = engine.run_rounds(m, BATCH, FederationPlan(rounds=2, seed=7)).server
     new = ClientBatch.pad([(BATCH.x[3], BATCH.y[3])], ["new"])
     for batch in (BATCH, new):
@@ -153,7 +153,7 @@ def test_clients_get_the_priors_of_their_fold_and_new_ones_those_of_the_first(in
     "inner", [functions(), networks(posterior="importance"), networks()], ids=["functions", "importance", "svi"]
 )
 def test_refining_is_that_of_the_method_that_is_folded(inner: Any) -> None:
-    m = folded(inner)
+    m = cross_fitted(inner)
     server = engine.run_rounds(m, BATCH, FederationPlan(rounds=2, seed=7)).server
     none = BATCH.rows(torch.empty(5, 0, dtype=torch.int64))
     with warnings.catch_warnings():
@@ -169,11 +169,11 @@ def test_refining_is_that_of_the_method_that_is_folded(inner: Any) -> None:
             assert_close(again.predict(one.x).mean[0], found.predict(BATCH.x).mean[k])
     assert (kl > 0).all()
     with pytest.raises(AssumptionError, match="svi"):
-        folded(networks(posterior="svgd")).refine(prior, none, BATCH, Noise(6, 0, BATCH.ids))
+        cross_fitted(networks(posterior="svgd")).refine(prior, none, BATCH, Noise(6, 0, BATCH.ids))
 
 
 def test_the_global_model_is_that_of_the_fold() -> None:
-    m = folded(networks())
+    m = cross_fitted(networks())
     server = engine.run_rounds(m, BATCH, FederationPlan(rounds=2, seed=7)).server
     found = m.global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids))
     assert found is not None
@@ -182,15 +182,15 @@ def test_the_global_model_is_that_of_the_fold() -> None:
         message = Message(server.particles[FOLD_OF[client]])
         alone = networks().global_model(message, Nothing(), one, Noise(5, 0, one.ids)).predict(one.x)
         assert_close(alone.mean[0], found.predict(BATCH.x).mean[k])
-    assert folded(functions()).global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids)) is None
+    assert cross_fitted(functions()).global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids)) is None
 
 
 # laws -----------------------------------------------------------------------------------------------------------
 
 
-def build(kind: Any, d: int) -> Folded:
+def build(kind: Any, d: int) -> CrossFitted:
     ids = federation(d).ids
-    return Folded(kind(d), 2, balanced_folds(ids, 2, seed=5))
+    return CrossFitted(kind(d), 2, balanced_folds(ids, 2, seed=5))
 
 
 def law_cases() -> Iterator[Case]:
@@ -227,7 +227,7 @@ def test_the_laws_of_methods_hold(case: Case, d: int) -> None:
 
 
 def test_nothing_of_a_remote_client_reaches_its_own_fold() -> None:
-    method = folded(functions())
+    method = cross_fitted(functions())
     server = method.init_server(torch.Generator().manual_seed(0))
     message = method.broadcast(server)
     update, _ = method.client(message, method.init_clients(message, BATCH), BATCH, Noise(0, 1, BATCH.ids))
@@ -275,19 +275,19 @@ class Shared(FederatedSVGD[Any, Any]):
 
 def test_folds_that_mean_nothing_are_refused() -> None:
     with pytest.raises(StudyError, match="at least 2"):
-        folded(functions(), folds=1)
+        cross_fitted(functions(), folds=1)
     with pytest.raises(StudyError, match=r"folds from 0 to 2.*3"):
-        folded(functions(), fold_of={**FOLD_OF, 4: 3})
+        cross_fitted(functions(), fold_of={**FOLD_OF, 4: 3})
     with pytest.raises(StudyError, match="Shared cannot give clients of one call different priors"):
-        folded(Shared(deep(1), functions().hyper_prior))
-    m = folded(functions(), fold_of={i: fold for i, fold in FOLD_OF.items() if fold})
+        cross_fitted(Shared(deep(1), functions().hyper_prior))
+    m = cross_fitted(functions(), fold_of={i: fold for i, fold in FOLD_OF.items() if fold})
     with pytest.raises(StudyError, match="all 5 clients of the federation, got 3"):
         engine.run_rounds(m, BATCH, FederationPlan(rounds=1))
 
 
 def test_it_says_and_costs_what_the_folded_method_does() -> None:
     inner = networks()
-    m = folded(inner)
+    m = cross_fitted(inner)
     assert m.about() == inner.about() | {"folds": 3}
     assert m.footprint(9) == 2 * inner.footprint(9)
     few = {"effective_samples": 1.2}
@@ -308,7 +308,7 @@ def test_a_client_keeps_its_fold_whoever_comes_and_goes() -> None:
 
 def test_what_fails_in_one_fold_leaves_the_others_alone() -> None:
     """A client whose update is not finite under the priors of one fold is left out of that fold alone."""
-    method = folded(functions())
+    method = cross_fitted(functions())
     generator = torch.Generator().manual_seed(0)
     message = method.broadcast(method.init_server(generator))
     broken = Message(message.particles.clone())
@@ -328,10 +328,13 @@ def test_what_fails_in_one_fold_leaves_the_others_alone() -> None:
 
 
 def test_a_client_s_prior_has_seen_the_rows_of_all_other_folds_and_of_nobody_s_own() -> None:
-    method = folded(functions())
+    method = cross_fitted(functions())
     assert list(method.prior_groups(BATCH.ids)) == [0, 1, 2, 0, 1]
     assert list(functions().prior_groups(BATCH.ids)) == [0, 1, 2, 3, 4]
     server = functions().init_server(torch.Generator().manual_seed(0))
     learned = functions().learned_priors(server)
     assert torch.equal(learned.particles, server.particles) and method.learned_priors(server) is None
-    assert folded(networks(posterior="importance")).finite_posterior and not folded(networks()).finite_posterior
+    assert (
+        cross_fitted(networks(posterior="importance")).finite_posterior
+        and not cross_fitted(networks()).finite_posterior
+    )

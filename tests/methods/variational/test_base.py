@@ -45,13 +45,13 @@ def test_only_newcomers_are_fitted() -> None:
     w = MeanField(torch.zeros_like(q.loc), q.rho)
     fresh = torch.tensor([False, True, False])
     noise = Noise(1, 0, batch.ids)
-    got = method.with_newcomers(q, fresh, w, batch, noise)
+    got = method.fit_new_clients(q, fresh, w, batch, noise)
     assert torch.equal(got.loc[~fresh], q.loc[~fresh]) and torch.equal(got.rho[~fresh], q.rho[~fresh])
     moved = got.loc[1] - w.loc[1]
     assert (moved != 0).all() and (moved.abs() < 0.01).all()  # four Adam steps of 1e-3 from w, not from q
-    assert method.with_newcomers(q, torch.zeros(3, dtype=torch.bool), w, batch, noise) is q
+    assert method.fit_new_clients(q, torch.zeros(3, dtype=torch.bool), w, batch, noise) is q
     free = torch.arange(MODEL.dim) >= 9
-    bound = method.with_newcomers(q, torch.ones(3, dtype=torch.bool), w, batch, noise, free)
+    bound = method.fit_new_clients(q, torch.ones(3, dtype=torch.bool), w, batch, noise, free)
     assert torch.equal(bound.loc[:, :9], w.loc[:, :9]) and (bound.loc[:, 9:] != w.loc[:, 9:]).all()
 
 

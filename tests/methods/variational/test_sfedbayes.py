@@ -15,7 +15,7 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.variational.pfedbayes import Fit, PriorTracking
-from pacbayes_fl.methods.variational.sfedbayes import Sent, Server, SFedBayes, Update, sparse_bytes
+from pacbayes_fl.methods.variational.sfedbayes import Server, SFedBayes, SparseUpload, Update, sparse_bytes
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
@@ -129,7 +129,7 @@ def sent(*inclusion: float, loc: float = 2.0, rho: float = -3.0) -> Update:
     lam = torch.tensor(inclusion, dtype=torch.float64).view(-1, 1)
     slab = MeanField(*(torch.where(lam > 0, value, value * 0) for value in (lam * 0 + loc, lam * 0 + rho)))
     one = torch.ones(len(inclusion), dtype=torch.float64)
-    return Update(Sent(slab, lam), one, one, Fit(one, one, one), one, one)
+    return Update(SparseUpload(slab, lam), one, one, Fit(one, one, one), one, one)
 
 
 def test_a_dropped_weight_shrinks_the_inclusion_alone() -> None:
@@ -163,7 +163,9 @@ def test_chunks_in_which_a_weight_is_dropped_join_to_the_average_of_all() -> Non
         algorithm = SFedBayes(MODEL, **options)  # type: ignore[arg-type]
         update = whole
         if options.get("aggregation"):
-            update = whole._replace(w=Sent(Moments(randn(50, 4, 1), randn(51, 4, 1).square()), whole.w.inclusion))
+            update = whole._replace(
+                w=SparseUpload(Moments(randn(50, 4, 1), randn(51, 4, 1).square()), whole.w.inclusion)
+            )
         old = Server(SpikeSlab(*(torch.full((1,), value, dtype=torch.float64) for value in (0.7, -1.0, 0.0))))
         parts = [tensors.select(update, torch.tensor(part)) for part in ([1], [0, 3], [2])]
         joined = tensors.cat([algorithm.reduce(part) for part in parts])

@@ -75,13 +75,13 @@ def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
     model = MODELS[name]()
     theta, x = particles(model, *((2,) if shared else (3, 2))), draw(3, 5, 3, seed=1)
     theta[..., 0, 0] = inverse_softplus(1e-5)  # at the floor of the noise, where it has no slope
-    found, pullback = model.with_pullback(theta, x)
-    expected, definition = FunctionModel.with_pullback(model, theta, x)
+    found, vjp = model.with_vjp(theta, x)
+    expected, definition = FunctionModel.with_vjp(model, theta, x)
     assert found.embedded and expected.embedded
     for part, other in zip(found[:3], expected[:3], strict=True):
         torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
     by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t in expected[:3]]
-    score, reference = pullback(*by), definition(*by)
+    score, reference = vjp(*by), definition(*by)
     assert score.shape == (3, 2, model.dim) and score[:, 0, 0].eq(0).all() and score[:, 1, 0].ne(0).all()
     error = (score - reference).norm(dim=-1) / reference.norm(dim=-1)
     assert float(error.max()) < 1e-12
@@ -96,7 +96,7 @@ def test_a_learned_scale_of_one_changes_nothing(learned: str) -> None:
     named = fixed.unflatten(plain)
     theta = torch.cat([named.get(n, one.expand(2, 2, *s)).reshape(2, 2, -1) for n, s in free.shapes.items()], -1)
     assert free.embedding(theta, x) is None and free.bind(theta)(x)[1] is None
-    assert not free.with_pullback(theta, x)[0].embedded
+    assert not free.with_vjp(theta, x)[0].embedded
     torch.testing.assert_close(free.covariance(theta, x), fixed.covariance(plain, x), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(free.mean(theta, x), fixed.mean(plain, x), rtol=1e-12, atol=1e-13)
     scale = next(name for name in free.shapes if name not in fixed.shapes)
@@ -110,7 +110,7 @@ def test_theta_of_another_size_is_refused(name: str) -> None:
     x = draw(1, 4, 3)
     for size in (model.dim - 1, model.dim + 1):
         theta = torch.zeros(1, 1, size, dtype=torch.float64)
-        for call in (model.mean, model.embedding, model.with_pullback, lambda t, _: model.bind(t)):
+        for call in (model.mean, model.embedding, model.with_vjp, lambda t, _: model.bind(t)):
             with pytest.raises(ShapeError, match=f"D={model.dim}, got"):
                 call(theta, x)
 
@@ -118,6 +118,6 @@ def test_theta_of_another_size_is_refused(name: str) -> None:
 def test_float32_stays_float32() -> None:
     model = DeepKernelGP(3)
     theta, x = particles(model, 2, 2).float(), draw(2, 5, 3, seed=1).float()
-    prior, pullback = model.with_pullback(theta, x)
-    assert {t.dtype for t in (*prior[:3], pullback(*prior[:3]), model.covariance(theta, x))} == {torch.float32}
+    prior, vjp = model.with_vjp(theta, x)
+    assert {t.dtype for t in (*prior[:3], vjp(*prior[:3]), model.covariance(theta, x))} == {torch.float32}
     assert {t.dtype for t in model.bind(theta)(x) if t is not None} == {torch.float32}

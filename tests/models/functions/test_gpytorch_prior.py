@@ -74,9 +74,9 @@ def test_a_module_that_does_not_broadcast_is_called_one_by_one() -> None:
     expected = expected.squeeze(-1) + named["mean.layer.bias"]
     torch.testing.assert_close(model.mean(theta, x), expected, rtol=1e-12, atol=1e-13)
     assert model.covariance(theta, x, x[:, :3]).shape == (3, 2, 4, 3)
-    prior, pullback = model.with_pullback(theta, x)
+    prior, vjp = model.with_vjp(theta, x)
     by = torch.ones_like(prior.mean), torch.zeros_like(prior.noise), torch.zeros_like(prior.kernel)
-    weight = model.unflatten(pullback(*by))["mean.layer.weight"]
+    weight = model.unflatten(vjp(*by))["mean.layer.weight"]
     torch.testing.assert_close(weight.squeeze(-2), x.sum(1).unsqueeze(1).expand(3, 2, 2))
 
 

@@ -58,11 +58,11 @@ def test_the_module_is_a_tanh_network_with_a_linear_output() -> None:
 def test_gradients_are_those_of_autograd_in_every_group(sizes: tuple[int, ...], groups: int) -> None:
     layers, x = networks(sizes, 2), inputs(sizes, 2, 6)
     values = activations(layers, x)
-    by_output = torch.randn(2, 6, sizes[-1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = layer_gradients(layers, values, by_output, groups)
+    grad_output = torch.randn(2, 6, sizes[-1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = layer_gradients(layers, values, grad_output, groups)
     for group, rows in enumerate(torch.arange(6).chunk(groups)):
         own = Layers(*([t.clone().requires_grad_() for t in part] for part in layers))
-        (definition(own, x[:, rows], sizes) * by_output[:, rows]).sum().backward()
+        (definition(own, x[:, rows], sizes) * grad_output[:, rows]).sum().backward()
         for gradient, leaf in zip((*found.weights, *found.biases), (*own.weights, *own.biases), strict=True):
             assert leaf.grad is not None
             torch.testing.assert_close(gradient[:, group], leaf.grad, rtol=1e-12, atol=1e-13)

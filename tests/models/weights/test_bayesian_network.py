@@ -9,7 +9,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.models.base import Given
+from pacbayes_fl.models.base import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 
@@ -77,7 +77,7 @@ def test_the_likelihood_is_what_the_program_observes_and_what_pyro_s_distributio
     value = model.log_likelihood(theta, batch)
     scale = torch.tensor([2.0, 0.5, 3.0], dtype=torch.float64)
     with pyro.validation_enabled(True):
-        trace = poutine.trace(model.model).get_trace(batch, Given(model.unflatten(theta)), 0.7, scale)
+        trace = poutine.trace(model.model).get_trace(batch, FixedWeights(model.unflatten(theta)), 0.7, scale)
         trace.compute_log_prob()
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], scale * value, rtol=1e-12, atol=0)
     observation = model.observation(theta, batch)

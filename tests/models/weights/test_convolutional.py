@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
-from pacbayes_fl.models.base import Given
+from pacbayes_fl.models.base import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.convolutional import (
     BayesianCNN,
@@ -202,7 +202,7 @@ def test_the_program_observes_the_same_log_likelihood(kind: str) -> None:
     model, batch = network(kind, (1, 16, 16)), batch_of((1, 16, 16), (2, 3))
     flat, scale = weights_of(model, 2), torch.tensor([2.0, 0.5], dtype=torch.float64)
     with pyro.validation_enabled(False):
-        trace = poutine.trace(model.model).get_trace(batch, Given(model.unflatten(flat)), 1.0, scale)
+        trace = poutine.trace(model.model).get_trace(batch, FixedWeights(model.unflatten(flat)), 1.0, scale)
     trace.compute_log_prob()
     drawn = [name for name in trace.stochastic_nodes if name != "clients"]
     assert drawn == list(model.shapes) and trace.observation_nodes == ["y"]

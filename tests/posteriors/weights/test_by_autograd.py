@@ -54,13 +54,13 @@ def pair(seed: int, *shape: int) -> tuple[Slow, MeanField]:
 def test_slopes_are_those_that_are_written_out(shared: bool) -> None:
     (q, q_fast), (w, w_fast) = pair(0, K, D), pair(1, *(() if shared else (K,)), D)
     draw = q.draw(Noise(0, 1, range(K)))
-    by_weights = torch.linspace(-1, 2, K * D, dtype=torch.float64).view(K, D)
-    mine, theirs = (q.opened(), w.opened()), (q_fast.opened(), w_fast.opened())
+    grad_weights = torch.linspace(-1, 2, K * D, dtype=torch.float64).view(K, D)
+    mine, theirs = (q.precompute(), w.precompute()), (q_fast.precompute(), w_fast.precompute())
     assert torch.equal(mine[0].weights(draw), theirs[0].weights(draw))
     pairs = [
-        (mine[0].pullback(draw, by_weights), theirs[0].pullback(draw, by_weights)),
+        (mine[0].vjp(draw, grad_weights), theirs[0].vjp(draw, grad_weights)),
         (mine[0].kl_gradient(mine[1]), theirs[0].kl_gradient(theirs[1])),
-        (mine[0].kl_gradient_of_prior(mine[1]), theirs[0].kl_gradient_of_prior(theirs[1])),
+        (mine[0].kl_gradient_wrt_prior(mine[1]), theirs[0].kl_gradient_wrt_prior(theirs[1])),
     ]
     for slow, fast in pairs:
         assert type(slow) is Slow
@@ -79,26 +79,29 @@ def test_slopes_of_the_divergence_vanish_at_the_prior_to_the_last_bit(family: An
     )
     q = tensors.tree_map(torch.clone, tensors.expand(w, K))
     for prior in (w, tensors.expand(w, K), q):
-        slopes = q.opened().kl_gradient(prior.opened()), q.opened().kl_gradient_of_prior(prior.opened())
+        slopes = (
+            q.precompute().kl_gradient(prior.precompute()),
+            q.precompute().kl_gradient_wrt_prior(prior.precompute()),
+        )
         for slope in slopes:
             assert not any(leaf.any() for leaf in slope)
     moved = tensors.tree_map(lambda leaf: leaf + 0.01, q)
-    assert all(leaf.any() for leaf in moved.opened().kl_gradient(w.opened()))
+    assert all(leaf.any() for leaf in moved.precompute().kl_gradient(w.precompute()))
 
 
 def test_slopes_have_memory_of_their_own_and_leave_the_family_alone() -> None:
     q, _ = pair(0, K, D)
     before = tensors.tree_map(torch.clone, q)
-    by_weights = torch.ones(K, D, dtype=torch.float64)
-    slopes = q.opened().pullback(q.draw(Noise(0, 1, range(K))), by_weights)
+    grad_weights = torch.ones(K, D, dtype=torch.float64)
+    slopes = q.precompute().vjp(q.draw(Noise(0, 1, range(K))), grad_weights)
     tensors.tree_map(lambda leaf: leaf.add_(1.0), slopes)
-    assert torch.equal(by_weights, torch.ones_like(by_weights))
+    assert torch.equal(grad_weights, torch.ones_like(grad_weights))
     assert all(torch.equal(leaf, was) and not leaf.requires_grad for leaf, was in zip(q, before, strict=True))
 
 
 def test_the_sites_of_such_a_family_are_not_independent() -> None:
     q, _ = pair(0, K, D)
-    assert isinstance(q.opened(), Differentiated)
+    assert isinstance(q.precompute(), Differentiated)
     with pytest.raises(StudyError, match="the weights of a Slow depend on each other"):
         q.site(slice(0, 2), (2,), None)
 

@@ -71,7 +71,10 @@ def test_a_normal_is_the_mean_field_in_every_number() -> None:
     torch.testing.assert_close(found.kl, known.kl, rtol=1e-12, atol=0)
     for leaf, expected in zip(found.gradient, known.gradient, strict=True):
         torch.testing.assert_close(leaf, expected, rtol=1e-11, atol=1e-12)
-    of_prior = q.opened().kl_gradient_of_prior(w.opened()), field.opened().kl_gradient_of_prior(prior.opened())
+    of_prior = (
+        q.precompute().kl_gradient_wrt_prior(w.precompute()),
+        field.precompute().kl_gradient_wrt_prior(prior.precompute()),
+    )
     for leaf, expected in zip(*of_prior, strict=True):
         torch.testing.assert_close(leaf, expected, rtol=1e-11, atol=1e-12)
 
@@ -160,7 +163,7 @@ def test_draws_are_torch_s_own_but_for_the_streams(family: DistributionFamily) -
 def test_no_draw_touches_torch_s_own_streams(family: DistributionFamily) -> None:
     before = torch.get_rng_state()
     q = begun(family)
-    q.opened().pullback(q.draw(Noise(3, 1, range(K))), torch.ones(K, MODEL.dim, dtype=torch.float64))
+    q.precompute().vjp(q.draw(Noise(3, 1, range(K))), torch.ones(K, MODEL.dim, dtype=torch.float64))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -22,7 +22,7 @@ from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.point import PointMass
-from pacbayes_fl.posteriors.weights.family import Sites, WeightDistribution, check_families, cut
+from pacbayes_fl.posteriors.weights.family import Sites, WeightDistribution, check_families, site_view
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
 
@@ -71,17 +71,17 @@ def test_sites_of_a_family_are_all_of_it_and_nothing_twice(kind: int) -> None:
 
 def test_cutting_a_site_out() -> None:
     flat = torch.arange(22.0).view(2, 11)
-    assert torch.equal(cut(flat, slice(0, 6), (2, 3)), flat[:, :6].view(2, 2, 3))
-    assert torch.equal(cut(flat, slice(6, 7), ()), flat[:, 6])
-    assert torch.equal(cut(flat[0], slice(7, 11), (4,)), flat[0, 7:])
+    assert torch.equal(site_view(flat, slice(0, 6), (2, 3)), flat[:, :6].view(2, 2, 3))
+    assert torch.equal(site_view(flat, slice(6, 7), ()), flat[:, 6])
+    assert torch.equal(site_view(flat[0], slice(7, 11), (4,)), flat[0, 7:])
 
 
 def test_both_families_are_families() -> None:
     for made in families(K, 3):
         family: WeightDistribution = made  # the protocol's names, all there
         assert all(hasattr(family, name) for name in dir(WeightDistribution) if not name.startswith("_"))
-        opened = family.opened()
-        assert all(hasattr(opened, name) for name in ("weights", "pullback", "kl_gradient", "kl_gradient_of_prior"))
+        precomputed = family.precompute()
+        assert all(hasattr(precomputed, name) for name in ("weights", "vjp", "kl_gradient", "kl_gradient_wrt_prior"))
 
 
 class Slopeless(NamedTuple):
@@ -93,10 +93,10 @@ class Slopeless(NamedTuple):
     draw, weights, mean = MeanField.draw, MeanField.weights, MeanField.mean
     kl, bounded, site, scale = MeanField.kl, MeanField.bounded, MeanField.site, MeanField.scale
 
-    def opened(self) -> Any:
+    def precompute(self) -> Any:
         class Half(NamedTuple):
             loc: Tensor
-            weights = pullback = kl_gradient_of_prior = MeanField.mean
+            weights = vjp = kl_gradient_wrt_prior = MeanField.mean
 
         return Half(self.loc)
 
@@ -109,9 +109,9 @@ class Closed(NamedTuple):
 
 def test_a_family_that_lacks_a_part_is_refused_by_name() -> None:
     zero = torch.zeros(4)
-    with pytest.raises(StudyError, match=r"Half, lacks kl_gradient \(.*Opened"):
+    with pytest.raises(StudyError, match=r"Half, lacks kl_gradient \(.*Precomputed"):
         check_families(pfedbayes.Server(Slopeless(zero, zero)))  # type: ignore[arg-type]
-    with pytest.raises(StudyError, match=r"Closed, lacks weights, mean, opened, bounded, site \("):
+    with pytest.raises(StudyError, match=r"Closed, lacks weights, mean, precompute, bounded, site \("):
         check_families((zero, {"w": zero}, Closed(zero)))
     check_families(pfedbayes.Server(MeanField(zero, zero)))
     check_families(SpikeSlab(zero, zero, zero))

@@ -26,7 +26,7 @@ def mean_field(loc: float, std: float) -> MeanField:
     return MeanField(*(torch.tensor([[value]], dtype=torch.float64) for value in (loc, inverse_softplus(std))))
 
 
-def by_rho(loc: float, rho: float) -> MeanField:
+def at_rho(loc: float, rho: float) -> MeanField:
     return MeanField(torch.tensor([[loc]], dtype=torch.float64), torch.tensor([[rho]], dtype=torch.float64))
 
 
@@ -94,17 +94,17 @@ def test_the_divergence_of_a_whole_network() -> None:
 
 
 def test_the_divergence_and_its_four_slopes() -> None:
-    q, w = by_rho(0.1, -2.5), by_rho(0.0, -2.0)
+    q, w = at_rho(0.1, -2.5), at_rho(0.0, -2.0)
     assert q.kl(w).item() == pytest.approx(0.479071927522958, rel=1e-12)
-    mine, theirs = q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())
+    mine, theirs = q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())
     got = [leaf.item() for leaf in (*mine, *theirs)]
     published = [6.207047238029999, -0.5901157586482254, -6.207047238029999, -0.0065795127237479]
     assert got == pytest.approx(published, rel=1e-10)
 
 
 def test_one_step_of_the_prior_towards_the_posterior() -> None:
-    q, w = by_rho(0.1, -2.5), by_rho(0.0, -2.0)
-    moved = sgd(w, q.opened().kl_gradient_of_prior(w.opened()), 1e-3)
+    q, w = at_rho(0.1, -2.5), at_rho(0.0, -2.0)
+    moved = sgd(w, q.precompute().kl_gradient_wrt_prior(w.precompute()), 1e-3)
     assert moved.loc.item() == pytest.approx(0.006207047238029999, rel=1e-12)
     assert moved.rho.item() == pytest.approx(-1.9999934204872762, rel=1e-14)
     assert q.kl(moved).item() == pytest.approx(0.4417406182620196, rel=1e-12)
@@ -119,12 +119,12 @@ def test_the_divergence_and_its_slopes_are_torch_s(shared: bool) -> None:
     torch.testing.assert_close(q.kl_by_weight(w).sum(1), value, rtol=1e-13, atol=0)
     slopes = torch.autograd.grad(value.sum(), [*q, *(leaf for leaf in w)])
     with torch.no_grad():
-        same(q.opened().kl_gradient(w.opened()), *slopes[:2])
-        by_prior = q.opened().kl_gradient_of_prior(w.opened())
-        assert by_prior.loc.shape == by_prior.rho.shape == (K, D)
+        same(q.precompute().kl_gradient(w.precompute()), *slopes[:2])
+        grad_prior = q.precompute().kl_gradient_wrt_prior(w.precompute())
+        assert grad_prior.loc.shape == grad_prior.rho.shape == (K, D)
         if shared:
-            by_prior = MeanField(*(leaf.sum(0) for leaf in by_prior))
-        same(by_prior, *slopes[2:])
+            grad_prior = MeanField(*(leaf.sum(0) for leaf in grad_prior))
+        same(grad_prior, *slopes[2:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -132,7 +132,7 @@ def test_at_the_prior_everything_is_exactly_zero(dtype: torch.dtype) -> None:
     q = MeanField(*(leaf.to(dtype) for leaf in some(2, K, 1001, spread=3.0)))
     w = MeanField(*(leaf.clone() for leaf in q))
     assert torch.equal(q.kl(w), torch.zeros(K, dtype=torch.float64))
-    for slopes in (q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())):
+    for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert not any(leaf.any() for leaf in slopes)
 
 
@@ -158,7 +158,7 @@ def test_nothing_breaks_at_the_ends_of_the_range(dtype: torch.dtype) -> None:
             sigma, omega = (mpmath.log1p(mpmath.exp(leaf[k].item())) for leaf in (rho_q, rho_w))
             exact = mpmath.log(omega / sigma) + (sigma**2 + mpmath.mpf("0.25")) / (2 * omega**2) - mpmath.mpf("0.5")
             assert terms[k].item() == pytest.approx(float(exact), rel=3e-8)
-    for slopes in (q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())):
+    for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert all(leaf.isfinite().all() for leaf in slopes)
     leaf_q, leaf_w = asking(q), asking(w)
     slopes = torch.autograd.grad(leaf_q.kl(leaf_w).sum(), [*leaf_q, *leaf_w])
@@ -175,7 +175,7 @@ def test_rho_is_kept_in_its_range_in_place(wild: float, dtype: torch.dtype) -> N
     assert q.rho.tolist() == [[low if wild < 0 else high, usual]]
     w = MeanField(torch.zeros(2, dtype=dtype), torch.full((2,), usual, dtype=dtype))
     assert q.kl(w).isfinite().all()
-    for slopes in (q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())):
+    for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert all(leaf.isfinite().all() for leaf in slopes)
 
 
@@ -197,13 +197,13 @@ def test_draws_have_the_stated_moments(engine: str) -> None:
 
 def test_the_way_back_from_the_weights_is_autograd_s() -> None:
     q = asking(some(6, K, D))
-    eps, by_weights = some(7, K, D)
+    eps, grad_weights = some(7, K, D)
     theta = q.loc + softplus(q.rho) * eps
-    slopes = torch.autograd.grad(theta, [*q], by_weights)
+    slopes = torch.autograd.grad(theta, [*q], grad_weights)
     with torch.no_grad():
-        assert torch.equal(q.opened().weights(eps), q.weights(eps))
+        assert torch.equal(q.precompute().weights(eps), q.weights(eps))
         torch.testing.assert_close(q.weights(eps), theta, rtol=1e-14, atol=1e-15)
-        same(q.opened().pullback(eps, by_weights), *slopes)
+        same(q.precompute().vjp(eps, grad_weights), *slopes)
 
 
 def test_a_site_is_a_normal_whose_draw_is_given() -> None:

@@ -23,7 +23,13 @@ from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import FinitePosterior, NormalMixture, SampledPosterior
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
-from pacbayes_fl.posteriors.weights.mixture import FamilyMixture, MixturePosterior, WeighedDraws, log_mixture_kl, mixed
+from pacbayes_fl.posteriors.weights.mixture import (
+    FamilyMixture,
+    MixturePosterior,
+    WeightedSamples,
+    log_mixture_kl,
+    mixed,
+)
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from tests.methods.by_hand import randn
 
@@ -171,10 +177,10 @@ def family_mixture(model: BayesianMLP, draws: int = S) -> FamilyMixture:
     return FamilyMixture(model, q, share.expand(-1, -1, draws), noise(), tuple(one.loc for one in q), batch())
 
 
-def weighed(model: BayesianMLP, log_weights: Tensor | None = None) -> WeighedDraws:
+def weighed(model: BayesianMLP, log_weights: Tensor | None = None) -> WeightedSamples:
     q = families(model)
     log_weights = weights() if log_weights is None else log_weights
-    return WeighedDraws(model, q, log_weights, noise(), tuple(one.loc for one in q), batch())
+    return WeightedSamples(model, q, log_weights, noise(), tuple(one.loc for one in q), batch())
 
 
 def test_lists_and_families_are_told_apart() -> None:

@@ -90,8 +90,8 @@ def test_the_divergence_its_registry_and_its_slopes_are_torch_s(shared: bool) ->
     torch.testing.assert_close(kl_divergence(distribution(q), distribution(w)).sum(-1), value, rtol=1e-12, atol=0)
     slopes = torch.autograd.grad(value.sum(), [*q, *w])
     with torch.no_grad():
-        mine = q.opened().kl_gradient(w.opened())
-        theirs = q.opened().kl_gradient_of_prior(w.opened())
+        mine = q.precompute().kl_gradient(w.precompute())
+        theirs = q.precompute().kl_gradient_wrt_prior(w.precompute())
         assert all(leaf.shape == (K, D) for leaf in (*mine, *theirs))
         summed = [leaf.sum(0) if shared else leaf for leaf in theirs]
         for got, expected in zip((*mine, *summed), slopes, strict=True):
@@ -103,7 +103,7 @@ def test_at_the_prior_everything_is_exactly_zero(dtype: torch.dtype) -> None:
     q = SpikeSlab(*(3.0 * leaf.to(dtype) for leaf in some(2, K, 1001)))
     w = SpikeSlab(*(leaf.clone() for leaf in q))
     assert torch.equal(q.kl(w), torch.zeros(K, dtype=torch.float64))
-    for slopes in (q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())):
+    for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert not any(leaf.any() for leaf in slopes)
 
 
@@ -141,9 +141,9 @@ def test_parameters_are_kept_where_nothing_breaks(dtype: torch.dtype, limit: flo
     w.bounded()
     assert (q.rho.min(), q.rho.max(), q.logit.min(), q.logit.max()) == (-limit, limit, -15, 15)
     assert q.kl(w).isfinite().all() and (q.kl(w) > 0).all()
-    for slopes in (q.opened().kl_gradient(w.opened()), q.opened().kl_gradient_of_prior(w.opened())):
+    for slopes in (q.precompute().kl_gradient(w.precompute()), q.precompute().kl_gradient_wrt_prior(w.precompute())):
         assert all(leaf.isfinite().all() for leaf in slopes)
-    back = q.opened().pullback(random_draw(0, 1, 81).map(lambda leaf: leaf.to(dtype)), torch.ones_like(q.loc))
+    back = q.precompute().vjp(random_draw(0, 1, 81).map(lambda leaf: leaf.to(dtype)), torch.ones_like(q.loc))
     assert all(leaf.isfinite().all() for leaf in back)
 
 
@@ -173,21 +173,21 @@ def test_the_gate_its_slope_and_the_weight_have_their_published_values() -> None
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
 def test_the_way_back_from_the_weights_is_the_straight_through_estimate(temperature: float) -> None:
     q, draw = asking(some(3, K, D)), random_draw(4, K, D, temperature=temperature)
-    by_weights = some(5, K, D).loc
+    grad_weights = some(5, K, D).loc
     eta = q.logit + draw.logistic
     relaxed = torch.sigmoid(eta / temperature)
     gate = (eta > 0).to(eta.dtype) + relaxed - relaxed.detach()  # hard forward, relaxed backward, in plain torch
     theta = gate * (q.loc + softplus(q.rho) * draw.eps)
-    expected = torch.autograd.grad(theta, [*q], by_weights)
+    expected = torch.autograd.grad(theta, [*q], grad_weights)
     given = BernoulliGaussian(q.loc, softplus(q.rho), q.logit, draw)
     sampled = given.rsample()
-    through_site = torch.autograd.grad(sampled, [*q], by_weights)
+    through_site = torch.autograd.grad(sampled, [*q], grad_weights)
     with torch.no_grad():
-        assert torch.equal(q.weights(draw), q.opened().weights(draw))
+        assert torch.equal(q.weights(draw), q.precompute().weights(draw))
         for other in (sampled, q.weights(draw)):
             assert torch.equal(other != 0, eta > 0)
             torch.testing.assert_close(other, theta, rtol=1e-13, atol=1e-15)
-        for got in (q.opened().pullback(draw, by_weights), through_site):
+        for got in (q.precompute().vjp(draw, grad_weights), through_site):
             for leaf, wanted in zip(got, expected, strict=True):
                 torch.testing.assert_close(leaf, wanted, rtol=1e-12, atol=1e-14)
 

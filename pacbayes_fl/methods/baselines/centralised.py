@@ -56,7 +56,7 @@ def pool(update: Rows) -> tuple[Tensor, Tensor]:
     return update.x[real], update.y[real]
 
 
-class Pooled(Method[Model, Model, Nothing, Rows]):
+class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
     """A method whose clients send all rows to the server, which fits one model for everybody."""
 
     federated: ClassVar[bool] = False

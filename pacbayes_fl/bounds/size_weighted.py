@@ -14,7 +14,7 @@ from pacbayes_fl.bounds.premises import Premises
 from pacbayes_fl.errors import AssumptionError
 
 
-def pooled(
+def size_weighted(
     risk: Tensor,
     kl: Tensor,
     n: Tensor,

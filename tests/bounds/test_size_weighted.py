@@ -15,9 +15,9 @@ from scipy import stats
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
 from pacbayes_fl.bounds.client import seeger
 from pacbayes_fl.bounds.kl_inverse import binary_kl
-from pacbayes_fl.bounds.pooled import pooled
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.server import new_clients, server_bound
+from pacbayes_fl.bounds.size_weighted import size_weighted
 from pacbayes_fl.bounds.table import BOUNDS
 from pacbayes_fl.errors import AssumptionError
 
@@ -50,16 +50,16 @@ def test_the_pooled_bound_sums_rows_and_divergences(name: str) -> None:
         torch.tensor([1.0, 10.0, 0.0]),
         torch.tensor([50, 500, 5]),
     )
-    got = pooled(risk, kl, n, 0.05, FINE, bound=BOUNDS[name], monte_carlo=MonteCarlo(100, 0.01))
+    got = size_weighted(risk, kl, n, 0.05, FINE, bound=BOUNDS[name], monte_carlo=MonteCarlo(100, 0.01))
     average = (0.1 * 50 + 0.2 * 500 + 0.4 * 5) / 555
     alone = BOUNDS[name].function(average, 11.0, 555, 0.05, FINE, monte_carlo=MonteCarlo(100, 0.01))
     assert got.valid and got.value.item() == pytest.approx(alone.value.item(), rel=1e-12)
     assert "averaged over clients by their rows" in got.risk and "averaged" not in alone.risk
-    one = pooled(risk[:1], kl[:1], n[:1], 0.05, FINE)
+    one = size_weighted(risk[:1], kl[:1], n[:1], 0.05, FINE)
     assert one.value.item() == pytest.approx(seeger(0.1, 1.0, 50, 0.05, FINE).value.item(), rel=1e-12)
     for wrong in (math.inf, -1.0):
         with pytest.raises(AssumptionError, match="kl must be finite"):
-            pooled(risk, torch.tensor([1.0, wrong, 0.0]), n, 0.05, FINE)
+            size_weighted(risk, torch.tensor([1.0, wrong, 0.0]), n, 0.05, FINE)
 
 
 def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_their_divergences() -> None:
@@ -71,7 +71,7 @@ def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_
     fails = {"honest": 0, "blind": 0}
     for each in risk[:400]:
         for word, kl in (("honest", math.log(20)), ("blind", 0.0)):
-            certificate = pooled(each, torch.full((5,), kl), rows, DELTA, FINE, bound=BOUNDS["mcallester"])
+            certificate = size_weighted(each, torch.full((5,), kl), rows, DELTA, FINE, bound=BOUNDS["mcallester"])
             fails[word] += int(certificate.value.item() < 0.5)
     assert fails["honest"] <= stats.binom.isf(1e-6, 400, DELTA) < fails["blind"]
 
@@ -81,9 +81,9 @@ def test_pooled_clients_need_priors_that_saw_nobody_of_the_pool() -> None:
     prior = dataclasses.replace(FINE, prior=Provenance("other clients"))
     labels = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=12))).double()
     wrong = (labels.prod(1, keepdim=True) * labels != labels).double()  # Q = P, and no client's own label was seen
-    values = [pooled(risk, torch.zeros(12), torch.ones(12), DELTA, FINE).value.item() for risk in wrong[:2]]
+    values = [size_weighted(risk, torch.zeros(12), torch.ones(12), DELTA, FINE).value.item() for risk in wrong[:2]]
     assert values[0] < 0.5 < values[1]  # all are right, or all are wrong
-    known = pooled(wrong[0], torch.zeros(12), torch.ones(12), DELTA, prior)
+    known = size_weighted(wrong[0], torch.zeros(12), torch.ones(12), DELTA, prior)
     assert not known.valid and "have seen rows of its bound" in known.reasons[0]
     assert wrong.sum(1).unique().tolist() == [0.0, 12.0] and wrong.mean().item() == 0.5
 
@@ -95,7 +95,7 @@ def test_priors_of_an_average_have_seen_none_of_its_rows(average: Any) -> None:
     def certificate(prior: Provenance) -> Certificate:
         premises = dataclasses.replace(FINE, prior=prior, drawn_clients=True)
         if average == "size-weighted clients":
-            return pooled(risk, torch.zeros(2), n, 0.05, premises)
+            return size_weighted(risk, torch.zeros(2), n, 0.05, premises)
         return (server_bound if average == "clients on average" else new_clients)(risk, 9.0, n, 0.0, 0.05, premises)
 
     for source in ("data-free", "disjoint clients", "split"):
@@ -115,4 +115,4 @@ def test_priors_of_an_average_have_seen_none_of_its_rows(average: Any) -> None:
 @pytest.mark.parametrize("name", [bound.name for bound in BOUNDS.values() if not bound.poolable])
 def test_a_bound_that_does_not_hold_at_pooled_rows_is_refused(name: str) -> None:
     with pytest.raises(AssumptionError, match=f"'{name}' does not hold at pooled rows .*poolable, such as 'seeger'"):
-        pooled(torch.tensor([0.1, 0.2]), torch.zeros(2), torch.tensor([50, 60]), 0.05, FINE, bound=BOUNDS[name])
+        size_weighted(torch.tensor([0.1, 0.2]), torch.zeros(2), torch.tensor([50, 60]), 0.05, FINE, bound=BOUNDS[name])

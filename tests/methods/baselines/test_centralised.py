@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.methods.baselines.pooling import pool, send
+from pacbayes_fl.methods.baselines.centralised import pool, send
 from tests.laws.cases import federation
 
 BATCH = federation(3)

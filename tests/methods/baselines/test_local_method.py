@@ -2,7 +2,7 @@ import torch
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.alone import Alone
+from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.baselines.persistence import Persistence
 from pacbayes_fl.methods.baselines.ridge import LocalRidge
 from pacbayes_fl.methods.baselines.vanilla_gp import VanillaGP
@@ -19,4 +19,4 @@ def test_a_round_of_clients_that_work_alone_changes_nothing() -> None:
 
 
 def test_who_works_alone() -> None:
-    assert all(issubclass(method, Alone) for method in (LocalRidge, Persistence, VanillaGP))
+    assert all(issubclass(method, LocalMethod) for method in (LocalRidge, Persistence, VanillaGP))

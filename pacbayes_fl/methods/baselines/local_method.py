@@ -21,7 +21,7 @@ class Took(NamedTuple):
     weight: Tensor
 
 
-class Alone(Method[Start, Start, Nothing, Took]):
+class LocalMethod(Method[Start, Start, Nothing, Took]):
     """A method whose whole work is `personalise`, from a starting point that all clients share."""
 
     def init_clients(self, message: Start, batch: ClientBatch) -> Nothing:
@@ -42,4 +42,4 @@ class Alone(Method[Start, Start, Nothing, Took]):
 
     def check_private(self) -> None:
         """Nothing to release: no number leaves its client."""
-        raise private_steps.nothing_sent(type(self).__name__)
+        raise private_steps.no_release_error(type(self).__name__)
