@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
+from pacbayes_fl.cli.arguments import AddCommand
 from pacbayes_fl.cli.layout import fitted, room
 from pacbayes_fl.cli.output import say
 
@@ -18,7 +19,7 @@ WIDEST: Final = 120
 """Columns that a description takes at most."""
 
 
-def arguments(command: Callable[..., argparse.ArgumentParser]) -> None:
+def arguments(command: AddCommand) -> None:
     """Add the command to the parser.
 
     Args:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from pacbayes_fl.cli.arguments import AddCommand
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.names import to_folder
 
 
-def arguments(command: Callable[..., argparse.ArgumentParser]) -> None:
+def arguments(command: AddCommand) -> None:
     """Add the command to the parser.
 
     Args:

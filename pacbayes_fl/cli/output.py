@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from pacbayes_fl.cli.layout import fitted, number, room
 from pacbayes_fl.names import printable, shortened, to_cell, width
+from pacbayes_fl.results import comparison
 from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results.comparison import Cell, Worst, worst
 from pacbayes_fl.results.metrics import headline, headlines, run_columns, spoken_options
@@ -38,6 +39,18 @@ def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
         flush: show it at once.
     """
     print(printable(text), file=file, flush=flush)
+
+
+def print_comparison(found: Sequence[Result]) -> None:
+    """Print the tables of a comparison: cells, bins of calibration, rows behind them and what private runs have spent.
+
+    Args:
+        found: the runs.
+    """
+    print_cells(comparison.table(found))
+    print_bins(found)
+    print_rows(found)
+    print_privacy(found)
 
 
 def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round: int) -> None:

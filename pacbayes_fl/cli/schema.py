@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
+from pacbayes_fl.cli.arguments import AddCommand
 from pacbayes_fl.results.folder import write_atomic
 
 
-def arguments(command: Callable[..., argparse.ArgumentParser]) -> None:
+def arguments(command: AddCommand) -> None:
     """Add the command to the parser.
 
     Args:

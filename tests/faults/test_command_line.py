@@ -90,7 +90,8 @@ def test_whatever_happens_is_one_line_and_debug_shows_where(
 ) -> None:
     """Each kind of failure inside each command, without --debug, and with it before and after the command."""
     raised, text = FAULTS[fault]
-    monkeypatch.setattr(cli, f"_{command}", lambda options: raised())
+    module = {"list": "listing"}.get(command, command)
+    monkeypatch.setattr(f"pacbayes_fl.cli.{module}.act", lambda options: raised())
     given = [command, *ARGUMENTS[command]]
     assert cli.main(given) == 1
     out, err = capsys.readouterr()
@@ -113,7 +114,7 @@ def test_stopping_is_still_130_and_a_wrong_command_still_2(monkeypatch: pytest.M
     def stopped(options: argparse.Namespace) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_show", stopped)
+    monkeypatch.setattr("pacbayes_fl.cli.show.act", stopped)
     assert cli.main(["show", "run"]) == 130
     with pytest.raises(SystemExit) as left:
         cli.main(["--debug"])
@@ -171,7 +172,8 @@ def test_a_lock_that_its_maker_takes_away_is_taken_anew(tmp_path: Path, monkeypa
 def test_the_program_itself_ends_without_a_trace(tmp_path: Path) -> None:
     """As a process: its own exit code and its own stderr."""
     code = (
-        "import sys; from pacbayes_fl import cli; cli._list = lambda options: 1 / 0; sys.exit(cli.main(sys.argv[1:]))"
+        "import sys; from pacbayes_fl import cli; cli.listing.act = lambda options: 1 / 0; "
+        "sys.exit(cli.main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, "list", "methods"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")

@@ -8,7 +8,8 @@ import pytest
 
 from pacbayes_fl import cli, settings
 from pacbayes_fl.bounds import BOUNDS
-from pacbayes_fl.cli.parser import LISTED, parser
+from pacbayes_fl.cli.listing import LISTED
+from pacbayes_fl.cli.parser import parser
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS

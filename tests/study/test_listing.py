@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.cli.parser import LISTED
+from pacbayes_fl.cli.listing import LISTED
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.privacy.kinds import MECHANISMS

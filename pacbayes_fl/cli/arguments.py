@@ -1,0 +1,70 @@
+"""Arguments that several commands take, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+
+class AddCommand(Protocol):
+    """Adds a command to the parser."""
+
+    def __call__(self, name: str, text: str, *examples: str) -> argparse.ArgumentParser:
+        """Add the command `name` with a line of help and examples, each a line that can be run."""
+
+
+def study_options(sub: argparse.ArgumentParser) -> None:
+    """Add what every command on a study takes: the study and assignments to its values.
+
+    Args:
+        sub: the parser of the command.
+    """
+    sub.add_argument("study", metavar="STUDY", help="a TOML file or the name of a bundled study (see `list studies`)")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="sets",
+        help="change a value of the study, such as method.tau=0.5; may be repeated",
+    )
+    sub.add_argument("--seed", type=int, metavar="N", help="seed of every random draw (default: the study's)")
+    sub.add_argument("--rounds", type=int, metavar="N", help="rounds of the federation (default: the study's)")
+    sub.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), help="where to compute (default: the study's, usually auto)"
+    )
+
+
+def methods_option(sub: argparse.ArgumentParser) -> None:
+    """Add `--methods`.
+
+    Args:
+        sub: the parser of the command.
+    """
+    names = "names of methods, see `list methods` (default: the study's own)"
+    sub.add_argument("--methods", default="", metavar="A,B,C", help=names)
+
+
+def assignments(options: argparse.Namespace) -> list[str]:
+    """Return the assignments to values of the study that a command line makes.
+
+    Args:
+        options: as parsed.
+
+    Returns:
+        KEY=VALUE, those of --set first.
+    """
+    given = {"seed": options.seed, "federation.rounds": options.rounds, "federation.device": options.device}
+    return [*options.sets, *(f"{key}={value}" for key, value in given.items() if value is not None)]
+
+
+def names_in(text: str) -> list[str]:
+    """Take names apart at commas.
+
+    Args:
+        text: such as "pac-pfl, ridge".
+
+    Returns:
+        The names that are not empty.
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,157 @@
+"""The command `certify`: bounds on the true risk of every client of a finished run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.output import print_certificates, progress, say
+from pacbayes_fl.errors import PacBayesFLError
+from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
+from pacbayes_fl.results.rounds import RoundRecord
+
+if TYPE_CHECKING:
+    from pacbayes_fl.certify.request import Request
+
+
+def arguments(command: AddCommand) -> None:
+    """Add the command to the parser.
+
+    Args:
+        command: adds a command with its line of help and its examples.
+    """
+    sub = command(
+        "certify",
+        "bounds on the true risk of every client of a finished run",
+        "pacbayes-fl certify runs/split",
+        "pacbayes-fl certify runs/split --bound catoni --beta rows --delta 0.01 --jointly",
+        "pacbayes-fl certify runs/old --retrain",
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run with [report.certify] scheme")
+    sub.add_argument("--bound", metavar="NAME", help="see `list bounds` (default: the first of them)")
+    sub.add_argument(
+        "--delta",
+        type=float,
+        default=0.05,
+        metavar="D",
+        help="probability with which each bound may fail (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--loss",
+        metavar="NAME[=VALUE]",
+        help="0-1, clipped-nll=P, clipped-square=LIMIT, ... (default: 0-1 of labels, 1 - exp(-e^2) of numbers)",
+    )
+    sub.add_argument("--beta", metavar="B", help="of bounds that need one, fixed before: a number, rows, or root")
+    sub.add_argument(
+        "--draws",
+        type=int,
+        default=1000,
+        metavar="M",
+        help="hypotheses that estimate a risk without closed form (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--smooth", type=float, metavar="STD", help="of a server's bound: smooth the particles (default: not at all)"
+    )
+    sub.add_argument(
+        "--jointly", action="store_true", help="the lines of all clients hold at once, with probability 1 - D"
+    )
+    sub.add_argument(
+        "--tried",
+        type=int,
+        default=1,
+        metavar="N",
+        help="settings among which these rows have chosen (default: %(default)s)",
+    )
+    sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
+    sub.add_argument("--json", action="store_true", help="print the file of the table instead of the table")
+
+
+def act(options: argparse.Namespace) -> None:
+    """Certify the run, print the table and write it, with its figure, into the folder.
+
+    Args:
+        options: as parsed.
+    """
+    from pacbayes_fl.certify import clients as of_clients
+    from pacbayes_fl.certify import request as requests
+    from pacbayes_fl.study.run import open_run
+
+    request = requests.Request(
+        options.bound or requests.DEFAULT,
+        options.delta,
+        requests.loss_of(options.loss),
+        options.draws,
+        beta=requests.beta_of(options.beta),
+        jointly=options.jointly,
+        tried=options.tried,
+        smooth=options.smooth,
+    )
+    folder = _retrained(options, request) if options.retrain else options.run
+    trained = open_run(folder)
+    clients = sum(group.train.clients for group in trained.groups.values())
+    with progress("certify clients", clients, options.quiet) as on_round:
+        done = 0
+
+        def told(more: int) -> None:
+            nonlocal done
+            done += more
+            on_round(RoundRecord(done, done))
+
+        table = of_clients.certify(trained, request, told)
+    path = table.save(folder)
+    if options.json:
+        print(path.read_text("utf-8"))
+        return
+    print_certificates(table)
+    for written in [path, *_drawn(table, folder)]:
+        say(f"file: {written}")
+
+
+def tables(folder: Path) -> list[CertifiedRun]:
+    """Read the certificates of a run; of what it held before, a line on stderr says that they are stale.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        Its tables, checked.
+
+    Raises:
+        PacBayesFLError: when one was changed since it was written.
+    """
+    if not any((folder / FOLDER).glob("*.json")):
+        return []
+    from pacbayes_fl.certify.clients import checked
+
+    found = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
+    checked(found)
+    return found
+
+
+def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:
+    """Draw a table of certificates, where there is matplotlib and something to draw."""
+    from pacbayes_fl import plots
+
+    try:
+        return plots.save_certificates([table], folder / "figures")
+    except PacBayesFLError as error:
+        warnings.warn(f"no figure: {error}", stacklevel=2)
+        return []
+
+
+def _retrained(options: argparse.Namespace, request: Request) -> Path:
+    """Run the study of a folder again with rows kept for certificates, or take that run where it is finished."""
+    from pacbayes_fl.certify.retrain import certifiable, check, is_finished
+    from pacbayes_fl.study.run import run
+
+    study, folder = certifiable(options.run)
+    if folder != options.run and not is_finished(study, folder):
+        check(study, request)
+        options.stopped = "go on with the same command"
+        with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+            run(study, folder, resume=True, on_round=on_round)
+    return folder

@@ -1,0 +1,80 @@
+"""The command `run`: train, print the table and write the run folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import cache
+from pathlib import Path
+
+from pacbayes_fl.cli.arguments import AddCommand, assignments, study_options
+from pacbayes_fl.cli.output import print_table, progress, say
+from pacbayes_fl.names import to_folder
+from pacbayes_fl.results.rounds import RoundRecord
+
+
+def arguments(command: AddCommand) -> None:
+    """Add the command to the parser.
+
+    Args:
+        command: adds a command with its line of help and its examples.
+    """
+    sub = command(
+        "run",
+        "train, print the table and write the run folder",
+        "pacbayes-fl run polynomial --out runs/first",
+        "pacbayes-fl run polynomial --out runs/first --resume",
+        "pacbayes-fl run houses.toml --set method.name=pfedgp --set federation.rounds=100",
+    )
+    study_options(sub)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME-METHOD-seedN)")
+    sub.add_argument("--resume", action="store_true", help="go on from the folder's last intact checkpoint")
+
+
+def act(options: argparse.Namespace) -> None:
+    """Train the study, or go on with its run.
+
+    Args:
+        options: as parsed.
+    """
+    from pacbayes_fl.study.file import Study
+    from pacbayes_fl.study.run import run
+
+    study = Study.from_toml(options.study, assignments(options))
+    out = options.out or _default_folder(
+        Path("runs") / f"{to_folder(study.name)}-{to_folder(Path(study.method.name).name)}-seed{study.seed}",
+        options.resume,
+    )
+    options.stopped = "go on with --resume"
+
+    @cache
+    def say_preset() -> None:
+        if not options.quiet:
+            _say_preset(study.method.preset, study.differences())
+
+    with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
+
+        def told(record: RoundRecord) -> None:
+            say_preset()  # not before a round has ended: a study that is refused gets one line, the error
+            on_round(record)
+
+        result = run(study, out, options.resume, told)
+    say_preset()  # no round was left to train
+    print_table(result)
+    say(f"run folder: {out}")
+
+
+def _default_folder(path: Path, resume: bool) -> Path:
+    """Take the first folder that holds no run, or with `resume` the last that does."""
+    from pacbayes_fl.study.resuming import holds_run
+
+    last, number = path, 1
+    while holds_run(path.with_name(f"{path.name}-{number}") if number > 1 else path):
+        last = path.with_name(f"{path.name}-{number}") if number > 1 else path
+        number += 1
+    return last if resume or number == 1 else path.with_name(f"{path.name}-{number}")
+
+
+def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> None:
+    told = ", ".join(f"{key}={mine} (paper {theirs})" for key, (mine, theirs) in differences.items())
+    say(f"preset {preset}; differs from paper in: {told or 'nothing'}", file=sys.stderr)
