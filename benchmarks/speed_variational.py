@@ -157,8 +157,9 @@ def cohorts(
 ) -> Iterator[Row]:
     """Rounds of a cohort among many clients of the papers' network, against a federation of as many as are drawn.
 
-    Memory is the peak beyond the data, by client, of rounds in which a hundredth of the clients is drawn, until nearly
-    all have taken part. The network is measured in float32 alone, as images have it.
+    Memory is the peak beyond the data, by client: of rounds in which a hundredth of the clients is drawn, until nearly
+    all have taken part; and of two rounds of all of many clients, of which the second can be undone.
+    The network is measured in float32 alone, as images have it.
     """
     if bench.dtype != torch.float32:
         return
@@ -168,12 +169,14 @@ def cohorts(
         next(side)
     case = f"a cohort of {drawn} of {many} clients / {drawn} clients"
     yield replace(bench.shares(f"a round, {setting.name}, {case}", crowd, few), goal=">= 0.77")
-    clients = many // 5
-    ours = float(elsewhere("benchmarks.speed_variational", str(clients), str(rounds))) * 2**20 / 1e6 / clients
     theirs = kept_megabytes(few)
-    ratio = theirs / ours
-    case = f"peak of rounds of a hundredth of {clients} clients, {PAPER.name} / a state"
-    yield Row(case, "MB", ours, theirs, ratio, ratio, ratio, "<= 3.6 MB")
+    for share, clients, times in ((100, many // 5, rounds), (1, many, 2)):
+        found = elsewhere("benchmarks.speed_variational", str(clients), str(times), str(share))
+        ours = float(found) * 2**20 / 1e6 / clients
+        ratio = theirs / ours
+        whom = "all" if share == 1 else "a hundredth"
+        case = f"peak of rounds of {whom} of {clients} clients, {PAPER.name} / a state"
+        yield Row(case, "MB", ours, theirs, ratio, ratio, ratio, "<= 3.6 MB")
 
 
 def kept_megabytes(side: tuple[int, Rounds]) -> float:
@@ -189,18 +192,19 @@ def kept_megabytes(side: tuple[int, Rounds]) -> float:
     return float(next(rounds)[1].kept.bytes) / number / 1e6
 
 
-def peak(clients: int, rounds: int) -> float:
-    """Measure by how many MiB memory rises in rounds of a hundredth of the clients.
+def peak(clients: int, rounds: int, share: int = 100) -> float:
+    """Measure by how many MiB memory rises in rounds of a part of the clients.
 
     Args:
         clients: of the federation.
         rounds: as many as let nearly all of them take part.
+        share: one of so many takes part in a round.
 
     Returns:
         MiB.
     """
     bench = Bench(torch.float32, torch.device("cpu"), 1)
-    played = _rounds(replace(PAPER, clients=clients), bench, 1, max(1, clients // 100))
+    played = _rounds(replace(PAPER, clients=clients), bench, 1, None if share == 1 else max(1, clients // share))
     return rise(lambda: [next(played)[0] for _ in range(rounds)], bench.device)
 
 

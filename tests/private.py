@@ -52,7 +52,7 @@ class Free(Ledger):
     def kept(self, round: int) -> None:
         return None
 
-    def invite(self, cohort: Any, halved: int = 0) -> None:
+    def invite(self, cohort: Any, halved: int = 0, undone: Any = ()) -> None:
         self.cohort = tuple(cohort)
 
     def spend(self, charge: Any, round: int | None = None, mean: Any = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from pacbayes_fl.posteriors.predictive import FinitePosterior
 from pacbayes_fl.study.run import Trained
 
 OnClients = Callable[[int], None]
+Made = TypeVar("Made")
 
 
 _STREAMS = (2**32 - 4, 2**32 - 3)  # rounds of the noise that refines posteriors, and draws from them: no run gets there
@@ -72,28 +73,28 @@ class Measured(NamedTuple):
         )
 
 
-def priors_of(trained: Trained, group: BoundRows) -> Iterator[tuple[Tensor, Any, BoundRows]]:
-    """Give every client its prior, a few at a time.
+def with_priors(
+    trained: Trained, group: BoundRows, work: Callable[[Any, BoundRows], Made]
+) -> Iterator[tuple[Tensor, Made]]:
+    """Give every client its prior, a few at a time, and do something with it, which may need the most memory of all.
 
     Args:
         trained: the run.
         group: rows of the clients.
+        work: takes the prior and the rows of k clients.
 
     Yields:
-        Positions [k] of the clients, their prior, and their rows.
+        Positions [k] of the clients, and what the work gave.
     """
     more = [int(m) for m in group.rows.size.tolist()]
 
-    def personalised(index: Tensor, *call: Any) -> tuple[Any, Any]:
-        return personalisation.posteriors(trained.method, *call), call[2]
-
-    some_of = personalisation.personal_calls(
-        trained.method, group.state, group.seen, trained.study.plan, personalised, more
-    )
-    for index, (posterior, seen) in some_of:
+    def called(index: Tensor, *call: Any) -> Made:
+        prior, seen = personalisation.posteriors(trained.method, *call), call[2]
         rows, test = (batch.select(index.cpu()).trim() for batch in (group.rows, group.test))
         some = group._replace(repeats=group.repeats.select(index.cpu(), rows.mask.shape[1]))
-        yield index, posterior, some._replace(seen=seen, rows=rows, test=test)
+        return work(prior, some._replace(seen=seen, rows=rows, test=test))
+
+    yield from personalisation.personal_calls(trained.method, group.state, group.seen, trained.study.plan, called, more)
 
 
 def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:
@@ -114,19 +115,22 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     columns = [torch.full((clients,), math.nan, dtype=torch.float64, device=group.rows.x.device) for _ in range(4)]
     draws: int | None = None
     rows = group.rows.size.to(group.rows.x.device)
-    for index, prior, some in priors_of(trained, group):
+
+    def work(prior: Any, some: BoundRows) -> tuple[tuple[Tensor, ...], int | None]:
         refining, drawing = (
             Noise(plan.seed, stream, some.rows.ids, some.rows.x.device, plan.noise) for stream in _STREAMS
         )
         if exact:
-            values = _exact_gibbs(prior, some, loss, request)
-        else:
-            posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
-            personalisation.warn_of(posterior)
-            on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
-            on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
-            draws = on_rows.draws
-            values = (some.repeats.risk(on_rows.rows), kl, on_test.risk, torch.full_like(kl, math.nan))
+            return _exact_gibbs(prior, some, loss, request), None
+        posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
+        personalisation.warn_of(posterior)
+        on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
+        on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
+        values = some.repeats.risk(on_rows.rows), kl, on_test.risk, torch.full_like(kl, math.nan)
+        return values, on_rows.draws
+
+    for index, (values, draws_of) in with_priors(trained, group, work):
+        draws = draws_of
         for column, value in zip(columns, values, strict=True):
             column[index] = value.double()
         on_clients(len(index))

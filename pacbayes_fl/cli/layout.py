@@ -25,11 +25,11 @@ def number(value: float | None) -> str:
         value: the number.
 
     Returns:
-        Three decimals, or four digits and an exponent from 100,000 on.
+        Three decimals; digits and an exponent from 100,000 on, and below 5e-4, where these would all be 0.
     """
     if value is None or not math.isfinite(value):
         return "-"
-    if abs(value) < 99999.9995:
+    if value == 0 or 5e-4 <= abs(value) < 99999.9995:
         return f"{value:.3f}"
     text = f"{value:.3e}"
     return text if len(text) <= 10 else f"{value:.2e}"

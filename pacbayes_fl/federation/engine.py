@@ -91,13 +91,14 @@ def rounds(
     said = set[str]()
     while state.round < plan.rounds:
         begun, t = time.perf_counter(), state.round + 1
-        played, undone = player.play(state), list[str]()
+        undone = [] if aggregator is None else list(aggregator.undone(t))
+        played = player.play(state, undone)
         while (trouble := guard.trouble(state, played)) is not None:
             outcome = played.outcome
             del played  # the next one needs the memory of its states
             state = guard.undo(state, outcome, trouble)
             undone.append(trouble.words)
-            played = guard.again(state, trouble)
+            played = guard.again(state, trouble, undone)
         state, outcome = played
         del played
         if aggregator is not None:

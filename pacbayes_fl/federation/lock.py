@@ -35,6 +35,7 @@ class RunLock:
         """Store the folder; nothing is locked yet."""
         self.folder = Path(folder)
         self._file: IO[str] | None = None
+        self._found = frozenset({_LOCK})  # and what else was in the folder before
         self._made: tuple[Path, ...] = ()  # the lock and folders that were not there before, innermost first
 
     def __enter__(self) -> RunLock:
@@ -43,6 +44,7 @@ class RunLock:
         self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
         refuse_links(self.folder)
         make_folder(self.folder)
+        self._found = frozenset({_LOCK, *(each.name for each in self.folder.iterdir())})
         file = opened(path, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +73,7 @@ class RunLock:
     ) -> None:
         """Release the lock; after a failure that left nothing but it, take it away."""
         if self._file is not None:
-            if kind is not None and self._made and [each.name for each in self.folder.iterdir()] == [_LOCK]:
+            if kind is not None and self._made and {each.name for each in self.folder.iterdir()} <= self._found:
                 self._made[0].unlink()
                 with contextlib.suppress(OSError):  # somebody has put something there
                     for each in self._made[1:]:

@@ -71,7 +71,19 @@ class PrivateAggregator:
         kept = self.ledger.kept(t)
         return 0 if kept is None else kept.halved
 
-    def draw(self, ids: Sequence[int], t: int, halved: int = 0) -> Tensor:
+    def undone(self, t: int) -> tuple[str, ...]:
+        """Say why releases of a round were undone before a crash has cut it short.
+
+        Args:
+            t: number of the round.
+
+        Returns:
+            The reasons; none where the round is still to be paid for.
+        """
+        kept = self.ledger.kept(t)
+        return () if kept is None else kept.undone
+
+    def draw(self, ids: Sequence[int], t: int, halved: int = 0, undone: Sequence[str] = ()) -> Tensor:
         """Draw the cohort of the next release.
 
         It depends on the number of the release and not on that of the round: a round that is repeated after a crash
@@ -82,6 +94,7 @@ class PrivateAggregator:
             ids: of all clients.
             t: number of the round, for the error.
             halved: how often its learning rates have been halved.
+            undone: why earlier releases of it were undone.
 
         Returns:
             Sorted positions [*], int64, on the CPU; possibly none.
@@ -99,7 +112,7 @@ class PrivateAggregator:
             drawn = cohort.draw_poisson(self.seed, serial, ids, self.cohorts.share)
         else:
             drawn = cohort.draw(self.seed, serial, ids, int(self.cohorts.divisor))
-        self.ledger.invite([ids[k] for k in drawn.tolist()], halved)
+        self.ledger.invite([ids[k] for k in drawn.tolist()], halved, undone)
         return drawn
 
     def record(self, t: int, values: Mapping[str, float]) -> RoundRecord:

@@ -58,11 +58,18 @@ class RoundPlayer:
         self._everyone = None if some else self.parts(list(range(batch.clients)))
         self.splitter = CallSplitter()
 
-    def play(self, state: FederationState, without: str | None = None, method: AnyMethod | None = None) -> Played:
+    def play(
+        self,
+        state: FederationState,
+        undone: Sequence[str] = (),
+        without: str | None = None,
+        method: AnyMethod | None = None,
+    ) -> Played:
         """Play the round after a state, which stays as it is.
 
         Args:
             state: before the round.
+            undone: why it was undone before.
             without: a client that is left out as if it had failed.
             method: instead of the one at the federation's rates.
 
@@ -70,7 +77,7 @@ class RoundPlayer:
             The round.
         """
         method, plan, t = at_rates(self.method, state) if method is None else method, self.plan, state.round + 1
-        drawn = self._drawn(t, state.watch.halved)
+        drawn = self._drawn(t, state.watch.halved, undone)
         heard = tuple(self.batch.names[k] for k in drawn)
         asked = set(heard)
         message = method.broadcast(state.server)
@@ -115,9 +122,9 @@ class RoundPlayer:
             return UpdateAccumulator(self.method)
         return RobustAccumulator(self.method, message, self.plan, state.watch.medians)
 
-    def _drawn(self, t: int, halved: int) -> list[int]:
+    def _drawn(self, t: int, halved: int, undone: Sequence[str]) -> list[int]:
         if self.aggregator is not None:
-            drawn: list[int] = self.aggregator.draw(self.batch.ids, t, halved).tolist()
+            drawn: list[int] = self.aggregator.draw(self.batch.ids, t, halved, undone).tolist()
             return drawn
         return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
 

@@ -63,10 +63,10 @@ class DivergenceGuard:
         self._steps = slowed(player.method, 0.5) is not player.method  # without a rate, what is finite has not diverged
         self._start: Start | None = None
 
-    def again(self, state: FederationState, trouble: Trouble) -> Played:
+    def again(self, state: FederationState, trouble: Trouble, undone: Sequence[str]) -> Played:
         """Play a round that was undone; what no budget is left for has diverged for good."""
         try:
-            return self._player.play(state)
+            return self._player.play(state, undone)
         except PrivacyError as error:
             if error.cause != "budget spent":
                 raise
@@ -115,7 +115,7 @@ class DivergenceGuard:
         """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
         found, before = outlier(outcome.norms), state.watch.steps
         if found is not None and (trouble.diverged or self._divergence(outcome) is not None):
-            without = self._player.play(state, found.whose).outcome
+            without = self._player.play(state, without=found.whose).outcome
             if without.present and self._divergence(without) is None:
                 return Culprit(found.whose, f"without its step, {lengths(found)}, the round would hold")
         if before is not None and far_out(before):

@@ -51,6 +51,7 @@ class Release(NamedTuple):
         cohort: ids of the clients who took part.
         mean: what was released, flat names with tensors [1, *].
         halved: how often the learning rates had been halved when it was made.
+        undone: why earlier releases of the round were undone.
     """
 
     serial: int
@@ -59,6 +60,7 @@ class Release(NamedTuple):
     cohort: tuple[int, ...]
     mean: Mapping[str, Tensor]
     halved: int = 0
+    undone: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -89,7 +91,7 @@ class Ledger:
         """Read what was spent."""
         self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
         self._entries, delta, randomness = _read(self.path)
-        self._cohort, self._halved = tuple[int, ...](), 0
+        self._cohort, self._halved, self._undone = tuple[int, ...](), 0, tuple[str, ...]()
         self._release = _read_release(self.path.with_name(RELEASE), self._entries)
         if self._release is not None and self._release.serial == len(self):  # paid, and a crash came before the count
             self._entries = _with(self._entries, self._release.charge)
@@ -169,14 +171,15 @@ class Ledger:
         unseen = last is not None and last.round == round and self._seen <= last.serial == len(self) - 1
         return last if unseen else None
 
-    def invite(self, cohort: Sequence[int], halved: int = 0) -> None:
+    def invite(self, cohort: Sequence[int], halved: int = 0, undone: Sequence[str] = ()) -> None:
         """Say who takes part in the next release.
 
         Args:
             cohort: ids of the clients.
             halved: how often the learning rates of its round have been halved.
+            undone: why earlier releases of its round were undone.
         """
-        self._cohort, self._halved = tuple(cohort), halved
+        self._cohort, self._halved, self._undone = tuple(cohort), halved, tuple(undone)
 
     def take(self, release: Release) -> None:
         """Say that the state has seen a release, which is not to be used again.
@@ -207,7 +210,7 @@ class Ledger:
         entries, folder = _with(self._entries, charge), self.path.parent
         release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}
         if mean is not None and round is not None:
-            release = Release(serial, round, charge, self._cohort, mean, self._halved)
+            release = Release(serial, round, charge, self._cohort, mean, self._halved, self._undone)
             files = {RELEASE: _release_bytes(release), **files}
         try:
             put(folder, files)
@@ -233,6 +236,7 @@ def _release_bytes(release: Release) -> bytes:
         "round": release.round,
         "cohort": list(release.cohort),
         "halved": release.halved,
+        "undone": list(release.undone),
         "charge": asdict(release.charge),
     }
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
@@ -267,7 +271,8 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
             raise ValueError("it is of another version")
         charge, _ = _entry({**head["charge"], "count": 1})
         halved = int(head.get("halved", 0))  # the first releases did not say so
-        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat, halved)
+        undone = tuple(map(str, head.get("undone", ())))
+        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat, halved, undone)
     except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error

@@ -26,7 +26,7 @@ from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.bootstrap import nested_bootstraps
-from pacbayes_fl.results.folder import FILES, refuse_links
+from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put, verify
 from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
 
@@ -268,6 +268,9 @@ def no_run(folder: Path, missing: str) -> StudyError:
     """
     if not folder.is_dir():
         return StudyError(f"there is no folder {folder}", hint="runs are in runs/ where no --out was given")
+    if (folder / RELEASED).is_file():
+        what = f"{folder} is a release of a run, which holds its model and none of its results"
+        return StudyError(what, hint="show and plot take the run, and join takes a release")
     runs = sorted(path.parent.name for path in folder.glob("*-seed*/study.toml"))
     if runs and (folder / "compare.json").is_file():
         return StudyError(f"{folder} holds a comparison", hint=f"give one of its runs: {', '.join(runs[:6])}")

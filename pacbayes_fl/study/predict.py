@@ -244,12 +244,17 @@ def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
 
 def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
     asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
-    index, posterior = next(personalisation.personalise(known.method, state, group.train, known.study.plan))
     rows = group.bring(asked).x
-    if known.schema.classes is not None:
-        mixture = predictive(posterior, rows)
-        top = mixture.probs.max(-1)
-        return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
-    _, own, unit = units_of(posterior.predict(rows), group, index)
-    lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
-    return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
+
+    def predicted(index: Tensor, posterior: Any) -> AnyPrediction:
+        if known.schema.classes is not None:
+            mixture = predictive(posterior, rows)
+            top = mixture.probs.max(-1)
+            return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
+        _, own, unit = units_of(posterior.predict(rows), group, index)
+        lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
+        return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
+
+    _, found = next(personalisation.personalise(known.method, state, group.train, known.study.plan, predicted))
+    prediction: AnyPrediction = found
+    return prediction

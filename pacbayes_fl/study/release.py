@@ -107,6 +107,9 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StudyError(f"{out} is not empty, and a release is written into a folder of its own", hint="another --out")
+    if out.resolve().is_relative_to(folder.resolve()):
+        what = f"{out} is inside of the run {folder}, of which nothing else may leave it"
+        raise StudyError(what, hint="choose another --out")
     trained = open_run(folder)
     if not trained.method.federated:
         what = f"the server of {trained.study.method.name} is given the clients' rows and holds what it makes of them"

@@ -53,14 +53,18 @@ def test_cohorts_are_measured_against_as_many_clients_and_memory_in_a_process_of
 ) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(cases, "elsewhere", lambda *task: asked.append(task) or "2.5")  # type: ignore[func-returns-value]
-    time, memory = cases.cohorts(bench(torch.float32), TINY, many=10, drawn=2, steps=1, rounds=3)
-    assert asked == [("benchmarks.speed_variational", "2", "3")]
+    time, memory, everybody = cases.cohorts(bench(torch.float32), TINY, many=10, drawn=2, steps=1, rounds=3)
+    assert asked == [
+        ("benchmarks.speed_variational", "2", "3", "100"),
+        ("benchmarks.speed_variational", "10", "2", "1"),
+    ]
+    assert "of all of 10 clients" in everybody.case and everybody.ours == pytest.approx(2.5 * 2**20 / 1e6 / 10)
     assert time.unit == "ms" and time.ours > 0 and time.theirs > 0 and "a cohort of 2 of 10 clients" in time.case
     assert memory.ours == pytest.approx(2.5 * 2**20 / 1e6 / 2)
     assert memory.theirs == pytest.approx((10 * 4 * WEIGHTS + 2 * 8) / 1e6)
     assert not [*cases.cohorts(bench(torch.float64), TINY)]
     monkeypatch.setattr(cases, "PAPER", TINY)
-    assert cases.peak(5, 2) >= 0
+    assert cases.peak(5, 2) >= 0 and cases.peak(5, 2, 1) >= 0
 
 
 def test_the_papers_network_keeps_less_than_the_goal() -> None:

@@ -30,6 +30,7 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search import tune
 from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
 from tests.tiny import quick, state, tiny, write_study
 
@@ -394,6 +395,41 @@ def test_a_prediction_that_needs_the_memory_is_made_of_fewer_clients(monkeypatch
         short = run.run(one)
     for mine, theirs in zip(short.clients, whole.clients, strict=True):
         assert mine.metrics == pytest.approx(dict(theirs.metrics), rel=1e-9, nan_ok=True)
+
+
+def test_predictions_of_held_out_rows_that_need_the_memory_are_made_of_fewer_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = tiny("federation.rounds=1")
+    whole, real = tune.cross_validate(one, load(one), 2), GPPosterior.predict
+
+    def failing(self: Any, x: torch.Tensor) -> Any:
+        if len(x) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(self, x)
+
+    monkeypatch.setattr(GPPosterior, "predict", failing)
+    with pytest.warns(UserWarning, match="GPU memory exhausted by"):
+        short = tune.cross_validate(one, load(one), 2)
+    for mark, scores in whole.items():
+        assert short[mark] == pytest.approx(scores, rel=1e-9)
+
+
+@pytest.mark.parametrize("command", ["predict", "join"])
+def test_a_prediction_that_is_too_large_ends_by_name(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.run(tiny("federation.rounds=1"), tmp_path / "run")
+
+    def failing(self: Any, x: torch.Tensor) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GPPosterior, "predict", failing)
+    name = {"predict": "poly_00", "join": "another"}[command]
+    (tmp_path / "rows.csv").write_text(f"client,x,y\n{name},0.5,0.1\n{name},0.7,0.2\n", "utf-8")
+    who = ["--client", name] if command == "predict" else []
+    assert cli.main([command, str(tmp_path / "run"), "--data", str(tmp_path / "rows.csv"), *who]) == 1
+    assert f"client {name!r}: the GPU has too little memory for this client alone" in capsys.readouterr().err
 
 
 def test_a_client_that_is_too_large_alone_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

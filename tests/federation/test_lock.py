@@ -42,3 +42,14 @@ def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path) -> None:
     assert "pid" in (tmp_path / "run.lock").read_text()
     with RunLock(tmp_path):  # and names its new holder, not the dead one
         assert (tmp_path / "run.lock").read_text().startswith(f"pid {os.getpid()},")
+
+
+def test_a_run_that_is_refused_leaves_nothing_beside_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "letter").touch()
+    with pytest.raises(ValueError), RunLock(tmp_path):
+        raise ValueError
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+    with pytest.raises(ValueError), RunLock(tmp_path):
+        (tmp_path / "study.toml").touch()
+        raise ValueError
+    assert {path.name for path in tmp_path.iterdir()} == {"letter", "study.toml", "run.lock"}

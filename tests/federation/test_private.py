@@ -507,13 +507,16 @@ def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
     method: Any = from_recipe(METHODS["pac-pfl"], 1, {"optimiser": "ascent", "rate": 1e2})
     mechanism, spend = Mechanism("gaussian", 0.5, 1.0), Ledger.spend
 
+    whys: dict[str, list[tuple[str, ...]]] = {"whole": [], "cut": []}
+
     def life(folder: Path, state: FederationState | None, released: int) -> tuple[FederationState | None, int, str]:
         ledger = Ledger(folder, Budget(1e9, 1e-5), released, simulated=True)
         server = federation_state.start(method, batch, plan).server
         aggregator = private.open_private(method, server, batch, plan, mechanism, Cohorts(5), ledger, 5)
         try:
-            for _, after in engine.rounds(method, batch, plan, state, aggregator):
+            for record, after in engine.rounds(method, batch, plan, state, aggregator):
                 state, released = after, len(ledger)
+                whys[folder.name].append(record.undone)
         except (Crash, NumericalError) as error:
             return state, released, repr(error)
         return state, released, ""
@@ -538,3 +541,4 @@ def test_no_crash_forgets_that_rates_were_halved_and_buys_an_undone_round_again(
         assert state is not None and whole[0] is not None and state.watch == whole[0].watch
         assert bits(state.server) == bits(whole[0].server)
         assert len(Ledger(tmp_path / "cut", Budget(1e9, 1e-5))) == paid
+        assert whys["cut"] == whys["whole"] and any(whys["whole"]), "records keep why rounds were undone"

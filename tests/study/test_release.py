@@ -18,6 +18,7 @@ from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, S
 from pacbayes_fl.federation import messages
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, run
 from pacbayes_fl.study.predict import join
 from tests.leaks import leaks
@@ -245,6 +246,11 @@ def test_a_release_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     release.release(tmp_path / "run", tmp_path / "empty")
     assert release.is_release(tmp_path / "empty") and not release.is_release(tmp_path / "run")
+    with pytest.raises(StudyError, match=r"sub is inside of the run .*, of which nothing else may leave it"):
+        release.release(tmp_path / "run", tmp_path / "run" / "sub")
+    assert not (tmp_path / "run" / "sub").exists()
+    with pytest.raises(StudyError, match=r"empty is a release of a run, .*show and plot take the run"):
+        results.load(tmp_path / "empty")
     with pytest.raises(StudyError, match="there is no folder"):
         release.release(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,13 +198,14 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
     method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
-    def posteriors(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Any]:
+    def scored(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Tensor]:
         first = personalisation.posteriors(method, message, clients, rows, noise.copy())
-        return [first, *(one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)]
+        others = (one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)
+        return [held.log_prob(one, index) for one, held in zip(chain((first,), others), sums, strict=True)]
 
-    for index, found in personalisation.personal_calls(method, state, group.train, plan, posteriors):
-        for posterior, held in zip(found, sums, strict=True):
-            held.add(posterior, index)
+    for index, found in personalisation.personal_calls(method, state, group.train, plan, scored):
+        for log_prob, held in zip(found, sums, strict=True):
+            held.add(log_prob, index)
     tempering = TEMPERATURE in study.held_out
     return [_Scored(some, *held.score(tempering)) for some, held in zip(combinations, sums, strict=True)]
 
@@ -218,13 +219,17 @@ class _Held:
         self._y: list[Tensor] = []
         self._weight: list[Tensor] = []  # of a row in the mean over clients
 
-    def add(self, posterior: Any, index: Tensor) -> None:
+    def log_prob(self, posterior: Any, index: Tensor) -> Tensor:
+        """Log probabilities of all labels [k, N, C], or log densities [k, N], of some clients' rows."""
         asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
         if self._labelled:
-            found = predictive(posterior, asked.x).log_probs
-        else:
-            units = units_of(posterior.predict(asked.x), self._group, index)
-            found = units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
+            return predictive(posterior, asked.x).log_probs
+        units = units_of(posterior.predict(asked.x), self._group, index)
+        return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
+
+    def add(self, found: Tensor, index: Tensor) -> None:
+        """Take what `log_prob` has found."""
+        own = self._group.raw.test.select(index.cpu())
         weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
         self._log_probs.append(found[own.mask].double())
         self._y.append(own.y[own.mask])

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -98,12 +99,12 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     for state in chain((start,), (state for _, state in rounds)):
         if state.round in sums:
             settled = federation_state.at_rates(method, state)
-            for index, posterior in personalisation.personalise(settled, state, group.train, study.plan):
-                loss, log_prob = _losses(posterior, group, index, sums[state.round].unit)
-                sums[state.round].add(index, group.raw.test.mask[index], loss, log_prob)
+            losses = partial(_losses, group, sums[state.round].unit)
+            for index, found in personalisation.personalise(settled, state, group.train, study.plan, losses):
+                sums[state.round].add(index, group.raw.test.mask[index], *found)
 
 
-def _losses(posterior: Any, group: ScaledGroup, index: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _losses(group: ScaledGroup, unit: Tensor, index: Tensor, posterior: Any) -> tuple[Tensor, Tensor]:
     """Give a loss and a log density of every held-out row [k, N]: squared errors in units [K] of y, or mistakes."""
     asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
     if own.y.is_floating_point():
