@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ def _half_square(ratio: float) -> float:
     return 0.5 / ratio**2
 
 
+class Claim(NamedTuple):
+    """Noise that a paper prints, with an epsilon that it claims for it.
+
+    Args:
+        who: the paper.
+        multiplier: gives the noise's scale on the sum per clip from that epsilon and the number T of rounds.
+    """
+
+    who: str
+    multiplier: Callable[[float, int], float]
+
+
 @dataclass(frozen=True)
 class MechanismKind:
     """A kind of noise on a clipped sum.
@@ -43,8 +55,8 @@ class MechanismKind:
             none.
         zcdp: rho from the noise's scale per sensitivity.
         delta: whether a study takes a delta above 0 where it names none.
-        claimed: whether the epsilon of a study is what a paper claims for noise that it prints: the scale follows from
-            it and the rounds, and neither a budget nor a multiplier is searched for.
+        claim: of noise that a paper prints: the epsilon of a study is what the paper claims, the scale follows from it
+            and the rounds, and no multiplier is searched for; None where epsilon is a budget.
     """
 
     name: str
@@ -55,7 +67,7 @@ class MechanismKind:
     growth: Callable[[int], float] = _one
     zcdp: Callable[[float], float] = _half_square
     delta: bool = False
-    claimed: bool = False
+    claim: Claim | None = None
 
 
 def _uniform(draws: int, numbers: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -135,7 +147,7 @@ MECHANISMS: Mapping[str, MechanismKind] = by_name(
         "zcdp",
         growth=math.sqrt,
         delta=True,
-        claimed=True,
+        claim=Claim("PAC-PFL", lambda epsilon, rounds: rounds / epsilon),  # Algorithm 3, lines 6-8
     ),
 )
 """All of them by name. A new one is one more record here."""

@@ -55,6 +55,28 @@ class Mechanism:
             _positive(name, getattr(self, name))
 
     @classmethod
+    def claimed(cls, kind: str, clip: float, epsilon: float, rounds: int) -> Mechanism:
+        """Build a mechanism with the noise that a paper prints for an epsilon that it claims.
+
+        Args:
+            kind: a name of `kinds.MECHANISMS` with a claim.
+            clip: gamma.
+            epsilon: what the paper claims for all rounds together.
+            rounds: T.
+
+        Returns:
+            The mechanism of one round.
+
+        Raises:
+            PrivacyError: when the epsilon is not positive and finite, or the kind has no claim.
+        """
+        _positive("epsilon", epsilon)
+        claim = kinds.MECHANISMS[kind].claim
+        if claim is None:
+            raise PrivacyError(f"no paper claims an epsilon for the noise of {kind!r}", hint="give a multiplier")
+        return cls(kind, clip, claim.multiplier(epsilon, rounds))
+
+    @classmethod
     def algorithm_3(cls, clip: float, epsilon: float, rounds: int) -> Mechanism:
         """Build the mechanism that PAC-PFL prints: Laplace of scale T gamma / (epsilon c) on the mean of c clients.
 
@@ -68,8 +90,7 @@ class Mechanism:
         Returns:
             The mechanism of one round.
         """
-        _positive("epsilon", epsilon)
-        return cls("paper_algorithm_3", clip, rounds / epsilon)
+        return cls.claimed("paper_algorithm_3", clip, epsilon, rounds)
 
     @property
     def norm(self) -> Literal[1, 2]:

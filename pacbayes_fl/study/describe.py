@@ -255,7 +255,10 @@ def _mechanism(name: str) -> Description:
     facts = (
         ("clip", f"L{kind.norm} norm of what a client sends in a round"),
         ("account", account),
-        ("epsilon", "what a paper claims, which does not hold" if kind.claimed else "of all releases together"),
+        (
+            "epsilon",
+            "of all releases together" if kind.claim is None else f"what {kind.claim.who} claims, which does not hold",
+        ),
         ("delta", "0.1 / N where a study names none" if kind.delta else "0 where a study names none"),
     )
     example = f"--set privacy.epsilon=5 --set privacy.mechanism={name} --out runs/private"

@@ -219,6 +219,6 @@ class PrivacyPart:
     def __post_init__(self) -> None:
         """Check the ranges, and that Algorithm 3 has no multiplier of its own."""
         options.check(self, "[privacy]", PrivacyError)
-        if kinds.MECHANISMS[self.mechanism].claimed and self.multiplier is not None:
-            what = f"[privacy] multiplier is not for {self.mechanism}, whose noise is rounds / epsilon"
+        if kinds.MECHANISMS[self.mechanism].claim is not None and self.multiplier is not None:
+            what = f"[privacy] multiplier is not for {self.mechanism}, whose noise follows from epsilon and the rounds"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")

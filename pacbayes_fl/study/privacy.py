@@ -108,12 +108,12 @@ def open_private(
     remembers = plan.train == "cohort" and private.keeps_state(method, state.server, clients)
     cohorts = _cohorts(part, study.federation.cohort, clients.clients, remembers)
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
-    paper, rounds = kinds.MECHANISMS[part.mechanism].claimed, max(1, plan.rounds)
+    paper, rounds = kinds.MECHANISMS[part.mechanism].claim is not None, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     released = int(saved.get("released", 0))
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
     if paper:
-        mechanism = Mechanism.algorithm_3(part.clip, part.epsilon, rounds)
+        mechanism = Mechanism.claimed(part.mechanism, part.clip, part.epsilon, rounds)
     else:  # at the delta of the first release, whoever has left since
         multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
         mechanism = Mechanism(part.mechanism, part.clip, multiplier)
@@ -137,7 +137,7 @@ def checkpoint_every(study: Study) -> int:
 
 def _cohorts(part: PrivacyPart, size: int | None, clients: int, remembers: bool) -> Cohorts:
     """Choose cohorts whose account holds; where clients remember who was drawn, that of a fixed size gains nothing."""
-    paper = kinds.MECHANISMS[part.mechanism].claimed
+    paper = kinds.MECHANISMS[part.mechanism].claim is not None
     usual: CohortKind = "poisson" if not paper else "all" if remembers else "fixed"
     kind: CohortKind = part.cohort or ("all" if size is None else usual)
     if kind != "all" and size is None:
@@ -260,7 +260,8 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
         aggregator.cohorts,
         aggregator.ledger.statement(),
     )
-    claimed = part.epsilon if kinds.MECHANISMS[mechanism.kind].claimed else None
+    claim = kinds.MECHANISMS[mechanism.kind].claim
+    claimed = None if claim is None else part.epsilon
     charges = aggregator.ledger.charges
     releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
@@ -271,9 +272,9 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
         f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
         f"on the sum of {' and '.join(crowds)}",
     ]
-    if claimed is not None:
+    if claim is not None:
         called = _called("epsilon", simulated)
-        words.append(f"PAC-PFL claims {called} = {claimed:g} for this noise, which does not hold")
+        words.append(f"{claim.who} claims {called} = {claimed:g} for this noise, which does not hold")
     if rounds < study.plan.rounds:
         words.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
     words += (remarks := _remarks(given.delta, cohorts.clients))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.accounting import Budget, delta, epsilon, noise_multiplier
 from pacbayes_fl.privacy.charges import Charge
-from pacbayes_fl.privacy.kinds import MECHANISMS, MechanismKind
+from pacbayes_fl.privacy.kinds import MECHANISMS, Claim, MechanismKind
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism, clip, noise
 from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
@@ -86,6 +87,19 @@ def test_a_mechanism_without_a_record_is_named() -> None:
     known = r"\[privacy\] mechanism must be one of 'gaussian', 'laplace', 'knorm', 'paper_algorithm_3', got 'tripled'"
     with pytest.raises(PrivacyError, match=known):
         Study.from_table({"privacy": {"epsilon": 1.0, "mechanism": "tripled"}})
+
+
+def test_a_record_with_a_claim_has_the_noise_that_is_claimed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    claim = Claim("Somebody", lambda epsilon, rounds: 7 * rounds / epsilon)
+    record = replace(MECHANISMS["laplace"], name="sevenfold", claim=claim)
+    monkeypatch.setattr(kinds, "MECHANISMS", {**MECHANISMS, "sevenfold": record})
+    assert Mechanism.claimed("sevenfold", 0.5, 10.0, 3) == Mechanism("sevenfold", 0.5, 2.1)
+    sets = ("privacy.epsilon_if_noise_were_secret=10", "privacy.mechanism=sevenfold", "federation.rounds=3")
+    told = run.run(tiny(*sets), tmp_path / "run").labels["privacy"]
+    assert (told["multiplier"], told["claimed"], told["releases"]) == (2.1, 10.0, 3)
+    assert "Somebody claims epsilon_if_noise_were_secret = 10 for this noise" in told["statement"]
+    with pytest.raises(PrivacyError, match="no paper claims an epsilon for the noise of 'laplace'"):
+        Mechanism.claimed("laplace", 1.0, 1.0, 1)
 
 
 def test_who_has_a_pure_epsilon_says_how_it_grows() -> None:
