@@ -82,12 +82,14 @@ class LowRankNormal(_Parameters, ByAutograd):
             [K], in nats, float64.
         """
         q, w = (LowRankNormal(*(leaf.double() for leaf in family)) for family in (self, prior))
-        inner, (ours, theirs) = w.factor / w.scale.unsqueeze(-1), (_capacitance(family) for family in (q, w))
-        columns = torch.cat((q.factor, (q.loc - w.loc).unsqueeze(-1)), -1) / w.scale.unsqueeze(-1)  # [K, D, R + 1]
+        (_, ours), (inner, theirs) = (_capacitance(family) for family in (q, w))
+        precise = w.scale.reciprocal().unsqueeze(-1)
+        columns = torch.cat((q.factor, (q.loc - w.loc).unsqueeze(-1)), -1) * precise  # [K, D, R + 1]
         ratio = (q.scale / w.scale).square()
-        squares = ratio.sum(-1) + columns.square().sum((-2, -1))
-        reached = torch.cat((inner.mT @ columns, inner.mT * ratio.sqrt().unsqueeze(-2)), -1)
-        squares = squares - torch.linalg.solve_triangular(theirs, reached, upper=False).square().sum((-2, -1))
+        reached = inner.mT @ columns
+        moments = reached @ reached.mT + inner.mT @ (ratio.unsqueeze(-1) * inner)  # [K, R, R]
+        explained = torch.cholesky_solve(moments, theirs).diagonal(dim1=-2, dim2=-1).sum(-1)
+        squares = ratio.sum(-1) + columns.square().sum((-2, -1)) - explained
         logs = (log_softplus(w.rho) - log_softplus(q.rho)).sum(-1) + _log_diagonal(theirs) - _log_diagonal(ours)
         kl: Tensor = logs + 0.5 * (squares - q.loc.shape[-1])
         return kl
@@ -98,12 +100,11 @@ class LowRankNormal(_Parameters, ByAutograd):
         return self
 
 
-def _capacitance(family: LowRankNormal) -> Tensor:
-    """Cholesky factors of C = I + F' S^-1 F [*, R, R]."""
-    inner = family.factor / family.scale.unsqueeze(-1)
+def _capacitance(family: LowRankNormal) -> tuple[Tensor, Tensor]:
+    """S^-1/2 F [*, D, R], and Cholesky factors of C = I + F' S^-1 F [*, R, R]."""
+    inner = family.factor * family.scale.reciprocal().unsqueeze(-1)
     identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-    factor: Tensor = torch.linalg.cholesky_ex(identity + inner.mT @ inner).L
-    return factor
+    return inner, torch.linalg.cholesky_ex(identity + inner.mT @ inner).L
 
 
 def _log_diagonal(factor: Tensor) -> Tensor:
