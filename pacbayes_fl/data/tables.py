@@ -349,7 +349,73 @@ def read(
     table = user_tables.read_table(path, client, target, blank_target=False, task=task, time=time, need_time=True)
     if table.times is not None:
         table = user_tables.sorted_by_time(table, table.times, time)
-    classes = _count_classes(path, table) if task == "classification" else None
+    by = f"by column {time!r}" if time is not None else "in the order of the file, which was taken for that of time"
+    return _of_table(str(path), table, target, test_share, task, {"source": path.name}, by)
+
+
+def of_clients(
+    clients: Mapping[str, Sequence[Any]], test_share: float = 0.25, task: user_tables.Task = "regression"
+) -> Dataset:
+    """Build a data set from the rows that a program holds of every client.
+
+    Args:
+        clients: by name (x [m, d], y [m]) or (x [m, d], y [m], test x [n, d], test y [n]), as tensors or arrays.
+        test_share: share of each client's last rows, of two or more at least one, held out where no test rows are
+            given.
+        task: "classification" when y holds labels 0..C-1, C - 1 being the largest.
+
+    Returns:
+        The data set, with the columns x_1 to x_d, y, and a group "existing" alone.
+
+    Raises:
+        DataError: when there is no client, one has other columns than the first, rows or labels cannot be used, or test
+            rows are given of some clients alone.
+    """
+    rows, split = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
+    for name, parts in clients.items():
+        if len(parts) not in (2, 4):
+            what = f"must have (x, y) or (x, y, test x, test y), got {len(parts)} parts"
+            raise DataError(what, client=name, hint="a tables.Dataset can hold everything else")
+        try:
+            cells = [torch.as_tensor(part).detach().to("cpu", torch.float64) for part in parts]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"its rows are no numbers: {error}", client=name) from error
+        for x, y in zip(cells[::2], cells[1::2], strict=True):
+            if x.dim() != 2 or y.shape != x.shape[:1]:
+                raise DataError(f"must have x [m, d] and y [m], got {list(x.shape)} and {list(y.shape)}", client=name)
+        rows[name] = torch.cat(cells[::2]), torch.cat(cells[1::2])
+        if len(parts) == 4:
+            split[name] = torch.arange(len(rows[name][1])) >= len(cells[1])
+    widths = {name: x.shape[1] for name, (x, _) in rows.items()}
+    first = next(iter(widths.values()), 0)
+    for name, width in widths.items():
+        if width != first:
+            raise DataError(f"has {width} features, and the client before it {first}", client=name)
+        if split and name not in split:
+            raise DataError("has no test rows, and other clients have", client=name, hint="give all of them, or none")
+    if not first:
+        raise DataError("there is no existing client", hint="give at least one, with at least one feature")
+    table = user_tables.Table(rows, tuple(f"x_{i + 1}" for i in range(first)), split or None, ())
+    if task == "classification":
+        for name, (_, y) in rows.items():
+            if not bool(((y >= 0) & (y == y.round())).all()):
+                raise DataError("y must hold labels", client=name, hint="number the classes 0, 1, 2, ...")
+    user_tables.check_names(list(rows))
+    source = {"source": "rows of a program"}
+    return _of_table("the data", table, "y", test_share, task, source, "in the order of its rows")
+
+
+def _of_table(
+    where: str,
+    table: user_tables.Table,
+    target: str,
+    test_share: float,
+    task: user_tables.Task,
+    source: Mapping[str, str],
+    by: str,
+) -> Dataset:
+    """Divide the rows of a table into training and test rows."""
+    classes = _count_classes(where, table) if task == "classification" else None
     if table.split is None and not 0 < test_share < 1:
         raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
     groups, new = {}, set(table.new)
@@ -364,20 +430,19 @@ def read(
                 cut = ([table.times[name][held[name] == part] for name in members] for part in (False, True))
                 groups[label] = replace(groups[label], times=Times(*(pad_sequence(p, batch_first=True) for p in cut)))
     if "existing" not in groups:
-        raise DataError(f"{path} has no existing client", hint="at least one client must take part in the training")
-    by = f"by column {time!r}" if time is not None else "in the order of the file, which was taken for that of time"
+        raise DataError(f"{where} has no existing client", hint="at least one client must take part in the training")
     how = f"last {test_share:g} of each client {by}" if table.split is None else "column split"
-    source = {"source": path.name, "test_rows": how}
     features = tuple(Column(name) for name in table.features)
-    return Dataset(groups, features, Column(target), source, classes, time_kind=table.time_kind)
+    provenance = {**source, "test_rows": how}
+    return Dataset(groups, features, Column(target), provenance, classes, time_kind=table.time_kind)
 
 
-def _count_classes(path: Path, table: user_tables.Table) -> int:
+def _count_classes(where: str, table: user_tables.Table) -> int:
     largest, rows = (
         max(float(y.max()) for _, y in table.clients.values()),
         sum(len(y) for _, y in table.clients.values()),
     )
-    classes = _check_classes(str(path), largest, rows)
+    classes = _check_classes(where, largest, rows)
     if classes < 2:
-        raise DataError(f"{path} has only the label 0", hint="a classification needs two classes at least")
+        raise DataError(f"{where} has only the label 0", hint="a classification needs two classes at least")
     return classes

@@ -118,6 +118,7 @@ class Recipe:
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
         paper: what the paper says of options where it differs from what their fields say.
+        instance: a method that a program has made: its values are no options of a study, and no other is built.
     """
 
     title: str
@@ -132,6 +133,7 @@ class Recipe:
     variant: Mapping[str, Any] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     paper: Mapping[str, Paper] = field(default_factory=dict)
+    instance: AnyMethod | None = None
 
     def __post_init__(self) -> None:
         """Complete the presets and make all tables read-only."""
@@ -155,6 +157,8 @@ class Recipe:
     @cached_property
     def placed(self) -> dict[str, Option]:
         """Options of the method by the fields that hold them, with a study's defaults."""
+        if self.instance is not None:
+            return {}
         left_open = {asks.option: asks for asks in self.held_out}
         found = {}
         for path, one in flat_options(self.method, self.variant).items():
@@ -187,6 +191,8 @@ class Recipe:
         Raises:
             StudyError: when an option is still open, or the options do not go together.
         """
+        if self.instance is not None:
+            return self.instance
         values = {one.name: getattr(options, one.name) for one in self.placed.values()}
         for asks in self.held_out:
             if values[asks.option] == HELD_OUT:

@@ -25,7 +25,7 @@ from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord, readable
 from pacbayes_fl.study import check, origins
-from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.run import run
 from pacbayes_fl.study.search import held_out
 
@@ -69,7 +69,9 @@ def compare(
     """
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
     may_differ = vary is not None and vary.startswith("data.")
-    if any(study.data != studies[0].data for study in studies) and not may_differ:
+    rows = [study.instances.data for study in studies]
+    others = any(study.data != studies[0].data for study in studies) or any(one is not rows[0] for one in rows)
+    if others and not may_differ:
         raise StudyError("the studies to compare have different data")
     if len(set(names)) < len(names) or not names or seeds < 1:
         raise StudyError(f"need different methods or values and at least 1 seed, got {', '.join(names)} and {seeds}")
@@ -146,8 +148,9 @@ def _check(runs: Sequence[_Run]) -> None:
         if folder is not None:
             files.refuse_link(folder)
         if folder is not None and (folder / "study.toml").is_file():
-            origins.check_folder(folder)
-            saved = Study.from_toml(folder / "study.toml").table()
+            origins.check_folder(folder, study.instances)
+            table, where = read_table(folder / "study.toml")
+            saved = Study.from_table(table, where, instances=study.instances).table()
             chosen, _ = held_out.recall(study, folder)
             checkpoint.check_study(saved, chosen.table(), _FINISHED if _finished(folder) else checkpoint.MAY_CHANGE)
         if not _finished(folder):

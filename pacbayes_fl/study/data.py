@@ -96,7 +96,9 @@ def load(study: Study) -> tables.Dataset:
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     source = sources.find(study.data.source)
-    dataset = _read_file(study.data) if source is None else source.load(options)
+    dataset = study.instances.source(study.data.source)
+    if dataset is None:
+        dataset = _read_file(study.data) if source is None else source.load(options)
     if source is not None and source.published:  # positions are compared when they are shared out
         return dataset
     if study.data.duplicate_rows == "refuse":

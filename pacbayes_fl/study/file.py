@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import tomllib
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pacbayes_fl import settings
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.user_tables import Task
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import HeldOutChoice, Recipe
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
+from pacbayes_fl.study import instances as study_instances
 from pacbayes_fl.study import models, sources
+from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
-from pacbayes_fl.study.models import GPModel, NetworkModel, check_task
+from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel, check_task
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
-from pacbayes_fl.study.plugins import METHODS, METRICS, read_again, reference
-from pacbayes_fl.study.plugins import anchored as of_folder
+from pacbayes_fl.study.plugins import METHODS, METRICS
+from pacbayes_fl.study.references import INSTANCE, read_again, reference
+from pacbayes_fl.study.references import anchored as of_folder
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
@@ -38,21 +46,79 @@ class Study:
     Args:
         name: what tables and folders call it.
         seed: of every random draw of the run.
+        instances: objects of a program that stand in for what the tables name; see `with_instances`.
     """
 
     name: str = "study"
     seed: int = 0
     data: DataPart = field(default_factory=DataPart)
-    model: GPModel | NetworkModel = field(default_factory=GPModel)
+    model: GPModel | NetworkModel | InstanceModel = field(default_factory=GPModel)
     method: MethodPart = field(default_factory=MethodPart)
     federation: FederationPart = field(default_factory=FederationPart)
     report: ReportPart = field(default_factory=ReportPart)
     privacy: PrivacyPart = field(default_factory=PrivacyPart)
+    instances: Instances = field(default=NO_INSTANCES, repr=False, compare=False)
 
     @property
     def recipe(self) -> Recipe:
         """What the library knows of the study's method."""
-        return METHODS[self.method.name]
+        return self.instances.recipes.get(self.method.name) or METHODS[self.method.name]
+
+    def with_instances(
+        self,
+        *,
+        method: AnyMethod | None = None,
+        model: Model | None = None,
+        data: tables.Dataset | Mapping[str, Sequence[Any]] | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> Study:
+        """Put objects of a program in the places of what the study names.
+
+        Args:
+            method: an instance of any subclass of `Method`, with its model and its options.
+            model: a prior or a network, for the study's own method.
+            data: a data set, or the rows of every client by name; see `data.tables.of_clients`, which holds the
+                study's `data.test_share` of them out.
+            metrics: records `Metric`, scored beside all built-in ones.
+
+        Returns:
+            The study, in which they are called "instance:" and their class.
+
+        Raises:
+            StudyError: when an object is of another kind, or the model is not of the kind that the method learns.
+            DataError: as `data.tables.of_clients`.
+        """
+        if isinstance(data, Mapping):
+            task: Task = "classification" if self.data.task == "classification" else "regression"
+            data = tables.of_clients(data, self.data.test_share, task)
+        elif isinstance(data, tables.Dataset) and data.rows is not None:
+            data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
+        given = Instances(method, model, data, tuple(metrics))
+        changes: dict[str, Any] = {"instances": given}
+        if given.method is not None:
+            recipe = given.recipes[given.method_name]
+            changes["method"] = MethodPart(given.method_name, "recommended", recipe.options())
+        elif given.model is not None and not isinstance(given.model, models.GIVEN[self.recipe.model]):
+            what = f"model is of {type(given.model).__name__}, and {self.method.name} learns {self.recipe.model}"
+            raise StudyError(what, hint="give a FunctionModel of functions, a WeightModel of weights")
+        if given.method is not None or given.model is not None:
+            changes["model"] = InstanceModel(given.model_kind, self.model.temperature)
+        if given.data is not None:
+            changes["data"] = replace(self.data, source=study_instances.DATA, options={}, follow_seed=False)
+        if given.metrics:
+            changes["report"] = replace(self.report, metrics=(*self.report.metrics, *given.metrics_by_name))
+        return replace(self, **changes)
+
+    def metric(self, name: str) -> Metric:
+        """Look up a metric of [report] metrics.
+
+        Args:
+            name: as the table has it.
+
+        Returns:
+            The metric.
+        """
+        return self.instances.metrics_by_name.get(name) or METRICS[name]
 
     @property
     def held_out(self) -> tuple[HeldOutChoice, ...]:
@@ -69,7 +135,13 @@ class Study:
         return plan if self.recipe.rounds else replace(plan, rounds=1)
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any], where: str = "study", sets: Sequence[str] = ()) -> Study:
+    def from_table(
+        cls,
+        table: Mapping[str, Any],
+        where: str = "study",
+        sets: Sequence[str] = (),
+        instances: Instances = NO_INSTANCES,
+    ) -> Study:
         """Build a study from a nested table.
 
         Values are looked for, in this order, in `sets`, in the table's part for the chosen method ([methods.NAME.PART],
@@ -81,6 +153,7 @@ class Study:
             table: parts by name.
             where: what errors call the table.
             sets: assignments such as "method.tau=0.5".
+            instances: objects that a program gives a study whose table was written with such.
 
         Returns:
             The study, every value resolved.
@@ -91,10 +164,10 @@ class Study:
             PrivacyError: when there is a [privacy] table without a budget.
         """
         read_again()
-        return cls._resolved(table, where, sets)
+        return cls._resolved(table, where, sets, instances)
 
     @classmethod
-    def _resolved(cls, table: Mapping[str, Any], where: str = "study", sets: Sequence[str] = ()) -> Study:
+    def _resolved(cls, table: Mapping[str, Any], where: str, sets: Sequence[str], instances: Instances) -> Study:
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
         table = _with_references(table, Path.cwd())
         full = settings.merge(table, given)
@@ -108,10 +181,13 @@ class Study:
         chosen = full.get("method", {})
         name, preset = chosen.get("name", "pac-pfl"), chosen.get("preset", "recommended")
         methods = full.get("methods", {})
+        recipes = ChainMap({**instances.recipes}, METHODS)  # type: ignore[arg-type]
         for known in (str(name), *methods):
-            if known not in METHODS:
+            if known not in recipes:
+                if known.startswith(INSTANCE):
+                    raise study_instances.refused(known, "[method] name")
                 raise StudyError(f"{where}: unknown method {shown(known)}", hint=settings.nearest(known, METHODS))
-        recipe = METHODS[name]
+        recipe = recipes[name]
         if str(preset) not in recipe.presets:
             raise StudyError(
                 f"{where}: unknown preset {shown(preset)}", hint=settings.nearest(str(preset), recipe.presets)
@@ -123,18 +199,19 @@ class Study:
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
         source = sources.find(data.source)
-        if data.task == "classification" or (source is not None and source.classes):
+        if name in METHODS and (data.task == "classification" or (source is not None and source.classes)):
             check_task(name, classification=True)
         parts: dict[str, Any] = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
         }
-        _check_metrics(parts["report"].metrics, f"{where} [report] metrics")
-        parts["model"] = models.parse(recipe.model, layered.get("model", {}), f"{where} [model]")
+        _check_metrics(parts["report"].metrics, f"{where} [report] metrics", instances)
+        parts["model"] = _model_part(recipe, layered.get("model", {}), f"{where} [model]", instances)
         _check_private(layered.get("privacy"), where)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
+        parts["instances"] = instances
         return cls(_name(full.get("name", where), where), seed, data, method=method, **parts)
 
     @classmethod
@@ -158,7 +235,8 @@ class Study:
 
         The epsilon of a simulation, which is nobody's privacy, has a name that says so.
         """
-        table = settings.as_table(self)
+        parts = [one.name for one in fields(self) if one.name != "instances"]
+        table: dict[str, Any] = {part: settings.plain(getattr(self, part)) for part in parts}
         table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
             self.method.options
         )
@@ -178,7 +256,8 @@ class Study:
             Dotted key -> (the study's value, the paper preset's value).
         """
         mine = self.table()
-        paper = Study._resolved({"method": {"name": self.method.name, "preset": "paper"}}).table()
+        method = {"name": self.method.name, "preset": "paper"}
+        paper = Study._resolved({"method": method}, "study", (), self.instances).table()
         return {
             f"{part}.{key}": (mine[part][key], paper[part][key])
             for part in ("method", "model", "federation")
@@ -187,9 +266,24 @@ class Study:
         }
 
 
-def _check_metrics(names: Sequence[str], where: str) -> None:
+def _model_part(recipe: Recipe, given: Any, where: str, instances: Instances) -> GPModel | NetworkModel | InstanceModel:
+    """Read [model], which holds little where a program gives the model."""
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if instances.method is not None or instances.model is not None:
+        table: InstanceModel = settings.parse(InstanceModel, {"kind": instances.model_kind, **given}, where)
+        return table
+    if isinstance(kind, str) and kind.startswith(INSTANCE):
+        raise study_instances.refused(kind, "[model] kind")
+    return models.parse(recipe.model, given, where)
+
+
+def _check_metrics(names: Sequence[str], where: str, instances: Instances) -> None:
     """Refuse a metric that there is not, before anything is trained."""
     for name in names:
+        if name in instances.metrics_by_name:
+            continue
+        if name.startswith(INSTANCE):
+            raise study_instances.refused(name, "[report] metrics")
         if name not in METRICS:
             raise StudyError(f"{where}: unknown metric {shown(name)}", hint=settings.nearest(name, METRICS))
         _ = METRICS[name]

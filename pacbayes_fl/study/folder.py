@@ -36,6 +36,7 @@ from pacbayes_fl.study import scaling as study_scaling
 from pacbayes_fl.study.data import check_environment, load, provenance
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import CertificateSplit, TrainingHistory
+from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.search import held_out
 
@@ -69,11 +70,12 @@ class RunFolder:
 
     Args:
         path: of the folder.
+        instances: objects that a program gives a run that is opened there; one that goes on has them in its study.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, instances: Instances = NO_INSTANCES) -> None:
         """Take a path; nothing is read yet."""
-        self.path = path
+        self.path, self.instances = path, instances
         self.fell_back: Sequence[str] = ()
         self._saved: Checkpoint | None = None
 
@@ -126,9 +128,10 @@ class RunFolder:
             raise StudyError(what, hint="join takes a release; predict and certify take the run")
         if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
             raise results.no_run(self.path, "study.toml or data.npz is missing")
-        self._saved, self.fell_back = resuming.newest_round(self.path)
+        self._saved, self.fell_back = resuming.newest_round(self.path, self.instances)
         with checkpoint.meant(self._saved):
-            study = Study.from_table(self.meta["study"], str(self.path))  # whatever became of study.toml
+            known = self.instances  # and the saved round, whatever became of study.toml
+            study = Study.from_table(self.meta["study"], str(self.path), instances=known)
             released = int(self.meta.get("released", 0))
         if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
             study = replace(study, federation=replace(study.federation, device="cpu"))

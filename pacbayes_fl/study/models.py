@@ -14,6 +14,7 @@ import torch
 from pacbayes_fl import options, settings
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
@@ -21,6 +22,7 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
 from pacbayes_fl.study.plugins import OpenTable
+from pacbayes_fl.study.references import INSTANCE
 
 Over = Literal["functions", "weights"]
 
@@ -187,6 +189,25 @@ class NetworkModel:
         return Gaussian(self.noise_std) if classes is None else Categorical(classes)
 
 
+@dataclass(frozen=True)
+class InstanceModel:
+    """Table [model] of a run whose model, or whose method with its model, a program has given.
+
+    Args:
+        kind: "instance:" and the class of the model; "instance:none" of a method without one.
+        temperature: as of a network.
+    """
+
+    single: ClassVar[bool] = False
+
+    kind: str = f"{INSTANCE}none"
+    temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        options.check(self, "[model]")
+
+
 def _no_network(
     table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype
 ) -> BayesianNetwork:
@@ -268,6 +289,10 @@ def _kind(thing: object, module: ModuleType, name: str) -> ModelKind | None:
 
 MODEL_KINDS: Final = OpenTable(lambda: KINDS, "pacbayes_fl.models", "[model] kind", "a record ModelKind", _kind)
 """Every kind of model by name or reference."""
+
+
+GIVEN: Final = MappingProxyType({"functions": FunctionModel, "weights": WeightModel})
+"""Of which class a model is that a program gives a method on functions or on weights."""
 
 
 def kinds_over(over: str) -> tuple[str, ...]:

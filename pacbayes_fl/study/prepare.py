@@ -20,7 +20,7 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import check_task
+from pacbayes_fl.study.models import InstanceModel, check_task
 
 
 def device_of(study: Study) -> torch.device:
@@ -91,11 +91,13 @@ def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype 
 
 
 def _inner(study: Study, dataset: tables.Dataset) -> tuple[AnyMethod, torch.dtype | None]:
-    check_task(study.method.name, dataset.classes is not None)
+    if study.instances.method is None:
+        check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
     size.check_model(study, math.prod(shape), dataset.classes)
     with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
-        model = study.model.build(shape, dataset.classes)
+        part = study.model
+        model = study.instances.model if isinstance(part, InstanceModel) else part.build(shape, dataset.classes)
         dtype = model.dtype if isinstance(model, BayesianNetwork) else None
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     return method, dtype

@@ -14,7 +14,8 @@ from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import manifest as results_manifest
 from pacbayes_fl.results.folder import FILES, RELEASED
 from pacbayes_fl.study import held_rows, origins, saved_rows
-from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.file import Study, read_table
+from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.search import held_out
 
 _FINISH: Final = "finish the run with --resume"
@@ -89,11 +90,12 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     kept = [name for name, content in FILES.items() if not content.again or (saved is None and name == "study.toml")]
     results_manifest.verify(folder, kept, _WATCHED)
     _complete(folder, saved)
-    _check_own_files(folder, saved)
+    _check_own_files(folder, saved, study.instances)
     study, notes = held_out.recall(study, folder)
     toml = folder / "study.toml"
     with checkpoint.meant(saved):
-        before = Study.from_toml(toml) if saved is None else Study.from_table(saved.meta["study"], str(folder))
+        table = read_table(toml)[0] if saved is None else saved.meta["study"]
+        before = Study.from_table(table, toml.name if saved is None else str(folder), instances=study.instances)
     checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is None:
         return SavedRun(study, notes)
@@ -102,11 +104,12 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     return SavedRun(study, notes, saved, _fallen(saved))
 
 
-def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
+def newest_round(folder: Path, instances: Instances = NO_INSTANCES) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
     """Read the newest intact round of a run that is to be predicted with, and check what else that needs.
 
     Args:
         folder: of the run.
+        instances: objects that a program gives now.
 
     Returns:
         The round, and the newer ones for which it stands in.
@@ -124,16 +127,16 @@ def newest_round(folder: Path) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
         raise CheckpointError(f"{folder} holds no saved round", hint=results_ended.next_step(folder, _FINISH))
     results_manifest.verify(folder, _OPENED, _WATCHED)
     _complete(folder, saved)
-    _check_own_files(folder, saved)
+    _check_own_files(folder, saved, instances)
     return saved, _fallen(saved)
 
 
-def _check_own_files(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
-    """Refuse to go on with files of the user's that have changed; before the first round the environment has them."""
+def _check_own_files(folder: Path, saved: checkpoint.Checkpoint | None, instances: Instances) -> None:
+    """Refuse files and objects of the user's that have changed; before the first round the environment has them."""
     if saved is not None:
-        origins.check(saved.meta.get(origins.KEY, {}), str(folder))
+        origins.check(saved.meta.get(origins.KEY, {}), str(folder), instances)
     else:
-        origins.check_folder(folder)
+        origins.check_folder(folder, instances)
 
 
 def _newest(folder: Path) -> checkpoint.Checkpoint | None:

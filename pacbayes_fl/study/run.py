@@ -22,6 +22,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.results.folder import leaving
+from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import held_rows, privacy, saved_rows, scaling
@@ -30,6 +31,7 @@ from pacbayes_fl.study.evaluate import classification, regression
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import Folder, RunFolder, Settled, folder_of
 from pacbayes_fl.study.held_rows import TrainingHistory
+from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
 from pacbayes_fl.study.search import held_out
 
@@ -88,7 +90,17 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(study: Study, out: Path | str | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
+def run(
+    study: Study,
+    out: Path | str | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    *,
+    method: AnyMethod | None = None,
+    model: Model | None = None,
+    data: tables.Dataset | Mapping[str, Sequence[Any]] | None = None,
+    metrics: Sequence[Metric] = (),
+) -> Result:
     """Run a study: train, personalise, score; with a folder, write everything there.
 
     Args:
@@ -97,9 +109,22 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         resume: go on from the folder's last intact checkpoint.
         on_round: called after every round with its record, and before the first with one of round 0 for each candidate
             of an option that the study leaves open.
+        method: an instance of any subclass of `Method`, in place of the study's [method] and [model].
+        model: a prior or a network, in place of the study's [model].
+        data: a data set, or by name the rows (x [m, d], y [m]) of every client, in place of the study's [data] source.
+        metrics: records `Metric`, beside the study's [report] metrics; see `Study.with_instances` for all four.
 
     Returns:
         The result, also in the folder.
+
+    Example:
+        >>> import torch, pacbayes_fl as fl
+        >>> x = torch.linspace(-1, 1, 12).unsqueeze(1)
+        >>> clients = {f"house_{k}": (x, (k + 1) * x[:, 0]) for k in range(3)}
+        >>> network = fl.BayesianMLP((1, 4, 1), fl.Gaussian(), torch.float64)
+        >>> study = fl.Study.from_table({"federation": {"rounds": 2}})
+        >>> result = fl.run(study, method=fl.FedAvg(network), data=clients)
+        >>> result.method, [round(error, 1) for error in result.column("existing", "rsmse")]
 
     Raises:
         StudyError: when the folder holds a run already and `resume` is not asked for, or has finished more rounds than
@@ -109,6 +134,8 @@ def run(study: Study, out: Path | str | None = None, resume: bool = False, on_ro
         DataError: when rows of a client that the run knows have changed.
         KeyboardInterrupt: after SIGTERM, SIGHUP or Ctrl-C, when the state has been saved.
     """
+    if method is not None or model is not None or data is not None or metrics:
+        study = study.with_instances(method=method, model=model, data=data, metrics=metrics)
     folder = folder_of(out)
     with _threads(study.federation.threads), folder.lock():
         trained = train(study, folder.path, resume, on_round)
@@ -335,14 +362,32 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
     return words | differences
 
 
-def open_run(folder: Path | str) -> Trained:
+def open_run(
+    folder: Path | str,
+    *,
+    method: AnyMethod | None = None,
+    model: Model | None = None,
+    data: tables.Dataset | None = None,
+    metrics: Sequence[Metric] = (),
+) -> Trained:
     """Open a run folder to predict with it: its study, its data and its last intact round, from the folder alone.
 
     Args:
         folder: the run folder.
+        method: the instance that `run` was given, if any; no file holds it.
+        model: likewise.
+        data: likewise, of a run that keeps no rows; one that does needs none.
+        metrics: likewise.
 
     Returns:
         The federation as it was saved.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> _ = fl.run(study, "my_run")
+        >>> trained = fl.open_run("my_run")
+        >>> trained.round, sorted(trained.groups)
 
     Raises:
         CheckpointError: when there is no intact round, or a link stands in place of a file.
@@ -350,7 +395,7 @@ def open_run(folder: Path | str) -> Trained:
         DataError: when the images of its study are not where they were, or not what they were, or the rows that it
             keeps are not those that it was run with.
     """
-    place = RunFolder(Path(folder))
+    place = RunFolder(Path(folder), Instances(method, model, data, tuple(metrics)))
     study, dataset, released = place.load()
     begun = _assembled(study, {}, dataset, place)
     spent = partial(privacy.replacement, study, place.path, released)

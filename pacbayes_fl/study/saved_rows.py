@@ -138,6 +138,8 @@ def data_of(study: Study, folder: Path) -> tables.Dataset:
         DataError: when the rows are not where they were, or not what they were.
     """
     if (folder / ROWS).is_file():
+        if study.instances.data is not None:
+            check_same(folder, study.instances.data)
         return load_saved(study, folder / ROWS)
     try:
         dataset = load(study)

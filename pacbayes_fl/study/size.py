@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from pacbayes_fl.data import memory, tables
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.models import InstanceModel
 
 _COPIES: Final = (
     "particles",
@@ -37,6 +38,8 @@ def check_model(study: Study, inputs: int, classes: int | None) -> None:
     Raises:
         StudyError: with the size asked for, the limit and the options to change.
     """
+    if isinstance(study.model, InstanceModel):
+        return  # it is there already
     weights, which = study.model.size(inputs, classes)
     what = f"{'a network' if study.recipe.model == 'weights' else 'a model'} of {weights} weights"
     _refuse([_Demand((4 if study.model.single else 8) * weights, what, which)])
@@ -66,7 +69,7 @@ def check_method(study: Study, method: AnyMethod, dataset: tables.Dataset) -> No
     demands = [
         _Demand(size * model.dim * cohort, f"the model of each of {cohort} clients", "model.widths, federation.cohort"),
         _Demand(size * method.footprint(rows), f"a client of {rows} rows", "the model's widths, minibatch, particles"),
-        *_copies(study.method.options, size * model.dim, size),
+        *_copies(study.instances.method or study.method.options, size * model.dim, size),
     ]
     _refuse(demands)
 

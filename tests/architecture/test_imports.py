@@ -16,7 +16,10 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 # A room is the longest prefix of a module's name, behind `pacbayes_fl.`, that stands here; rooms of one rank do not
 # import each other, and the modules of one room may.
 STUDY = (  # the stages of a study, from its file to what is read from its runs
-    ("study.plugins", "study.listing", "study.models", "study.parts", "study.file", "study.sources", "study.schema"),
+    (
+        *("study.references", "study.plugins", "study.identity", "study.instances", "study.listing"),
+        *("study.models", "study.parts", "study.file", "study.sources", "study.schema"),
+    ),
     (
         *("study.data", "study.scaling", "study.size", "study.fingerprints", "study.held_rows", "study.saved_rows"),
         "study.privacy",

@@ -496,3 +496,41 @@ def test_parquet_times_are_those_of_their_text(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pandas(frame), tmp_path / "t.parquet")
     group = tables.read(tmp_path / "t.parquet", time="when").groups["existing"]
     assert rows_of(group.train, 0) == [1.0, 2.0] and rows_of(group.test, 0) == [3.0]
+
+
+X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6.0)
+
+
+def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
+    found = tables.of_clients({"a": (X, Y), "b": (X[:3].numpy(), Y[:3])}, 0.5)
+    group = found.groups["existing"]
+    assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2], [3, 4, 5])
+    assert (rows_of(group.train, 1), rows_of(group.test, 1)) == ([0], [1, 2])
+    assert [column.name for column in found.features] == ["x_1", "x_2"] and found.target.name == "y"
+    group = tables.of_clients({"a": (X[:4], Y[:4], X[4:], Y[4:])}).groups["existing"]
+    assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2, 3], [4, 5])
+    assert tables.of_clients({"a": (X, Y)}, task="classification").classes == 6
+
+
+@pytest.mark.parametrize(
+    ("clients", "fragment"),
+    [
+        ({}, "no existing client"),
+        ({"a": (X,)}, "'a': must have .x, y. or .x, y, test x, test y., got 1 parts"),
+        ({"a": (X, X)}, r"'a': must have x \[m, d\] and y \[m\], got \[6, 2\] and \[6, 2\]"),
+        ({"a": (X, Y), "b": (X[:, :1], Y)}, "'b': has 1 features, and the client before it 2"),
+        ({"a": (X, Y, X, Y), "b": (X, Y)}, "'b': has no test rows, and other clients have"),
+        ({"a": ([["one"]], [1.0])}, "'a': its rows are no numbers"),
+        ({"a": (X, Y), "a ": (X, Y)}, "differs from 'a'"),
+        ({"a": (X / 0, Y)}, "'a'.*finite"),
+    ],
+)
+def test_rows_of_a_program_that_cannot_be_used_name_their_client(clients: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(DataError, match=fragment):
+        tables.of_clients(clients)
+
+
+def test_labels_of_a_program_are_whole_numbers_from_zero() -> None:
+    for y in (Y - 1, Y / 2):
+        with pytest.raises(DataError, match="'a': y must hold labels"):
+            tables.of_clients({"a": (X, y)}, task="classification")

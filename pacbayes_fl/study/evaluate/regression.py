@@ -25,7 +25,6 @@ from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
 from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.plugins import METRICS
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
@@ -55,7 +54,7 @@ def metrics_of(study: Study, task: str) -> dict[str, Metric]:
     """
     found = of_task(task)
     for name in study.report.metrics:
-        metric = METRICS[name]
+        metric = study.metric(name)
         if task not in metric.tasks:
             what = f"[report] metrics: {name} is of {' and '.join(metric.tasks)}, and the study of {task}"
             raise StudyError(what, hint="drop it, or name the task among its tasks")

@@ -28,7 +28,7 @@ from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import units_of
 from pacbayes_fl.study.file import TEMPERATURE, Study
-from pacbayes_fl.study.models import NetworkModel
+from pacbayes_fl.study.models import InstanceModel, NetworkModel
 from pacbayes_fl.study.prepare import prepare
 
 FILE = "choice.json"
@@ -327,7 +327,7 @@ def _settled(study: Study, asked: Sequence[HeldOutChoice], values: Mapping[str, 
 
 
 def _with(study: Study, asked: HeldOutChoice, value: Any) -> Study:
-    if asked is TEMPERATURE and isinstance(study.model, NetworkModel):
+    if asked is TEMPERATURE and isinstance(study.model, NetworkModel | InstanceModel):
         return replace(study, model=replace(study.model, temperature=value))
     options = replace(study.method.options, **{asked.option: value})
     return replace(study, method=replace(study.method, options=options))
