@@ -381,7 +381,7 @@ def of_clients(
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"its rows are no numbers: {error}", client=name) from error
         for x, y in zip(cells[::2], cells[1::2], strict=True):
-            if x.dim() != 2 or y.shape != x.shape[:1]:
+            if x.dim() != 2 or y.shape != x.shape[:1] or x.shape[1:] != cells[0].shape[1:]:
                 raise DataError(f"must have x [m, d] and y [m], got {list(x.shape)} and {list(y.shape)}", client=name)
         rows[name] = torch.cat(cells[::2]), torch.cat(cells[1::2])
         if len(parts) == 4:

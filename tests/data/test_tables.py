@@ -518,6 +518,7 @@ def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
         ({}, "no existing client"),
         ({"a": (X,)}, "'a': must have .x, y. or .x, y, test x, test y., got 1 parts"),
         ({"a": (X, X)}, r"'a': must have x \[m, d\] and y \[m\], got \[6, 2\] and \[6, 2\]"),
+        ({"a": (X, Y, X[:, :1], Y)}, "'a': must have x"),
         ({"a": (X, Y), "b": (X[:, :1], Y)}, "'b': has 1 features, and the client before it 2"),
         ({"a": (X, Y, X, Y), "b": (X, Y)}, "'b': has no test rows, and other clients have"),
         ({"a": ([["one"]], [1.0])}, "'a': its rows are no numbers"),
