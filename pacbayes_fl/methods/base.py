@@ -255,7 +255,7 @@ def slowed(method: Value, factor: float) -> Value:
     whole: Any = method
     for field in fields(whole):
         old = getattr(method, field.name)
-        if field.name == "rate":
+        if field.name == "rate" and old is not None:
             changes[field.name] = old * factor
         elif is_dataclass(old) and not isinstance(old, type) and (new := slowed(old, factor)) is not old:
             changes[field.name] = new

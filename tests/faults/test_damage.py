@@ -361,6 +361,7 @@ def test_a_real_terminal_that_is_closed_leaves_a_run_that_goes_on(at: Path) -> N
 
 def killed_at(call: int, module: Any, name: str, work: Callable[[], object]) -> bool:
     """Do some work in a process that is killed just before the n-th call of a function; whether it was."""
+
     def life() -> None:
         real, calls = getattr(module, name), iter(range(1, 1000))
 

@@ -236,6 +236,9 @@ def _cases() -> Iterator[Case]:
     dropping = {"aggregation": "moments", "prior": "divide", "threshold": 0.2, "inclusion": 0.3, "weighting": "rows"}
     for name in ("sfedbayes", "bpfed"):
         yield Case(f"{name}-moments-rows", partial(from_recipe, METHODS[name], options=dropping), dimensions=(1,))
+    heavy = {"server_momentum": 0.9, "optimiser": "sgd", "momentum": 0.5}
+    for name, step in {"momentum": heavy, "adaptive": {"server": "yogi"}}.items():
+        yield Case(f"fedavg-server-{name}", partial(from_recipe, METHODS["fedavg"], options=step), dimensions=(1,))
     for name, laplace in _LAPLACE.items():
         yield Case(f"fedsi-{name}", partial(from_recipe, METHODS["fedsi"], options=laplace), dimensions=(3,))
     bnn, whole = METHODS["pac-pfl-bnn"], {"minibatch": None, "beta": 3.0, "cohort_scale": "mean", "optimiser": "ascent"}

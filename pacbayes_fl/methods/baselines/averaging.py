@@ -15,7 +15,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.base import Client, Method, Nothing
 from pacbayes_fl.methods.options import part
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -24,12 +24,14 @@ from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate
+from pacbayes_fl.server.step import Memoryless, ServerStep, State
 
 
 class Server(NamedTuple):
-    """Global weights theta [D]."""
+    """Global weights theta [D], and what the server's optimiser remembers, which is not sent."""
 
     theta: Tensor
+    moments: State = Memoryless()
 
 
 class Update(NamedTuple):
@@ -64,34 +66,31 @@ def initial_weights(model: WeightModel, std: float, generator: torch.Generator) 
     return theta.to(model.dtype)
 
 
+SERVER_STEP: Any = MappingProxyType(
+    {field: "server" if field == "optimiser" else f"server_{field}" for field in ServerStep.__dataclass_fields__}
+)
+"""Names of the options of the server's step."""
+
+
 @dataclass(frozen=True)
-class WeightAveraging(Method[Server, Server, Nothing, Update]):
-    """A method whose clients train the server's weights and whose server averages what they made of them.
+class AveragedWeights(Method[Server, Server, Client, Update]):
+    """A method whose clients send weights that the server averages: the server's half, whatever clients keep.
 
     Args:
         model: the likelihood.
         local: steps of a client.
         weighting: of clients in the average.
-        finetune: times the minibatches of a round on the client's rows at personalisation; 0 leaves the global weights.
         init_std: spread of the initial weights.
+        step: how far the server goes towards the average.
     """
-
-    personal_model: ClassVar[str] = "personal models are the global one, fine-tuned where `finetune` says so"
 
     objective: ClassVar[str | None] = "loss"
 
     model: WeightModel
     local: LocalDescent = part(LocalDescent)
     weighting: average.Weighting = "rows"
-    finetune: int = option(0, low=0)
     init_std: float = option(0.1, above=0)
-
-    @abstractmethod
-    def descend(self, theta: Tensor, batch: ClientBatch, noise: Noise, passes: int = 1) -> Descended:
-        """Train from the global weights theta [K, D] on the clients' rows, with a fresh optimiser.
-
-        `passes` counts the minibatches of a round that are taken. The weights are [K, D].
-        """
+    step: ServerStep = part(ServerStep, names=SERVER_STEP)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -103,30 +102,34 @@ class WeightAveraging(Method[Server, Server, Nothing, Update]):
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights."""
-        return Server(initial_weights(self.model, self.init_std, generator))
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
-        return Nothing()
+        theta = initial_weights(self.model, self.init_std, generator)
+        return Server(theta, self.step.start(theta))
 
     def broadcast(self, server: Server) -> Server:
         """Send the weights."""
-        return server
+        return Server(server.theta)
 
-    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
-        """Train from the global weights."""
-        start = tensors.expand(message.theta, batch.clients)
-        theta, _, loss = self.descend(start, batch, noise)
+    def sent(self, theta: Tensor, loss: Tensor, batch: ClientBatch) -> Update:
+        """Send trained weights.
+
+        Args:
+            theta: [K, D].
+            loss: mean negative log likelihood per row over the local steps [K], in nats.
+            batch: the clients' rows, by which they may weigh.
+
+        Returns:
+            The update.
+        """
         weight = self.weight(batch.size)
-        return Update(theta, weight, torch.ones_like(weight), loss.double()), state
+        return Update(theta, weight, torch.ones_like(weight), loss.double())
 
     def weight(self, rows: Tensor) -> Tensor:
         """As `weighting` says, of rows [K]: [K]."""
         return average.client_weight(rows, self.weighting)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average."""
-        return Server(tensors.weighted_mean(update.theta, update.weight))
+        """Go to the average, or as far as `step` says."""
+        return Server(*self.step(server.theta, tensors.weighted_mean(update.theta, update.weight), server.moments))
 
     def client_deltas(self, message: Server, update: Update) -> Server:
         """How far the weights went in a round [K, D]."""
@@ -141,16 +144,21 @@ class WeightAveraging(Method[Server, Server, Nothing, Update]):
         theta, unknown = private_steps.apply_delta(mean, message).theta, private_steps.unknown(mean.theta)
         return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
 
-    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the global weights, fine-tuned on the client's rows where that is asked for."""
-        theta = tensors.expand(message.theta, batch.clients)
-        if self.finetune:
-            theta = self.descend(theta, batch, noise, self.finetune).theta
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
-
-    def global_model(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global weights themselves."""
-        theta = tensors.expand(message.theta, batch.clients)
+        return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
+
+    def posterior(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Predict with given weights, without uncertainty.
+
+        Args:
+            theta: [K, D].
+            batch: the clients' training rows.
+            noise: their streams.
+
+        Returns:
+            A posterior with all its mass at these weights.
+        """
         return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
 
     def check_robust(self, aggregate: Aggregate) -> None:
@@ -170,3 +178,39 @@ class WeightAveraging(Method[Server, Server, Nothing, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)
+
+
+@dataclass(frozen=True)
+class WeightAveraging(AveragedWeights[Nothing]):
+    """A method whose clients train the server's weights, keep nothing, and fine-tune in the same way.
+
+    Args:
+        finetune: times the minibatches of a round on the client's rows at personalisation; 0 leaves the global weights.
+    """
+
+    personal_model: ClassVar[str] = "personal models are the global one, fine-tuned where `finetune` says so"
+
+    finetune: int = option(0, low=0)
+
+    @abstractmethod
+    def descend(self, theta: Tensor, batch: ClientBatch, noise: Noise, passes: int = 1) -> Descended:
+        """Train from the global weights theta [K, D] on the clients' rows, with a fresh optimiser.
+
+        `passes` counts the minibatches of a round that are taken. The weights are [K, D].
+        """
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
+        """Keep nothing."""
+        return Nothing()
+
+    def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
+        """Train from the global weights."""
+        theta, _, loss = self.descend(tensors.expand(message.theta, batch.clients), batch, noise)
+        return self.sent(theta, loss, batch), state
+
+    def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Give the global weights, fine-tuned on the client's rows where that is asked for."""
+        theta = tensors.expand(message.theta, batch.clients)
+        if self.finetune:
+            theta = self.descend(theta, batch, noise, self.finetune).theta
+        return self.posterior(theta, batch, noise)
