@@ -101,7 +101,7 @@ def test_a_step_after_a_private_release_moves_by_the_released_mean() -> None:
     server = method.init_server(torch.Generator().manual_seed(0))
     released, theta, m = randn(5, 2, 1, MODEL.dim).float(), server.theta, 0.0
     for mean in released.to(server.theta):
-        update = method.received(method.broadcast(server), Server(mean), 3.0)
+        update = method.from_release(method.broadcast(server), Server(mean), 3.0)
         server = method.server(server, update, 3)
         m = 0.9 * m + mean[0]
         theta = theta + 0.5 * m
