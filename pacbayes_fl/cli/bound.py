@@ -75,7 +75,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.certify import from_numbers
+    from pacbayes_fl.certificates import from_numbers
 
     fields = from_numbers.Numbers.__dataclass_fields__
     given = {name: value for name, value in vars(options).items() if name in fields}

@@ -15,7 +15,7 @@ from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
 from pacbayes_fl.results.rounds import RoundRecord
 
 if TYPE_CHECKING:
-    from pacbayes_fl.certify.request import Request
+    from pacbayes_fl.certificates.request import Request
 
 
 def arguments(command: AddCommand) -> None:
@@ -76,8 +76,8 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.certify import clients as of_clients
-    from pacbayes_fl.certify import request as requests
+    from pacbayes_fl.certificates import clients as of_clients
+    from pacbayes_fl.certificates import request as requests
     from pacbayes_fl.study.run import open_run
 
     request = requests.Request(
@@ -125,7 +125,7 @@ def tables(folder: Path) -> list[CertifiedRun]:
     """
     if not any((folder / FOLDER).glob("*.json")):
         return []
-    from pacbayes_fl.certify.clients import checked
+    from pacbayes_fl.certificates.clients import checked
 
     found = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
     checked(found)
@@ -145,7 +145,7 @@ def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:
 
 def _retrained(options: argparse.Namespace, request: Request) -> Path:
     """Run the study of a folder again with rows kept for certificates, or take that run where it is finished."""
-    from pacbayes_fl.certify.retrain import certifiable, check, is_finished
+    from pacbayes_fl.certificates.retrain import certifiable, check, is_finished
     from pacbayes_fl.study.run import run
 
     study, folder = certifiable(options.run)

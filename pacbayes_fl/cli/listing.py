@@ -34,7 +34,7 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     if options.what == "bounds":
-        from pacbayes_fl.certify.from_numbers import listing
+        from pacbayes_fl.certificates.from_numbers import listing
     else:
         from pacbayes_fl.study import listing as of_studies
 

@@ -66,6 +66,15 @@ def compare(
         StudyError: when the data of the studies differ (but for the value that is varied), two of them have the same
             method and value, or one has no such value.
         PacBayesFLError: as `study.check.check`, naming the method and value that cannot run.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> sets = ["federation.rounds=2", "method.particles=2"]
+        >>> study = fl.Study.from_toml("polynomial", sets)
+        >>> own = fl.PacPFL(fl.DeepKernelGP(1, (4,), (4,)), particles=2)
+        >>> results = fl.compare([study, study.with_instances(method=own)], seeds=1)
+        >>> [result.method for result in results]
+        ['pac-pfl', 'instance:PacPFL']
     """
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
     may_differ = vary is not None and vary.startswith("data.")

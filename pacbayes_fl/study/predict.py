@@ -68,14 +68,15 @@ class ClassPrediction:
 AnyPrediction = Prediction | ClassPrediction
 
 
-def predict(trained: Trained, client: str, path: Path | str, later: Path | str | None = None) -> Any:
+def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Path | str | None = None) -> AnyPrediction:
     """Predict rows of a table for a client that the run knows.
 
     Args:
         trained: as `open_run` gives it.
         client: name of an existing or new client of the run.
         path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
-            clients' rows in it are ignored, a missing client column means that all rows are this client's.
+            clients' rows in it are ignored, a missing client column means that all rows are this client's. Or the rows
+            themselves [M, *feature], in the run's order of columns and the data's own units.
         later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
             those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
             once, with "allow" as often as the table has it more often than the training rows.
@@ -86,21 +87,29 @@ def predict(trained: Trained, client: str, path: Path | str, later: Path | str |
     Raises:
         DataError: when the client or a column is not known.
         NumericalError: when a prediction is not finite, naming its row.
+
+    Example:
+        >>> import torch, pacbayes_fl as fl
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> _ = fl.run(study, "predicted_run")
+        >>> trained = fl.open_run("predicted_run")
+        >>> client = trained.groups["existing"].train.names[0]
+        >>> found = fl.predict(trained, client, torch.tensor([[0.1], [0.2]]))
+        >>> found.mean.shape, bool((found.lower < found.upper).all())
+        (torch.Size([2]), True)
     """
     known = served(trained)
     for name, group in trained.groups.items():
         if client in group.train.names:
             k = group.train.names.index(client)
-            table = _table(known, path, need_target=False, default=client)
-            if client not in table.clients:
-                raise DataError(f"{path} has no rows of it", client=client)
+            x = path if isinstance(path, Tensor) else _rows_of(known, client, path)
             part = group.select(torch.tensor([k]))
             state = state_of(trained.method, trained.state, name, part)
             if name == "existing":
                 state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).some([k]))
             if later is not None:
                 part = _extend(known, part, client, later)
-            return _require_finite([_predict(known, state, part, client, table.clients[client][0])])[0]
+            return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
 
@@ -206,6 +215,24 @@ def _table(known: Served, path: Path | str, need_target: bool, default: str | No
         time=data.time,
     )
     return match_columns(table, dataset.features)
+
+
+def _rows_of(known: Served, client: str, path: Path | str) -> Tensor:
+    """Read the features [M, *feature] of one client."""
+    table = _table(known, path, need_target=False, default=client)
+    if client not in table.clients:
+        raise DataError(f"{path} has no rows of it", client=client)
+    return table.clients[client][0]
+
+
+def _checked(known: Served, client: str, x: Tensor) -> Tensor:
+    """Refuse rows [M, *feature] of other columns or shape than the run's."""
+    shape = known.schema.feature_shape or (len(known.schema.features),)
+    if tuple(x.shape[1:]) != shape:
+        raise DataError(
+            f"rows to predict must be [M, {', '.join(map(str, shape))}], got {list(x.shape)}", client=client
+        )
+    return x
 
 
 def _extend(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:

@@ -44,7 +44,7 @@ RANKS = {
     **dict.fromkeys(("methods",), 8),
     **dict.fromkeys(("federation",), 9),
     **{f"study:{at}": 10 + at / len(STUDY) for at in range(len(STUDY))},
-    **dict.fromkeys(("certify",), 11),
+    **dict.fromkeys(("certificates",), 11),
 }
 SIDE = {"bounds", "metrics", "plots"}
 
@@ -54,16 +54,19 @@ def _below(rank: float) -> set[str]:
 
 
 MAY_IMPORT = {room: _below(rank) for room, rank in RANKS.items()}
-for _room in {*STAGES.values(), "certify"}:
+for _room in {*STAGES.values(), "certificates"}:
     MAY_IMPORT[_room] |= {"metrics", "plots", "data_gen"}
-for _room in (STAGES["study.describe"], "certify"):
+for _room in (STAGES["study.describe"], "certificates"):
     MAY_IMPORT[_room] |= {"bounds"}
 MAY_IMPORT |= {
     "metrics": _below(7),
     "bounds": _below(7),
     "plots": {"names", "errors", "files", "results"},
     "study": set(),  # its `__init__.py`
-    "cli": {"names", "errors", "files", "settings", "results", *STAGES.values(), "certify", "plots", "__version__"},
+    "cli": {
+        *("names", "errors", "files", "settings", "results", "certificates", "plots", "__version__"),
+        *STAGES.values(),
+    },
     "__main__": {"cli"},
     "__init__": {*RANKS, *SIDE},  # the package's public names; no module of the package imports them from there
     "data_gen": set(),
@@ -205,7 +208,7 @@ def test_a_circle_and_a_floor_too_many_are_found() -> None:
         ("pacbayes_fl/cli/run.py", "from pacbayes_fl.federation import engine"),
         ("pacbayes_fl/cli/run.py", "from pacbayes_fl import plots"),
         ("pacbayes_fl/study/run.py", "from pacbayes_fl import cli"),
-        ("pacbayes_fl/study/run.py", "from pacbayes_fl.certify import clients"),
+        ("pacbayes_fl/study/run.py", "from pacbayes_fl.certificates import clients"),
         ("pacbayes_fl/study/data.py", "from pacbayes_fl.study.run import run"),
         ("pacbayes_fl/study/search/tune.py", "from pacbayes_fl.study import run"),
         ("pacbayes_fl/study/new.py", "import math"),

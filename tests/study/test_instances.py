@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacbayes_fl.certify import clients
-from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certificates import clients
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.cli import main
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
@@ -28,7 +28,7 @@ from pacbayes_fl.study.compare import compare
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.instances import Instances
-from pacbayes_fl.study.predict import predict
+from pacbayes_fl.study.predict import Prediction, predict
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.run import open_run, run
 from tests.tiny import rows, tiny, write_csv
@@ -95,7 +95,12 @@ def test_a_folder_names_what_was_given_and_opens_with_it(folder: Path, given: di
     assert own["instance:largest_error"]["class"] == f"{__name__}:largest"
     trained = open_run(folder, method=LocalOnly(network()), metrics=[LARGEST])  # an equal one, not the same
     assert trained.round == 2
-    assert predict(trained, "house_0", write_csv(folder.parent / "x.csv", [{"x_1": 0.3}])).mean.shape == (1,)
+    from_file = predict(trained, "house_0", write_csv(folder.parent / "x.csv", [{"x_1": 0.3}]))
+    from_rows = predict(trained, "house_0", torch.tensor([[0.3]], dtype=torch.float64))
+    assert isinstance(from_file, Prediction) and isinstance(from_rows, Prediction)
+    assert from_file.mean.tolist() == from_rows.mean.tolist()
+    with pytest.raises(DataError, match=r"'house_0': rows to predict must be \[M, 1\], got \[2, 3\]"):
+        predict(trained, "house_0", torch.zeros(2, 3))
     table = clients.certify(trained, Request(bound="seeger"))
     assert table.method == "instance:LocalOnly"
     assert load_result(folder).column("existing", "largest_error")

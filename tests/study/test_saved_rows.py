@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pacbayes_fl import cli
-from pacbayes_fl.certify import clients
-from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certificates import clients
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import records as results

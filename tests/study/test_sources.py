@@ -12,7 +12,7 @@ import torch
 import data_gen
 from data_gen import generators, polynomial
 from pacbayes_fl import settings
-from pacbayes_fl.certify.rows import independent
+from pacbayes_fl.certificates.rows import independent
 from pacbayes_fl.data import image_federation, image_sets, images
 from pacbayes_fl.data.image_sets import ImageSet
 from pacbayes_fl.data.images import Change, Images

@@ -247,6 +247,13 @@ def tune(
     Raises:
         StudyError: as `check` and `searched`, and when the method has nothing to tune, the score is not for the data,
             or every trial failed.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> sets = ["federation.rounds=2", "method.particles=2"]
+        >>> best, trials = fl.tune("polynomial", "pac-pfl", budget=2, folds=2, sets=sets)
+        >>> best in trials, sorted(best.scores)
+        (True, ['nlpd', 'rsmse'])
     """
     check(budget, folds, score)
     table, where = read_table(path)

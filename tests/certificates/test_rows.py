@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacbayes_fl.certify.rows import bound_rows_of, independent, none_of
+from pacbayes_fl.certificates.rows import bound_rows_of, independent, none_of
 from pacbayes_fl.study.run import train
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 

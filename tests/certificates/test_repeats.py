@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pacbayes_fl.bounds import SaturatingSquare
-from pacbayes_fl.certify.clients import certify
-from pacbayes_fl.certify.repeats import Repeats, repeats_of
-from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.certificates.repeats import Repeats, repeats_of
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.data import twins
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.tempered import Tempered

@@ -13,7 +13,7 @@ import torch
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BOUNDS, from_record, table
 from pacbayes_fl.bounds.moment import log_moment
-from pacbayes_fl.certify.from_numbers import Numbers, assumptions_text, certificate, formula_text, to_record
+from pacbayes_fl.certificates.from_numbers import Numbers, assumptions_text, certificate, formula_text, to_record
 from pacbayes_fl.errors import AssumptionError
 from tests.bounds.own import REFINED_PINSKER
 

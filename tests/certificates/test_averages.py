@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.bounds import SaturatingSquare, from_record
-from pacbayes_fl.certify.clients import certify
-from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.methods.base import Method

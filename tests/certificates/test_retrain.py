@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pacbayes_fl.bounds import ZeroOne
-from pacbayes_fl.certify.clients import certify
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.retrain import certifiable, check, is_finished
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.retrain import certifiable, check, is_finished
 from pacbayes_fl.errors import AssumptionError, CheckpointError, PrivacyError
 from pacbayes_fl.study import run as study
 from pacbayes_fl.study.run import open_run, run

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Provenance
-from pacbayes_fl.certify import log as study_certify_log
-from pacbayes_fl.certify.averages import certify_average
-from pacbayes_fl.certify.labels import labels_of
-from pacbayes_fl.certify.measure import Measured, OnClients, measure
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import UNDECLARED, BoundRows, bound_rows_of, independent
+from pacbayes_fl.certificates import log as study_certify_log
+from pacbayes_fl.certificates.averages import certify_average
+from pacbayes_fl.certificates.labels import labels_of
+from pacbayes_fl.certificates.measure import Measured, OnClients, measure
+from pacbayes_fl.certificates.request import DEFAULT, Request
+from pacbayes_fl.certificates.rows import UNDECLARED, BoundRows, bound_rows_of, independent
 from pacbayes_fl.errors import AssumptionError, DataError
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
 from pacbayes_fl.study import held_rows
@@ -39,12 +39,12 @@ _KEYS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def certify(trained: Trained, request: Request, on_clients: OnClients | None = None) -> CertifiedRun:
+def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnClients | None = None) -> CertifiedRun:
     """Bound the true risk of every client of a finished run.
 
     Args:
         trained: as `study.open_run` gives it.
-        request: which bound, on which loss.
+        request: which bound, on which loss; or the name of a bound, or "mine.py:MY_BOUND", with all else by default.
         on_clients: called with the number of clients that were done in one go.
 
     Returns:
@@ -53,8 +53,18 @@ def certify(trained: Trained, request: Request, on_clients: OnClients | None = N
     Raises:
         AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
             number can be formed.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> sets = ["federation.rounds=2", "method.particles=3", "report.certify.scheme=split"]
+        >>> _ = fl.run(fl.Study.from_toml("polynomial", sets), "split_run")
+        >>> table = fl.certify(fl.open_run("split_run"), fl.Request(bound="seeger", delta=0.1, tried=20))
+        >>> table.bound, len(table.clients)
+        ('seeger', 48)
+        >>> table.save("split_run").name
+        'seeger.json'
     """
-    study = trained.study
+    study, request = trained.study, Request(request) if isinstance(request, str) else request
     loss = request.loss or (bounds.SaturatingSquare() if trained.dataset.classes is None else bounds.ZeroOne())
     model = {} if trained.folder is None else model_of(trained.folder, trained.state.round)
     settled = {"loss": loss.name, "tables": study.report.certify.tables}

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pacbayes_fl.bounds import BoundedLoss, Certificate, Premises, Provenance
 from pacbayes_fl.bounds.risk import function_losses, function_risks
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import BoundRows, none_of
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import BoundRows, none_of
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import client_calls
 from pacbayes_fl.noise import generator_from_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import BoundRows
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.study.run import Trained
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BOUNDS, Provenance, SaturatingSquare, ZeroOne, from_record
 from pacbayes_fl.bounds.risk import finite_risks, gibbs_risk
-from pacbayes_fl.certify.clients import certify, checked
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import UNDECLARED
+from pacbayes_fl.certificates.clients import certify, checked
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import UNDECLARED
 from pacbayes_fl.errors import AssumptionError, DataError, PrivacyError
 from pacbayes_fl.methods.base import RefinedPosterior
 from pacbayes_fl.noise import Noise

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pacbayes_fl.bounds import SaturatingSquare
-from pacbayes_fl.certify import measure as study_certify_measure
-from pacbayes_fl.certify.measure import Measured, measure, with_priors
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import bound_rows_of
+from pacbayes_fl.certificates import measure as study_certify_measure
+from pacbayes_fl.certificates.measure import Measured, measure, with_priors
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import bound_rows_of
 from pacbayes_fl.study.run import train
 from tests.tiny import tiny
 

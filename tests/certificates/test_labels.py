@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacbayes_fl.certify.labels import labels_of
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import bound_rows_of
+from pacbayes_fl.certificates.labels import labels_of
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import bound_rows_of
 from pacbayes_fl.study.run import train
 from tests.tiny import tiny
 

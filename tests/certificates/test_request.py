@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacbayes_fl.bounds import ClippedNLL, ClippedSquare, SaturatingSquare, ZeroOne
-from pacbayes_fl.certify.request import Request, beta_of, loss_of
+from pacbayes_fl.certificates.request import Request, beta_of, loss_of
 from pacbayes_fl.errors import AssumptionError
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import BoundedLoss
 from pacbayes_fl.bounds.risk import finite_losses, finite_risks, gibbs_losses, gibbs_risk
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import BoundRows
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.errors import AssumptionError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.noise import Noise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pacbayes_fl.certify.request import Request
-from pacbayes_fl.certify.rows import UNDECLARED, independent
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import UNDECLARED, independent
 from pacbayes_fl.data.tables import Dataset
 from pacbayes_fl.errors import AssumptionError, PrivacyError
 from pacbayes_fl.federation import checkpoint

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from pacbayes_fl.bounds import Provenance
-from pacbayes_fl.certify.repeats import Repeats, marks_of, repeats_of
+from pacbayes_fl.certificates.repeats import Repeats, marks_of, repeats_of
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.federation.federation_state import FederationState

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacbayes_fl.certify.clients import certify, checked
-from pacbayes_fl.certify.log import FILE, share, turn
-from pacbayes_fl.certify.request import Request
+from pacbayes_fl.certificates.clients import certify, checked
+from pacbayes_fl.certificates.log import FILE, share, turn
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
 from pacbayes_fl.results.certificates import CertifiedRun, tables_of
 from pacbayes_fl.results.manifest import adopt, extend
