@@ -229,9 +229,8 @@ def _checked(known: Served, client: str, x: Tensor) -> Tensor:
     """Refuse rows [M, *feature] of other columns or shape than the run's."""
     shape = known.schema.feature_shape or (len(known.schema.features),)
     if tuple(x.shape[1:]) != shape:
-        raise DataError(
-            f"rows to predict must be [M, {', '.join(map(str, shape))}], got {list(x.shape)}", client=client
-        )
+        expected = ", ".join(map(str, shape))
+        raise DataError(f"rows to predict must be [M, {expected}], got {list(x.shape)}", client=client)
     return x
 
 

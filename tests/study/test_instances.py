@@ -152,7 +152,8 @@ def test_a_run_that_keeps_no_rows_asks_for_them_again(given: dict[str, Any], tmp
         open_run(tmp_path / "run", method=own["method"], data=tables.of_clients(changed))
 
 
-def test_instances_are_compared(given: dict[str, Any], tmp_path: Path) -> None:
+def test_instances_are_compared(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacbayes_fl.study.compare.write", lambda out, found: None)  # tables and figures
     data = tables.of_clients(given["data"])
     studies = [STUDY.with_instances(method=one, data=data) for one in (LocalOnly(network()), FedAvg(network()))]
     found = compare(studies, 1, tmp_path / "both")
