@@ -20,9 +20,10 @@ from benchmarks.measure import SEED, Bench, Row, elsewhere, labelled, rise
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import curvature, turns
+from pacbayes_fl.inference.laplace import choose
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance, choose
-from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Update, diagonal
+from pacbayes_fl.inference.subnetwork import Candidates, LargestVariance
+from pacbayes_fl.methods.fedsi import Client, FedSI, Message, Update
 from pacbayes_fl.models.likelihoods import Categorical
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -91,10 +92,8 @@ class Scene:
 
     def chosen(self) -> Tensor:
         """Choose the subnetworks before the first round [K, B]."""
-        first = torch.arange(self.model.dim, device=self.batch.x.device) < self.method.shared
-        ggn = curvature.diagonal_ggn(self.model, self.theta, self.batch)
-        candidates = Candidates(self.theta, diagonal(ggn, self.prior), ggn, self.prior, first, ~first)
-        return choose(self.method.choice, candidates, self.noise())
+        rule, shared = self.method.choice, self.method.shared
+        return choose(rule, self.model, self.theta, self.batch, self.prior, shared, self.noise())[1]
 
     def variances(self, index: Tensor) -> Tensor:
         """Infer the posterior variances [K, B] of subnetworks, index [K, B]."""

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
-from pacbayes_fl.inference import curvature, map_estimate, subnetwork
-from pacbayes_fl.inference.curvature import SubnetworkPrecision
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.inference import laplace, map_estimate, subnetwork
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
-from pacbayes_fl.inference.subnetwork import Candidates, Rule, SubnetworkChoice
+from pacbayes_fl.inference.subnetwork import Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.baselines.averaging import initial_weights
@@ -36,11 +35,12 @@ from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.predictive import Posterior
-from pacbayes_fl.posteriors.weights.laplace import DiagonalGaussian, GaussianWeights, SubnetworkGaussian
+from pacbayes_fl.posteriors.weights.laplace import GaussianWeights
 from pacbayes_fl.posteriors.weights.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
-from pacbayes_fl.server import average, moments
+from pacbayes_fl.server import average, moments, sites
 from pacbayes_fl.server.moments import Moments
 from pacbayes_fl.server.robust import Aggregate
+from pacbayes_fl.server.sites import Site
 
 ALPHAS = (1e-2, 1e-1, 1e-3, 1.0, 1e-4)
 """Prior variances among which held-out training rows choose; of equally good ones the first."""
@@ -76,18 +76,6 @@ class Message(NamedTuple):
     """The prior of a round: means and positive variances [D]."""
 
     prior: Moments
-
-
-class Site(NamedTuple):
-    """What one client's rows added to a Gaussian of independent weights, in natural parameters, float64.
-
-    Args:
-        precision: 1 / v - 1 / g of the posterior's variance v and the prior's g [K, R].
-        linear: m / v - mu / g of their means [K, R].
-    """
-
-    precision: Tensor
-    linear: Tensor
 
 
 class Client(NamedTuple):
@@ -149,7 +137,8 @@ class FedSI(Method[Server, Message, Client, Update]):
         upload: "variance" of the posterior, or its "curvature" without the prior, as the authors' code does.
         prior: "cumulative" takes the averaged posteriors of a round for the prior of the next one, as the paper does: a
             row counts once for every round, the precision of one client after T rounds is 1 / alpha + T H. "divide"
-            takes the client's own last contribution out of its prior first, so that it is 1 / alpha + H; see `without`.
+            takes the client's own last contribution out of its prior first, so that it is 1 / alpha + H; see
+            `server.sites.without`.
         prior_weight: factor of the prior in the loss per row; 1 / m_k when None.
         floor: least prior variance of an uncertain weight.
         weighting: of clients in the server's average.
@@ -256,16 +245,15 @@ class FedSI(Method[Server, Message, Client, Update]):
         known = self._prior(message, state)
         theta, loss = self._fit(known, state, message, batch, noise)
         prior = known.variance
-        ggn, index = self._chosen(self.choice, theta, prior, batch, aside)
-        variance = only(ggn if self.upload == "curvature" else diagonal(ggn, prior), index)
-        if self.upload == "variance" and self.covariance == "full":
-            some = subnetwork.curved(index, ggn)
-            found = curvature.marginal_variance(self.model, theta, batch, some, prior)
-            variance = variance.scatter(1, some, found)
+        ggn, index = laplace.choose(self.choice, self.model, theta, batch, prior, self.shared, aside)
+        if self.upload == "curvature":
+            variance = laplace.only(ggn, index)
+        else:
+            variance = laplace.marginals(self.model, theta, batch, index, ggn, prior, self.covariance)
         sent = Moments(theta[:, : self.shared], variance[:, : self.shared])
         weight = self.weight(batch.size)
         flat = (ggn.gather(1, index) == 0).sum(1, dtype=torch.float64)
-        site = contribution(known, sent) if self.prior == "divide" else state.site
+        site = sites.contribution(known, sent) if self.prior == "divide" else state.site
         after = Client(theta[:, self.shared :].clone(), flat, site)
         return Update(sent, weight, torch.ones_like(weight), loss.double(), flat), after
 
@@ -296,14 +284,11 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def from_release(self, message: Message, mean: Moments, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
-        found = private_steps.apply_delta(mean, self._known(message))
-        unknown = private_steps.unknown(found.mean)
-        variance = found.variance.clamp_min(0.0)
+        theta, variance = private_steps.apply_delta(mean, self._known(message))
+        unknown, variance = private_steps.unknown(theta), variance.clamp_min(0.0)
         if self.upload == "variance":
             variance = variance.minimum(message.prior.variance[: self.shared])
-        return Update(
-            found._replace(variance=variance), private_steps.unit_weights(found.mean), unknown, unknown, unknown
-        )
+        return Update(Moments(theta, variance), private_steps.unit_weights(theta), unknown, unknown, unknown)
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""
@@ -325,10 +310,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     def refine(
         self, prior: LinearisedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise
     ) -> RefinedPosterior:
-        """Add the curvature of more rows to the precision of the Gaussian that `personalise` gave, P = N(theta, Sigma).
-
-        Estimate and subnetwork stay: they are known from other rows. A chosen weight without curvature so far, which P
-        has apart, becomes correlated where the new rows depend on it.
+        """Add the curvature of more rows to the precision of the Gaussian that `personalise` gave: P becomes Q.
 
         Args:
             prior: P.
@@ -339,23 +321,9 @@ class FedSI(Method[Server, Message, Client, Update]):
         Returns:
             Q around the same estimate, and KL(Q || P) [K], in nats, float64.
         """
-        p, theta = prior.gaussian, prior.loc
-        ggn = curvature.diagonal_ggn(self.model, theta, rows)
-        q: GaussianWeights
-        if isinstance(p, SubnetworkGaussian):
-            known = SubnetworkPrecision(p.chosen, p.factor)
-            more = reached(p, ggn)
-            chosen, factor, kl = curvature.add_rows(self.model, theta, rows, known, more, p.variance)
-            q = SubnetworkGaussian(theta, chosen, factor, p.variance.scatter(1, chosen, 0.0))
-        elif isinstance(p, DiagonalGaussian):
-            q = DiagonalGaussian(theta, p.variance / (1.0 + p.variance * ggn))
-            kl = shrinking_kl(q.variance, p.variance)
-        else:
-            raise AssumptionError(f"the prior must be one that `personalise` gave, got {type(p).__name__}")
-        posterior = LinearisedPosterior(
-            self.model, theta, lambda: q, self.predictive, self.draws, noise, prior.reference
-        )
-        return RefinedPosterior(posterior, kl)
+        q, kl = laplace.add_rows(self.model, prior.gaussian, rows)
+        options = (self.predictive, self.draws, noise, prior.reference)
+        return RefinedPosterior(LinearisedPosterior(self.model, prior.loc, lambda: q, *options), kl)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Chosen weights without curvature: their posterior is the prior."""
@@ -368,8 +336,7 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "moments")
-        return reduced
+        return average.reduced(update, "moments")
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean loss and chosen weights without curvature per client, and how many weights somebody is uncertain of."""
@@ -385,7 +352,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         """Numbers per client: the subnetwork's precision outweighs the weights."""
         if self.covariance == "diagonal":
             return self.model.footprint(rows)
-        nothing = self._candidates(torch.empty(0), torch.empty(0), torch.empty(0))
+        nothing = laplace.candidates(self.model, *(torch.empty(0),) * 3, self.shared)
         chosen = max(rule.size(nothing) for rule in (self.choice, self.personal_choice))
         return max(self.model.footprint(rows), chosen**2)
 
@@ -406,13 +373,6 @@ class FedSI(Method[Server, Message, Client, Update]):
         theta, _, loss = map_estimate.fit(self.model, self.local, start, batch, noise, prior=prior, free=free)
         return theta, loss
 
-    def _chosen(
-        self, choice: SubnetworkChoice, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
-        """Diagonal curvature [K, D] and the subnetwork [K, B] (eqs. 11, 14)."""
-        ggn = curvature.diagonal_ggn(self.model, theta, batch)
-        return ggn, subnetwork.choose(choice, self._candidates(theta, ggn, prior), noise)
-
     def _around(
         self, theta: Tensor, message: Message, state: Client, batch: ClientBatch, aside: Noise, noise: Noise
     ) -> LinearisedPosterior:
@@ -424,135 +384,17 @@ class FedSI(Method[Server, Message, Client, Update]):
         return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
 
     def _infer(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> GaussianWeights:
-        ggn, index = self._chosen(self.personal_choice, theta, prior, batch, noise.copy())
-        variance = only(diagonal(ggn, prior), index)
-        if self.covariance == "diagonal":
-            return DiagonalGaussian(theta, variance)
-        some, factor = curvature.precision(self.model, theta, batch, subnetwork.curved(index, ggn), prior)
-        return SubnetworkGaussian(theta, some, factor, variance.scatter(1, some, 0.0))
-
-    def _candidates(self, theta: Tensor, ggn: Tensor, prior: Tensor) -> Candidates:
-        """Weights that may be uncertain: those that the model does not have as numbers."""
-        stochastic = self.model.stochastic_columns()
-        first = torch.arange(self.model.dim) < self.shared
-        return Candidates(theta, diagonal(ggn, prior), ggn, prior, stochastic & first, stochastic & ~first)
+        ggn, index = laplace.choose(self.personal_choice, self.model, theta, batch, prior, self.shared, noise.copy())
+        return laplace.infer(self.model, theta, batch, index, ggn, prior, self.covariance)
 
     def _prior(self, message: Message, state: Client) -> Moments:
         """Every client's prior of all weights [K, D]; the decision layers' variance is alpha."""
         known: Moments = tensors.expand(message.prior, len(state.head))
-        if self.prior == "cumulative":
-            return known
-        shared = tensors.tree_map(lambda leaf: leaf[:, : self.shared], known)
-        own = without(shared, state.site, self.alpha)
-        joined: Moments = tensors.tree_map(lambda new, old: torch.cat((new, old[:, self.shared :]), 1), own, known)
-        return joined
+        return known if self.prior == "cumulative" else sites.without(known, state.site, self.alpha)
 
     def _joined(self, message: Message, state: Client) -> Tensor:
         """The global representation with the clients' own decision layers [K, D]."""
-        shared = message.prior.mean[: self.shared].expand(len(state.head), -1)
-        return torch.cat((shared, state.head), 1)
-
-
-def diagonal(ggn: Tensor, prior: Tensor) -> Tensor:
-    """Marginal variances under a diagonal Laplace approximation, 1 / (H_rr + 1 / g_r)      (FedSI eq. 11).
-
-    Args:
-        ggn: diagonal curvature [K, D].
-        prior: variances g [K, D].
-
-    Returns:
-        [K, D], in squared units of a weight.
-    """
-    return (ggn + prior.reciprocal()).reciprocal()
-
-
-def contribution(prior: Moments, posterior: Moments) -> Site:
-    """Divide a posterior by its prior, weight by weight: q / p of Gaussians, in natural parameters.
-
-    Args:
-        prior: leaves [K, D], D >= R.
-        posterior: leaves [K, R]; weights of variance 0, which were not inferred, have contributed nothing.
-
-    Returns:
-        Leaves [K, R].
-    """
-    mean, variance = (leaf.double() for leaf in posterior)
-    mu, g = (leaf[:, : mean.shape[1]].double() for leaf in prior)
-    inferred = variance > 0
-    precision = torch.where(inferred, variance.reciprocal() - g.reciprocal(), 0.0)
-    return Site(precision, torch.where(inferred, mean / variance - mu / g, 0.0))
-
-
-def without(prior: Moments, site: Site, alpha: float) -> Moments:
-    """Take a client's last contribution out of its prior, as far as the prior is still surer than before any rows.
-
-    1 / g' = 1 / g - r s, mu' / g' = mu / g - r l, with the largest r in [0, 1] that leaves 1 / g' >= 1 / alpha.
-
-    Where all weights are inferred, a precision that is averaged by variances then never exceeds 1 / alpha + max_k H_k:
-    no row counts twice. The average of many clients may hold less of a client's contribution s than it sent, or
-    nothing, if others have moved the prior since; r is then under 1.
-
-    Args:
-        prior: leaves [K, R].
-        site: s and l of the client's last round.
-        alpha: variance before any rows, in squared units of a weight.
-
-    Returns:
-        Leaves [K, R], in the prior's dtype.
-    """
-    mean, precision = prior.mean.double(), prior.variance.double().reciprocal()
-    room = (precision - 1.0 / alpha).clamp_min(0.0)
-    share = torch.where(site.precision > room, room / site.precision, 1.0)
-    left = precision - share * site.precision
-    moved = mean + share * (site.precision * mean - site.linear) / left
-    changed = site.precision != 0
-    found = Moments(torch.where(changed, moved, mean), torch.where(changed, left.reciprocal(), prior.variance.double()))
-    return Moments(*(leaf.to(prior.mean.dtype) for leaf in found))
-
-
-def only(values: Tensor, index: Tensor) -> Tensor:
-    """Keep the values of some weights, 0 elsewhere.
-
-    Args:
-        values: [K, D].
-        index: positions [K, B].
-
-    Returns:
-        [K, D].
-    """
-    return torch.zeros_like(values).scatter(1, index, values.gather(1, index))
-
-
-def reached(gaussian: SubnetworkGaussian, ggn: Tensor) -> Tensor:
-    """Take the uncertain weights that are correlated with none, and will be: those on which new rows depend.
-
-    Args:
-        gaussian: whose weights.
-        ggn: diagonal curvature of the new rows [K, D].
-
-    Returns:
-        Positions [K, M]; see `subnetwork.curved`.
-    """
-    apart = gaussian.variance != 0
-    count = int(apart.sum(1).max())  # the same for every client: a subnetwork has one size
-    return subnetwork.curved(torch.argsort(~apart, dim=1, stable=True)[:, :count], ggn)
-
-
-def shrinking_kl(variance: Tensor, prior: Tensor) -> Tensor:
-    """KL divergence between Gaussians of independent weights and equal means.
-
-    KL = 1/2 sum_r [v_r / g_r - 1 - ln(v_r / g_r)]
-
-    Args:
-        variance: v [K, D], in squared units of a weight.
-        prior: g [K, D]; 0 for a weight that is known, to both.
-
-    Returns:
-        [K], in nats, float64.
-    """
-    v, g = variance.double(), prior.double()
-    change = (v - g) / g
-    return 0.5 * torch.where(g == 0, 0.0, change - change.log1p()).sum(1)
+        return torch.cat((message.prior.mean[: self.shared].expand(len(state.head), -1), state.head), 1)
 
 
 # The public code sends the curvature as if it were a variance, takes alpha for a precision, trains all layers in 700
@@ -600,18 +442,9 @@ FACTORISED = replace(
     presets={
         "recommended": {"federation": ROUNDS},
         "paper": {"federation": PAPER_ROUNDS},
-        "authors-code": {"method": {**PUBLIC_CODE, "fraction": 1.0}, "federation": PUBLIC_ROUNDS},
+        "authors-code": {"method": PUBLIC_CODE, "federation": PUBLIC_ROUNDS},
     },
-    variant={
-        "fraction": 1.0,
-        "covariance": "diagonal",
-        "personal_subnetwork": "same",
-        "personal_alpha": "round",
-    },
-    held_out=(
-        HeldOutChoice("alpha", ALPHAS),
-        HeldOutChoice("personal_subnetwork", RULES, after=True, by_default=False),
-        HeldOutChoice("personal_alpha", PERSONAL_ALPHAS, after=True, by_default=False),
-    ),
+    variant={"fraction": 1.0, "covariance": "diagonal", "personal_subnetwork": "same", "personal_alpha": "round"},
+    held_out=(*RECIPE.held_out[:2], RECIPE.held_out[2]._replace(by_default=False)),
     paper={"fraction": Paper(1.0, "all weights"), "covariance": Paper("diagonal", "section IV, baselines")},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +11,20 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.server.robust import UNWEIGHTED, Aggregate
-from pacbayes_fl.tensors import Tree
+from pacbayes_fl.tensors import AnyTree, Tree
 
 Weighting = Literal["uniform", "rows"]
+
+
+class WeightedUpdate(Protocol):
+    """A NamedTuple of what clients send, with their weights in the server's average."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights [K]."""
+
+
+Sent = TypeVar("Sent", bound=WeightedUpdate)
 
 
 def extrapolate(old: Tree, mean: Tree, beta: float) -> Tree:
@@ -75,7 +86,7 @@ def by_weight(tree: Tree, share: Tensor) -> Tree:
     return tensors.tree_map(lambda leaf: (part.to(leaf) * leaf).sum(0), tree)
 
 
-def reduced(update: Any, averaged: str, join: Callable[[Any, Tensor], Any] = tensors.weighted_mean) -> Any:
+def reduced(update: Sent, averaged: str, join: Callable[[AnyTree, Tensor], AnyTree] = tensors.weighted_mean) -> Sent:
     """Reduce the updates of a chunk of clients to one row: what the server joins to its mean, the rest to sums.
 
     Args:
@@ -86,5 +97,7 @@ def reduced(update: Any, averaged: str, join: Callable[[Any, Tensor], Any] = ten
     Returns:
         The same NamedTuple with leaves [1, *].
     """
-    sums = tensors.total(update._replace(**{averaged: update.weight}))
-    return sums._replace(**{averaged: tensors.expand(join(getattr(update, averaged), update.weight), 1)})
+    rows: Any = update
+    sums = tensors.total(rows._replace(**{averaged: update.weight}))
+    joined: Sent = sums._replace(**{averaged: tensors.expand(join(getattr(update, averaged), update.weight), 1)})
+    return joined

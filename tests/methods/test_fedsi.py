@@ -18,6 +18,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.inference.laplace import candidates
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.subnetwork import (
     Candidates,
@@ -33,11 +34,6 @@ from pacbayes_fl.methods.fedsi import (
     FedSI,
     Message,
     Server,
-    contribution,
-    diagonal,
-    only,
-    shrinking_kl,
-    without,
 )
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
@@ -342,25 +338,6 @@ def test_no_row_of_several_clients_counts_twice_after_any_number_of_rounds() -> 
     assert (state.server.moments.variance[:2].reciprocal() > 1.5 * most).all()
 
 
-def test_what_a_client_contributed_is_what_is_taken_out() -> None:
-    mean, spread = randn(1, K, 8), randn(2, K, 8).square() + 0.1
-    prior = Moments(mean, torch.minimum(spread, torch.full_like(spread, 0.3)))
-    posterior = Moments(mean + randn(3, K, 8), 1 / (1 / prior.variance + randn(4, K, 8).square()))
-    site = contribution(prior, posterior)
-    back = without(posterior, site, 0.3)
-    for mine, theirs in zip(back, prior, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-    nothing = contribution(prior, Moments(mean, torch.zeros_like(mean)))  # weights that were not inferred
-    assert not nothing.precision.any() and not nothing.linear.any()
-    for mine, theirs in zip(without(posterior, nothing, 0.3), posterior, strict=True):
-        assert torch.equal(mine, theirs)
-    less = without(prior, site, 0.3)  # the prior holds less than was sent
-    assert (less.variance <= 0.3 * (1 + 1e-12)).all() and less.mean.isfinite().all()
-    single = without(Moments(*(leaf.float() for leaf in posterior)), site, 0.3)
-    torch.testing.assert_close(single.variance.double(), prior.variance, rtol=1e-5, atol=0)
-    assert single.mean.dtype == torch.float32
-
-
 def test_a_prior_is_divided_by_a_posterior_alone() -> None:
     with pytest.raises(StudyError, match="a curvature is no posterior"):
         method(prior="divide", upload="curvature")
@@ -650,7 +627,9 @@ def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution(mod
     found = q.covariance()[1]
     spread = q.variance[1].scatter_add(0, q.chosen[1], found.diagonal())
     inside = spread > 0
-    assert inside.sum() == algorithm.choice.size(algorithm._candidates(mean, variance, variance))
+    assert inside.sum() == algorithm.choice.size(
+        candidates(algorithm.model, mean, variance, variance, algorithm.shared)
+    )
     torch.testing.assert_close(spread, message.prior.variance * inside, rtol=1e-12, atol=0)
     assert found.equal(torch.diag(found.diagonal()))
 
@@ -660,14 +639,6 @@ def test_a_diverged_prior_spoils_no_other_client() -> None:
     prior.gaussian.loc[1] = torch.nan
     kl = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids)).kl
     assert kl.isnan().tolist() == [False, True, False]
-
-
-def test_a_variance_that_does_not_change_adds_exactly_nothing() -> None:
-    prior = float64([[0.5, 0.0, 2.0]])
-    assert shrinking_kl(prior, prior).item() == 0.0
-    found = shrinking_kl(float64([[0.25, 0.0, 2.0]]), prior)
-    assert found.item() == pytest.approx(0.5 * (0.5 - 1 + math.log(2)), rel=1e-14)
-    assert shrinking_kl(float64([[0.25, 0.0, 2.0]]), float64([[0.5, torch.nan, 2.0]])).isnan().all()
 
 
 # the network of two units ---------------------------------------------------------------------------------------
@@ -725,12 +696,6 @@ def test_a_call_is_as_large_as_the_precision() -> None:
     assert FedSI(model, covariance="diagonal", subnetwork=LargestVariance(1.0)).footprint(50) == model.footprint(50)
     assert FedSI(model, subnetwork=LastLayer(), **PAPER).footprint(50) == 1_010**2
     assert FedSI(LABELS, subnetwork=LargestVariance(0.1), **PAPER).footprint(5) == LABELS.footprint(5)
-
-
-def test_diagonal_variances_and_their_subnetwork() -> None:
-    ggn, prior = float64([[0.0, 1.0, 3.0]]), float64([[0.5, 1.0, 2.0]])
-    assert diagonal(ggn, prior).tolist() == [[0.5, 0.5, pytest.approx(1 / 3.5)]]
-    assert only(prior, torch.tensor([[2, 0]])).tolist() == [[0.5, 0.0, 2.0]]
 
 
 @pytest.mark.parametrize("name", ["alpha", "draws", "init_std"])

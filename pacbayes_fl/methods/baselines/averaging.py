@@ -168,8 +168,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "theta")
-        return reduced
+        return average.reduced(update, "theta")
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""

@@ -167,8 +167,7 @@ class BPFed(Variational[Server, Client, Update]):
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
         join = moments.match if self.sends_moments else tensors.weighted_mean
-        reduced: Update = average.reduced(update, "w", join)
-        return reduced
+        return average.reduced(update, "w", join)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean scaled log likelihood of the clients, KL divergence from the tracked priors, evidence lower bound."""

@@ -210,8 +210,7 @@ class SFedBayes(Variational[Server, Client, Update]):
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "w", self._joined)
-        return reduced
+        return average.reduced(update, "w", self._joined)
 
     def _form(self, slab: MeanField) -> MeanField | Moments:
         """What is sent of a slab."""
