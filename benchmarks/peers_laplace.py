@@ -89,8 +89,8 @@ class Peer(NamedTuple):
         Returns:
             Positions among our weights [B].
         """
-        found: Tensor = self._fitted("all", "diag").posterior_variance
-        variance = torch.empty_like(found).scatter(0, self.position, found)
+        result: Tensor = self._fitted("all", "diag").posterior_variance
+        variance = torch.empty_like(result).scatter(0, self.position, result)
         return variance[:shared].topk(size).indices.sort().values
 
     def descend(self, rows: list[Tensor], rate: float, shared: int) -> None:
@@ -113,7 +113,7 @@ class Peer(NamedTuple):
             optimiser.step()
 
     def _fitted(self, weights: str, structure: str, **options: Any) -> Any:
-        found = Laplace(
+        result = Laplace(
             self.module,
             "classification",
             subset_of_weights=weights,
@@ -122,5 +122,5 @@ class Peer(NamedTuple):
             backend=BackPackGGN,
             **options,
         )
-        found.fit(DataLoader(TensorDataset(self.x, self.y), batch_size=BATCH))
-        return found
+        result.fit(DataLoader(TensorDataset(self.x, self.y), batch_size=BATCH))
+        return result

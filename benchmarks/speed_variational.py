@@ -171,8 +171,8 @@ def cohorts(
     yield replace(bench.shares(f"a round, {setting.name}, {case}", crowd, few), goal=">= 0.77")
     theirs = kept_megabytes(few)
     for share, clients, times in ((100, many // 5, rounds), (1, many, 2)):
-        found = elsewhere("benchmarks.speed_variational", str(clients), str(times), str(share))
-        ours = float(found) * 2**20 / 1e6 / clients
+        result = elsewhere("benchmarks.speed_variational", str(clients), str(times), str(share))
+        ours = float(result) * 2**20 / 1e6 / clients
         ratio = theirs / ours
         whom = "all" if share == 1 else "a hundredth"
         case = f"peak of rounds of {whom} of {clients} clients, {PAPER.name} / a state"
@@ -243,8 +243,8 @@ def evaluation(bench: Bench, setting: Setting = PAPER, rows: int = 4_750) -> Ite
     test = Federation.draw(replace(setting, rows=rows), bench).batch.x
 
     def probabilities(one: FederationPlan) -> Tensor:
-        found = personalisation.personalise(federation.method, federation.state, federation.batch, one)
-        return torch.cat([classification.predictive(posterior, test[index]).log_probs for index, posterior in found])
+        result = personalisation.personalise(federation.method, federation.state, federation.batch, one)
+        return torch.cat([classification.predictive(posterior, test[index]).log_probs for index, posterior in result])
 
     def together() -> Tensor:
         return probabilities(plan(bench))

@@ -49,8 +49,8 @@ def published(reference: Mapping[str, Any], study: str, method: str, group: str)
         RSMSE and CE, or None where the paper has no such cell.
     """
     cells = reference["rows"].get(method, {}).get(group, {})
-    found = next((cells[name] for name in sorted(cells, key=len, reverse=True) if study.startswith(name)), None)
-    return None if found is None else (found[0], found[1])
+    result = next((cells[name] for name in sorted(cells, key=len, reverse=True) if study.startswith(name)), None)
+    return None if result is None else (result[0], result[1])
 
 
 def published_classifier(references: Sequence[Mapping[str, Any]], study: str, method: str) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
         number that our copy of the paper has lost.
     """
     name = re.fullmatch(r"(fedsi-)?(.+)-(small|medium(?:-sparse)?|large|20|all)(?:-(0\.\d\d))?", study)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if name is None:
-        return found
+        return result
     own, data, size, inclusion = name.groups()
     for reference in references:
         if own and not reference["source"].startswith("FedSI "):
@@ -79,10 +79,10 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
         cell = reference["rows"].get(method, {}).get(data, {}).get(size, {})
         cell = cell.get(inclusion or USUAL_INCLUSION, {}) if "by" in reference else cell
         for what in ("pm", "gm", "accuracy", *DIGITS):
-            if what in cell and found.get(what) is None:
-                found[what] = cell[what]
-                found |= {"bins": reference["bins"]} if what == "ece" and "bins" in reference else {}
-    return {what: value for what, value in found.items() if what != "accuracy" or not {"pm", "gm"} & found.keys()}
+            if what in cell and result.get(what) is None:
+                result[what] = cell[what]
+                result |= {"bins": reference["bins"]} if what == "ece" and "bins" in reference else {}
+    return {what: value for what, value in result.items() if what != "accuracy" or not {"pm", "gm"} & result.keys()}
 
 
 def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
@@ -160,13 +160,13 @@ def _cells(summary: Mapping[str, Any]) -> Cells:
 
 def _not_finite(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     """Say of which shown means clients are left out, or are not finite, and who: lines below a table."""
-    found = []
+    result = []
     for cell in summary["cells"]:
         if cell["metric"] in metrics and cell.get("not_finite"):
             who = ", ".join(f"{name}: {value}" for name, value in cell["not_finite"])
             of = f"{cell['method']}, {cell['group']} clients, {cell['metric']}"
-            found.append(f"{of}: mean over {cell['scores']} of {cell['asked']} scores ({who}).")
-    return ["", *found] if found else []
+            result.append(f"{of}: mean over {cell['scores']} of {cell['asked']} scores ({who}).")
+    return ["", *result] if result else []
 
 
 def _heading(summary: Mapping[str, Any]) -> str:
@@ -183,14 +183,14 @@ def _ours(cells: Cells, key: tuple[str, str, str], factor: float = 1.0, digits: 
     return f"{mean} [{', '.join(ends)}]" if interval else mean
 
 
-def _theirs(found: Mapping[str, Any], what: str) -> str:
+def _theirs(result: Mapping[str, Any], what: str) -> str:
     """Write a paper's number; "-" where it has none, "?" where our copy has lost it."""
     mark = ""
-    if what == "pm" and "accuracy" in found:
+    if what == "pm" and "accuracy" in result:
         what, mark = "accuracy", "*"
-    if what not in found:
+    if what not in result:
         return "-"
-    value = found[what]
+    value = result[what]
     if isinstance(value, list):
         return f"{value[0]:.2f} ± {value[1]:.2f}{mark}"
     return "?" if value is None else f"{value:.{DIGITS.get(what, 2)}f}"

@@ -104,9 +104,9 @@ class Dataset:
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays by name, as they are written."""
-        found: dict[str, np.ndarray[Any, Any]] = {name: np.asarray(getattr(self, name)) for name in _REQUIRED}
-        found.update({name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) is not None})
-        return found
+        result: dict[str, np.ndarray[Any, Any]] = {name: np.asarray(getattr(self, name)) for name in _REQUIRED}
+        result.update({name: getattr(self, name) for name in _OPTIONAL if getattr(self, name) is not None})
+        return result
 
     @property
     def sha256(self) -> str:

@@ -107,20 +107,20 @@ def split(
         one = int(summer[0])
         train = (day >= np.datetime64(f"{one}-05-01")) & (day <= np.datetime64(f"{one}-06-30"))
         test = (day >= np.datetime64(f"{one}-07-01")) & (day <= np.datetime64(f"{one}-08-30"))
-        words = "trains 1 May to 30 June, tests 1 July to 30 August of one year"
+        text = "trains 1 May to 30 June, tests 1 July to 30 August of one year"
     elif set(years) <= set(summer.tolist()) and years[0] < years[1]:
         months = (month == 6) | (month == 7)
         train, test = months & (year == years[0]), months & (year == years[1])
-        words = f"trains June and July {years[0]}, tests June and July {years[1]}"
+        text = f"trains June and July {years[0]}, tests June and July {years[1]}"
     else:
-        found = ", ".join(str(value) for value in summer) or "none"
+        result = ", ".join(str(value) for value in summer) or "none"
         raise DataGenError(
-            f"no weather for training year {years[0]} and a later test year {years[1]}; years with a June: {found}"
+            f"no weather for training year {years[0]} and a later test year {years[1]}; years with a June: {result}"
         )
     picked = np.flatnonzero(train & usable), np.flatnonzero(test & usable)
     if not len(picked[0]) or not len(picked[1]):
         raise DataGenError(f"the weather leaves {len(picked[0])} training and {len(picked[1])} test hours")
-    return *picked, words
+    return *picked, text
 
 
 def hours_of_day(weather: Weather, offset: float) -> npt.NDArray[np.int64]:

@@ -55,13 +55,13 @@ def versions(*packages: str) -> dict[str, str]:
     Returns:
         Version by name; a package that is not installed is ``"not installed"``.
     """
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            result[package] = "not installed"
+    return result
 
 
 def variant_tag(config: Any, shown: tuple[str, ...]) -> str:

@@ -121,7 +121,7 @@ def from_cell(cell: str) -> str:
     if not cell.startswith("'"):
         return cell
 
-    return _ESCAPE.sub(lambda found: found[0].encode("ascii").decode("unicode_escape"), cell[1:])
+    return _ESCAPE.sub(lambda result: result[0].encode("ascii").decode("unicode_escape"), cell[1:])
 
 
 def in_json(text: str) -> str:
@@ -136,8 +136,8 @@ def in_json(text: str) -> str:
     if text.isprintable():
         return text
 
-    def escaped(found: re.Match[str]) -> str:
-        return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
     return re.sub(r"[^\n\x20-\x7e]", escaped, text)
 

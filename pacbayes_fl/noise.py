@@ -214,9 +214,9 @@ class Noise:
             As many streams; these are left as they are.
         """
         ids = [self.ids[i] for i in positions]
-        some = Noise(self.seed, self.round, ids, self._id.device, self.engine)
-        some._draw = self._draw
-        return some
+        subset = Noise(self.seed, self.round, ids, self._id.device, self.engine)
+        subset._draw = self._draw
+        return subset
 
     def fork(self) -> Noise:
         """Give streams of the same clients that will not meet these: for work that some clients of a call have alone.

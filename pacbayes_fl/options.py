@@ -241,13 +241,13 @@ def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
     Returns:
         The field.
     """
-    theirs = {field.name: field for field in dataclasses.fields(cls)}[name]
-    facts: _Facts = theirs.metadata.get(_METADATA, _Facts())
-    metadata = {**theirs.metadata, _METADATA: facts._replace(origin=facts.origin or cls)}
+    inherited = {field.name: field for field in dataclasses.fields(cls)}[name]
+    facts: _Facts = inherited.metadata.get(_METADATA, _Facts())
+    metadata = {**inherited.metadata, _METADATA: facts._replace(origin=facts.origin or cls)}
     field: Any = dataclasses.field
     if default is not dataclasses.MISSING:
         return field(default=default, metadata=metadata)
-    return field(default=theirs.default, default_factory=theirs.default_factory, metadata=metadata)
+    return field(default=inherited.default, default_factory=inherited.default_factory, metadata=metadata)
 
 
 def options_of(cls: type) -> dict[str, Option]:
@@ -260,13 +260,13 @@ def options_of(cls: type) -> dict[str, Option]:
         By name, in the order of the fields.
     """
     kinds, meant = get_type_hints(cls), meanings(cls)
-    found = {}
+    result = {}
     for field in dataclasses.fields(cls):
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
         meant = meant if facts.origin is None else meanings(facts.origin) | meant
         default = default_of(field)
         names = tuple(facts.names()) if facts.names is not None else _literal(kinds[field.name])
-        found[field.name] = Option(
+        result[field.name] = Option(
             field.name,
             kinds[field.name],
             default,
@@ -277,7 +277,7 @@ def options_of(cls: type) -> dict[str, Option]:
             facts.paper,
             facts.hint,
         )
-    return found
+    return result
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -301,10 +301,10 @@ def meanings(cls: type) -> dict[str, str]:
     Returns:
         By name, in one line each; of the class itself where several say it.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= dict(_arguments(inspect.cleandoc(base.__dict__.get("__doc__") or "")))
-    return found
+        result |= dict(_arguments(inspect.cleandoc(base.__dict__.get("__doc__") or "")))
+    return result
 
 
 def _arguments(text: str) -> Iterator[tuple[str, str]]:

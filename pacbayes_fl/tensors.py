@@ -259,8 +259,8 @@ def norm(tree: Any) -> Tensor | None:
     ]
     if not parts:
         return None
-    found: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    return found.clamp_max(torch.finfo(found.dtype).max)
+    result: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return result.clamp_max(torch.finfo(result.dtype).max)
 
 
 def same(tree: Any, other: Any) -> Tensor:
@@ -276,14 +276,14 @@ def same(tree: Any, other: Any) -> Tensor:
     Raises:
         ShapeError: when the trees have no leaf.
     """
-    mine, theirs = leaves(tree), leaves(other)
-    if not mine:
+    left, right = leaves(tree), leaves(other)
+    if not left:
         raise ShapeError("same needs trees with at least one leaf, got none")
     flags = [
         leaf.new_ones(len(leaf), dtype=torch.bool)
-        if leaf is theirs[name]  # shared memory: nothing to compare
-        else (leaf == theirs[name]).unsqueeze(-1).flatten(1).all(1)
-        for name, leaf in mine.items()
+        if leaf is right[name]  # shared memory: nothing to compare
+        else (leaf == right[name]).unsqueeze(-1).flatten(1).all(1)
+        for name, leaf in left.items()
     ]
     return torch.stack(flags).all(0)
 
@@ -300,7 +300,7 @@ def where(keep: Tensor, tree: Tree, other: Tree) -> Tree:
         A tree with leaves [K, *].
     """
 
-    def choose(mine: Tensor, theirs: Tensor) -> Tensor:
-        return torch.where(keep.view(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+    def choose(left: Tensor, right: Tensor) -> Tensor:
+        return torch.where(keep.view(-1, *[1] * (left.dim() - 1)), left, right)
 
     return tree_map(choose, tree, other)

@@ -109,12 +109,12 @@ class Program(WeightModel):
 
 def sites(model: WeightModel, theta: Tensor) -> dict[str, Tensor]:
     """Cut flat weights [D] into sites, in the order of the shapes."""
-    found, start = {}, 0
+    result, start = {}, 0
     for name, shape in model.shapes.items():
         size = math.prod(shape)
-        found[name] = theta[start : start + size].view(shape)
+        result[name] = theta[start : start + size].view(shape)
         start += size
-    return found
+    return result
 
 
 def plain(model: WeightModel, reference: Tensor | None = None, theta: Tensor | None = None) -> Network:
@@ -199,17 +199,17 @@ def ggn(model: WeightModel, theta: Tensor, x: Tensor, index: Tensor | None = Non
     """Return J' Lambda J [B, B] of one client's rows and some weights [B], all when None."""
     network = plain(model, x, theta)
     curvature = loss_curvature(network(theta, x), noise_std(model, theta, x))
-    found = jacobian(network, theta, x)
-    found = found if index is None else found[..., index]
-    return torch.einsum("ncd,nce,nef->df", found, curvature, found)
+    result = jacobian(network, theta, x)
+    result = result if index is None else result[..., index]
+    return torch.einsum("ncd,nce,nef->df", result, curvature, result)
 
 
 def ggn_diagonal(model: WeightModel, theta: Tensor, x: Tensor) -> Tensor:
     """Return the diagonal of J' Lambda J [D]."""
     network = plain(model, x, theta)
     curvature = loss_curvature(network(theta, x), noise_std(model, theta, x))
-    found = jacobian(network, theta, x)
-    return torch.einsum("ncd,nce,ned->d", found, curvature, found)
+    result = jacobian(network, theta, x)
+    return torch.einsum("ncd,nce,ned->d", result, curvature, result)
 
 
 def posterior(model: WeightModel, theta: Tensor, x: Tensor, prior: Tensor, index: Tensor) -> Tensor:

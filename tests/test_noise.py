@@ -313,9 +313,9 @@ def test_some_clients_draw_as_among_all_and_one_taken_twice_draws_the_same_twice
 
 def test_keys_belong_to_seed_round_and_client() -> None:
     ids = list(IDS)
-    found = keys(3, 0, ids)
-    assert found.dtype == torch.int64 and (found >= 0).all() and found.max() > 2**61
-    assert torch.equal(keys(3, 0, ids[::-1]), found.flip(0))
+    result = keys(3, 0, ids)
+    assert result.dtype == torch.int64 and (result >= 0).all() and result.max() > 2**61
+    assert torch.equal(keys(3, 0, ids[::-1]), result.flip(0))
     everything = torch.cat([keys(seed, round, ids) for seed in range(4) for round in range(4)])
     assert len(everything.unique()) == len(everything)
     bits = (keys(0, 1, range(4000)).unsqueeze(-1) >> torch.arange(63)) & 1

@@ -184,9 +184,9 @@ def test_finite_says_client_by_client() -> None:
 
 def test_a_norm_is_that_of_all_leaves_together() -> None:
     tree = {"a": torch.tensor([[3.0, 0.0], [1e30, 0.0]]), "b": torch.tensor([[[4.0]], [[0.0]]]), "c": torch.zeros(2)}
-    found = tensors.norm(tree)
-    assert found is not None and found.dtype == torch.float64
-    assert found.tolist() == pytest.approx([5.0, 1e30])  # whose square is none in float32
+    result = tensors.norm(tree)
+    assert result is not None and result.dtype == torch.float64
+    assert result.tolist() == pytest.approx([5.0, 1e30])  # whose square is none in float32
     assert tensors.norm({}) is None
     far = tensors.norm({"a": torch.tensor([[1e200, 1e200]], dtype=torch.float64)})
     assert far is not None and far.tolist() == [torch.finfo(torch.float64).max]

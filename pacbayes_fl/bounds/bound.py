@@ -122,27 +122,27 @@ class Bound:
             raise AssumptionError(f"{own} does not fit its function: {'; '.join(problems)}", hint="see `bounds.Bound`")
 
     def _problems(self) -> list[str]:
-        found = []
+        result = []
         known = inspect.signature(self.function).parameters
         given = (*self.needs, *_UNDERSTOOD, *self.example)
         unbound = [name for name, each in known.items() if each.default is each.empty and name not in given]
         if not _NAME.fullmatch(self.name):
-            found.append(f"name must be of lower-case letters, digits, '-' and '.', got {self.name!r}")
+            result.append(f"name must be of lower-case letters, digits, '-' and '.', got {self.name!r}")
         if unused := [name for name in (*self.needs, "delta", "premises") if name not in known]:
-            found.append(f"the function has no argument {', '.join(unused)}")
+            result.append(f"the function has no argument {', '.join(unused)}")
         if unbound:
-            found.append(f"needs leaves out {', '.join(unbound)}, which the function cannot do without")
+            result.append(f"needs leaves out {', '.join(unbound)}, which the function cannot do without")
         if self.average not in _MEASURED:
-            found.append(f"average must be one of {', '.join(_MEASURED)}, got {self.average!r}")
+            result.append(f"average must be one of {', '.join(_MEASURED)}, got {self.average!r}")
         if self.world not in get_args(World):
-            found.append(f"world must be one of {', '.join(get_args(World))}, got {self.world!r}")
+            result.append(f"world must be one of {', '.join(get_args(World))}, got {self.world!r}")
         if self.poolable and (set(self.needs) != {"risk", "kl", "n"} or self.average != "client"):
-            found.append("poolable bounds are on a client and need risk, kl and n alone")
+            result.append("poolable bounds are on a client and need risk, kl and n alone")
         if not self.statement and sys.flags.optimize < 2:  # -OO takes docstrings away
-            found.append(
+            result.append(
                 "the docstring of the function must be a line on what it bounds, an empty line and the formula"
             )
-        return found
+        return result
 
     @property
     def summary(self) -> str:

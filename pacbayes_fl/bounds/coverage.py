@@ -76,7 +76,7 @@ def coverage(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None
         AssumptionError: when its certificate is not valid although all premises hold, or it needs a number that its
             world does not have.
     """
-    found = []
+    result = []
     for case in DRAWN[bound.world](0) if cases is None else cases[bound.world]:
         options = {name: value for name, value in bound.example.items() if name not in bound.needs}
         if gaps := [name for name in bound.needs if name not in case.numbers]:
@@ -88,8 +88,8 @@ def coverage(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None
         certificate = bound.certify(numbers, DELTA, case.premises, **options)
         if not certificate.valid:
             raise AssumptionError(f"the bound {bound.name!r} is not valid where all premises hold: {certificate}")
-        found.append(Coverage(case.what, int((certificate.value < case.truth).sum()), certificate))
-    return found
+        result.append(Coverage(case.what, int((certificate.value < case.truth).sum()), certificate))
+    return result
 
 
 def _shares(rows: int, hypotheses: int, seed: int) -> Tensor:

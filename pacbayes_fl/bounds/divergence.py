@@ -113,8 +113,8 @@ def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
     Raises:
         AssumptionError: when weights are negative or do not sum to 1.
     """
-    mine = _probabilities("weights", weights)
-    return relative_entropy(*torch.broadcast_tensors(mine, _prior(mine, prior))).sum(-1)
+    q = _probabilities("weights", weights)
+    return relative_entropy(*torch.broadcast_tensors(q, _prior(q, prior))).sum(-1)
 
 
 def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None) -> Tensor:
@@ -135,11 +135,11 @@ def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None
     Raises:
         AssumptionError: when weights are negative or do not sum to 1, or a divergence is negative.
     """
-    mine, each = torch.broadcast_tensors(_probabilities("weights", weights), divergences.double())
-    used = mine > 0
+    q, each = torch.broadcast_tensors(_probabilities("weights", weights), divergences.double())
+    used = q > 0
     if bool((wrong := used & (each < -_ROUNDING)).any()):
         raise AssumptionError(f"divergences must be at least 0 nats, got {each[wrong][0].item():g}")
-    spent = (mine * torch.where(used | each.isfinite(), each.clamp_min(0.0), 0.0)).sum(-1)
+    spent = (q * torch.where(used | each.isfinite(), each.clamp_min(0.0), 0.0)).sum(-1)
     kl = discrete_kl(weights, prior) + spent
     return torch.where(kl.isnan(), torch.inf, kl)
 

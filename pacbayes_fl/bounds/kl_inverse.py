@@ -79,10 +79,10 @@ def relative_entropy(a: Tensor, b: Tensor, difference: Tensor | None = None) -> 
     Returns:
         [*], in nats; infinite where b = 0 < a.
     """
-    found: Tensor = _RelativeEntropy.apply(  # type: ignore[no-untyped-call]
+    result: Tensor = _RelativeEntropy.apply(  # type: ignore[no-untyped-call]
         a, b, (b - a).detach() if difference is None else difference
     )
-    return found
+    return result
 
 
 class _RelativeEntropy(torch.autograd.Function):
@@ -130,8 +130,8 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
     """
-    found: Tensor = _Inverse.apply(*_checked(q, c), _upper)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Inverse.apply(*_checked(q, c), _upper)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _upper(q: Tensor, c: Tensor) -> Tensor:
@@ -155,16 +155,16 @@ def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
     """
-    found: Tensor = _Inverse.apply(*_checked(q, c), _lower)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Inverse.apply(*_checked(q, c), _lower)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _lower(q: Tensor, c: Tensor) -> Tensor:
     # With h = -(1 - q) ln(1 - q) <= q the root lies between q e^(-(c + h) / q) and q e^(-c / q): within a factor e.
     loss = torch.where(q < 1, -(1.0 - q) * torch.log1p(-q), 0.0)
     end = torch.where(q > 0, q * (-(c + loss) / q).exp() * (1.0 - 1e-9), 0.0)
-    found = torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
-    return torch.where(found < _TINY, 0.0, found)  # subnormal numbers are too coarse to tell
+    result = torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    return torch.where(result < _TINY, 0.0, result)  # subnormal numbers are too coarse to tell
 
 
 class _Inverse(torch.autograd.Function):

@@ -63,9 +63,9 @@ def numbers_of(bound: Bound, risk: float, kl: float, n: float, beta: float, *, w
     if bound.average != "client":
         log_z = -risk / confidence_factor(beta, len(_ENERGY), lam).item()
     values = {"risk": risk, "kl": kl, "n": n, "beta": beta, "log_z": log_z, "lam": lam}
-    found = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-    found |= {"free_energy": energy, "m": torch.full((len(_ENERGY),), float(n), dtype=torch.float64)}
-    return {name: found[name] for name in bound.needs}
+    result = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    result |= {"free_energy": energy, "m": torch.full((len(_ENERGY),), float(n), dtype=torch.float64)}
+    return {name: result[name] for name in bound.needs}
 
 
 def check_bound(bound: Bound) -> None:
@@ -91,9 +91,9 @@ def covers(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None) 
     Raises:
         AssumptionError: when it fails too often.
     """
-    for found in coverage(bound, cases):
-        what = f"it fails in {found.failures} of {WORLDS} worlds at delta = 0.05 ({found.what})"
-        _require(found.failures <= MOST, bound, "covers", what)
+    for result in coverage(bound, cases):
+        what = f"it fails in {result.failures} of {WORLDS} worlds at delta = 0.05 ({result.what})"
+        _require(result.failures <= MOST, bound, "covers", what)
 
 
 def states_itself(bound: Bound) -> None:

@@ -209,12 +209,12 @@ class ClippedSquare:
         Returns:
             [*], in squared units of y, float64.
         """
-        apart, std = mean.double() - y, variance.double().sqrt()
+        residual, std = mean.double() - y, variance.double().sqrt()
         spread = torch.where(std > 0, std, 1.0)
-        edges = [(sign * math.sqrt(self.limit) - apart) / spread for sign in (-1.0, 1.0)]
+        edges = [(sign * math.sqrt(self.limit) - residual) / spread for sign in (-1.0, 1.0)]
         inside: Tensor = torch.special.ndtr(edges[1]) - torch.special.ndtr(edges[0])
         low, high = (torch.exp(-0.5 * edge.square()) / math.sqrt(2 * math.pi) for edge in edges)
-        squares = (apart.square() + spread.square()) * inside + 2.0 * apart * spread * (low - high)
+        squares = (residual.square() + spread.square()) * inside + 2.0 * residual * spread * (low - high)
         squares = squares + spread.square() * (edges[0] * low - edges[1] * high)
         whole = (squares + self.limit * (1.0 - inside)).clamp(0.0, self.limit)
         return torch.where(std > 0, whole, self(mean, y))

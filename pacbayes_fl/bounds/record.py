@@ -131,10 +131,10 @@ def _read(record: Mapping[str, Any], known: Mapping[str, Formula]) -> Certificat
     delta = _number(record["delta"])
     shares = torch.stack(torch.broadcast_tensors(*(_numbers(share) for share in split.values())))
     for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
-        found, said = shares.sum(0) if key == "delta of all" else terms[key], _numbers(expected)
-        if found.shape != said.shape or not torch.allclose(found, said, rtol=_AGREEMENT, atol=0.0):
-            words = f"{key} is {_words(found)}, and its premises say {_words(said)}"
-            raise DataError(f"the record of a certificate is damaged: {words}")
+        result, said = shares.sum(0) if key == "delta of all" else terms[key], _numbers(expected)
+        if result.shape != said.shape or not torch.allclose(result, said, rtol=_AGREEMENT, atol=0.0):
+            text = f"{key} is {_words(result)}, and its premises say {_words(said)}"
+            raise DataError(f"the record of a certificate is damaged: {text}")
     broken = premises.broken()
     reasons = (*broken, *(str(reason) for reason in record["reasons"] if reason not in broken))
     return Certificate(

@@ -136,8 +136,8 @@ def function_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Te
         raise AssumptionError(
             f"{loss.name} is not for real targets", hint="take 'saturating-square' or 'clipped-square'"
         )
-    found = posterior.function(batch.x)
-    losses = expected(found.means, found.variances, batch.y.unsqueeze(1))
+    result = posterior.function(batch.x)
+    losses = expected(result.means, result.variances, batch.y.unsqueeze(1))
     return torch.where(batch.mask.unsqueeze(1), losses, 0.0).double()
 
 
@@ -155,11 +155,11 @@ def finite_risks(posterior: FinitePosterior, batch: ClientBatch, loss: BoundedLo
     sums: Tensor | None = None
     log_weights: list[Tensor] = []
     for rows in _blocks(batch):
-        found = [
+        result = [
             (log_weight, _losses(one, rows, loss).sum(1)) for log_weight, one in posterior.enumerate_hypotheses(rows.x)
         ]
-        log_weights = [log_weight for log_weight, _ in found]
-        part = torch.stack([total for _, total in found], 1)
+        log_weights = [log_weight for log_weight, _ in result]
+        part = torch.stack([total for _, total in result], 1)
         sums = part if sums is None else sums + part
     return torch.stack(log_weights, 1).double().exp(), _per_row(cast(Tensor, sums), batch)
 

@@ -61,17 +61,17 @@ def formulas(*more: Bound) -> dict[str, Formula]:
     Returns:
         Formulas by the names that records of certificates give them.
     """
-    found: dict[str, Formula] = {}
+    result: dict[str, Formula] = {}
     for bound in (*BOUNDS.values(), *more):
-        if bound.formula not in found.values():
-            found[bound.name] = bound.formula
-    return found
+        if bound.formula not in result.values():
+            result[bound.name] = bound.formula
+    return result
 
 
 def listing() -> list[tuple[str, str]]:
     """List the bounds with a line on each: on clients, then on averages over them, with who gives them."""
-    found = []
+    result = []
     for bound in BOUNDS.values():
         where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
-        found.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
-    return found
+        result.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
+    return result

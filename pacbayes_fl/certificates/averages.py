@@ -121,8 +121,8 @@ def respond_to_priors(
         at = index.to(rows.x.device)
         repeats = of.repeats.select(index, rows.mask.shape[1])
         for start in range(0, len(theta), step):
-            some = theta[start : start + step].expand(len(positions), -1, -1)
-            posterior, prior = (priors.condition(some, batch) for batch in (rows, none_of(rows)))
+            subset = theta[start : start + step].expand(len(positions), -1, -1)
+            posterior, prior = (priors.condition(subset, batch) for batch in (rows, none_of(rows)))
             risk, before = (repeats.risk(function_losses(one, rows, loss)) for one in (posterior, prior))
             kl = posterior.kl().double()
             energy = risk + kl / beta[index].to(kl).unsqueeze(1)

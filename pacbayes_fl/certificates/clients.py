@@ -121,12 +121,12 @@ def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[s
         if uncounted:
             reasons[name] = [uncounted]
             continue
-        found = bound_rows_of(trained, name, group, _least_delta(trained, request), average is not None)
-        why = _why_not(trained, found, request)
-        if found is None or why:
+        result = bound_rows_of(trained, name, group, _least_delta(trained, request), average is not None)
+        why = _why_not(trained, result, request)
+        if result is None or why:
             reasons[name] = why
         else:
-            groups[name] = found
+            groups[name] = result
     return groups, reasons
 
 
@@ -157,16 +157,16 @@ class Certified(NamedTuple):
     left_out: Mapping[str, str] = MappingProxyType({})
 
 
-def _why_not(trained: Trained, found: BoundRows | None, request: Request) -> list[str]:
+def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -> list[str]:
     """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
     why = []
-    if found is None:
+    if bound_rows is None:
         (saw,) = Premises(Provenance("saw the rows"), independent=True).broken()
         why.append(f"{saw}: report.certify.scheme = 'split', or certify --retrain")
-    elif request.record.private and not found.prior.private:
+    elif request.record.private and not bound_rows.prior.private:
         name = request.record.name
-        why.append(f"the bound {name!r} is for a prior that was drawn with privacy, and this one is {found.prior}")
-    elif not (trained.method.row_by_row or bool(found.seen.mask.any(1).all())):
+        why.append(f"the bound {name!r} is for a prior that was drawn with privacy, and this one is {bound_rows.prior}")
+    elif not (trained.method.row_by_row or bool(bound_rows.seen.mask.any(1).all())):
         why.append("the network normalises by rows that the prior has seen, and this one has seen none")
     return [*why, UNDECLARED] if why and not independent(trained.study) else why
 
@@ -202,17 +202,17 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
     if not bool(usable.any()):
         none = "no client has rows that count, and a posterior at a finite distance"
         return Certified(None, [], [none, *dict.fromkeys(left_out.values())], None, left_out)
-    some = measured.select(usable)
+    subset = measured.select(usable)
     premises = Premises(group.prior, independent(trained.study), loss, tried=request.tried)
-    certificate = bound_clients(request, some, premises, shared)
+    certificate = bound_clients(request, subset, premises, shared)
     average = None
     once = not bool(group.repeats.left_out.any()) and not group.repeats.shared
-    if request.record.poolable and group.apart and once and bool((usable | (measured.n == 0)).all()):
-        average = _pooled_certificate(request, some, premises)
+    if request.record.poolable and group.independent and once and bool((usable | (measured.n == 0)).all()):
+        average = _pooled_certificate(request, subset, premises)
     if not certificate.valid:
         return Certified(certificate, [], _with_keys(certificate.reasons), None, left_out)
     trivial = _trivial(trained, group, loss, certificate)
-    return Certified(certificate, _lines(name, group, usable, some, certificate, trivial), [], average, left_out)
+    return Certified(certificate, _lines(name, group, usable, subset, certificate, trivial), [], average, left_out)
 
 
 def _trivial(trained: Trained, group: BoundRows, loss: BoundedLoss, certificate: Certificate) -> Tensor:

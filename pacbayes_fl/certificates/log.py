@@ -135,16 +135,16 @@ def _known(folder: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Read the requests of a file; what cannot be read is one of which nothing else is known."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     if path.is_file():
         for text in path.read_bytes().split(b"\n"):
             with contextlib.suppress(*UNREADABLE):
                 line = json.loads(text)
-                found.append(line if isinstance(line, dict) and isinstance(line.get("number"), int) else {})
+                result.append(line if isinstance(line, dict) and isinstance(line.get("number"), int) else {})
                 continue
             if text.strip():
-                found.append({})
-    return found
+                result.append({})
+    return result
 
 
 def _without_number(line: Mapping[str, Any]) -> dict[str, Any]:

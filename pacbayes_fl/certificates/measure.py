@@ -91,8 +91,8 @@ def with_priors(
     def called(index: Tensor, *call: Any) -> Made:
         prior, seen = personalisation.posteriors(trained.method, *call), call[2]
         rows, test = (batch.select(index.cpu()).trim() for batch in (group.rows, group.test))
-        some = group._replace(repeats=group.repeats.select(index.cpu(), rows.mask.shape[1]))
-        return work(prior, some._replace(seen=seen, rows=rows, test=test))
+        subset = group._replace(repeats=group.repeats.select(index.cpu(), rows.mask.shape[1]))
+        return work(prior, subset._replace(seen=seen, rows=rows, test=test))
 
     yield from personalisation.personal_calls(trained.method, group.state, group.seen, trained.study.plan, called, more)
 
@@ -116,17 +116,17 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     draws: int | None = None
     rows = group.rows.size.to(group.rows.x.device)
 
-    def work(prior: Any, some: BoundRows) -> tuple[tuple[Tensor, ...], int | None]:
+    def work(prior: Any, subset: BoundRows) -> tuple[tuple[Tensor, ...], int | None]:
         refining, drawing = (
-            Noise(plan.seed, stream, some.rows.ids, some.rows.x.device, plan.noise) for stream in _STREAMS
+            Noise(plan.seed, stream, subset.rows.ids, subset.rows.x.device, plan.noise) for stream in _STREAMS
         )
         if exact:
-            return _exact_gibbs(prior, some, loss, request), None
-        posterior, kl = trained.method.refine(prior, some.seen, some.rows, refining)
+            return _exact_gibbs(prior, subset, loss, request), None
+        posterior, kl = trained.method.refine(prior, subset.seen, subset.rows, refining)
         personalisation.warn_of(posterior)
-        on_rows = gibbs_losses(posterior, some.rows, loss, request.draws, drawing)
-        on_test = gibbs_risk(posterior, some.test, loss, min(request.draws, _TEST_DRAWS), drawing)
-        values = some.repeats.risk(on_rows.rows), kl, on_test.risk, torch.full_like(kl, math.nan)
+        on_rows = gibbs_losses(posterior, subset.rows, loss, request.draws, drawing)
+        on_test = gibbs_risk(posterior, subset.test, loss, min(request.draws, _TEST_DRAWS), drawing)
+        values = subset.repeats.risk(on_rows.rows), kl, on_test.risk, torch.full_like(kl, math.nan)
         return values, on_rows.draws
 
     for index, (values, draws_of) in with_priors(trained, group, work):
@@ -139,19 +139,19 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     return Measured(risk, kl, counts[0], test_risk, counts[1], log_z if exact else None, draws, rows.cpu())
 
 
-def _exact_gibbs(prior: Any, some: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:
+def _exact_gibbs(prior: Any, subset: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:
     """Weigh the hypotheses of a finite list by the Gibbs posterior of the loss itself (certificates of eq. 38)."""
     if not isinstance(prior, FinitePosterior):
         raise AssumptionError(
             f"the bound {request.record.name!r} is for exact Gibbs posteriors: those over a finite list of hypotheses",
             hint="pac-pfl-bnn with method.posterior = 'importance', or another bound",
         )
-    beta = request.beta_for(some.rows.size.to(some.rows.x.device))
-    before, risks = finite_risks(prior, some.rows, loss)
+    beta = request.beta_for(subset.rows.size.to(subset.rows.x.device))
+    before, risks = finite_risks(prior, subset.rows, loss)
     weights, log_z = bounds.gibbs_weights(risks, beta, before)
-    _, on_test = finite_risks(prior, some.test, loss)
+    _, on_test = finite_risks(prior, subset.test, loss)
     risk, kl = (weights * risks).sum(1), bounds.discrete_kl(weights, before)
-    if bool(some.repeats.left_out.any()):  # ln Z is -beta (L^(Q) + KL / beta), and L^(Q) may be larger on what counts
-        risk = some.repeats.risk(finite_losses(prior, some.rows, loss, weights))
+    if bool(subset.repeats.left_out.any()):  # ln Z is -beta (L^(Q) + KL / beta), and L^(Q) may be larger on what counts
+        risk = subset.repeats.risk(finite_losses(prior, subset.rows, loss, weights))
         log_z = torch.minimum(log_z, -(beta * risk + kl))
     return risk, kl, (weights * on_test).sum(1), log_z

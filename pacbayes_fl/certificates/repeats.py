@@ -78,14 +78,14 @@ class Repeats(NamedTuple):
         Returns:
             [K, *], in the unit of the loss; NaN for a client of which no row counts.
         """
-        found = torch.full(losses.shape[:-1], torch.nan, dtype=torch.float64, device=losses.device)
+        result = torch.full(losses.shape[:-1], torch.nan, dtype=torch.float64, device=losses.device)
         plain = (self.left_out == 0).tolist()
         for k, cluster in enumerate(self.cluster.to(losses.device)):
             n = int(cluster.amax().clamp_min(-1)) + 1
             if n:
                 rows = losses[k][..., cluster > -2].double()
-                found[k] = rows.mean(-1) if plain[k] else _largest(rows, cluster[cluster > -2], n)
-        return found
+                result[k] = rows.mean(-1) if plain[k] else _largest(rows, cluster[cluster > -2], n)
+        return result
 
 
 def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
@@ -103,7 +103,7 @@ def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
     return torch.maximum(means.amax(-1), (base / n).squeeze(-1))
 
 
-def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = False) -> Repeats:
+def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool = False) -> Repeats:
     """Compare the rows of a bound with each other and with all that the clients' priors were trained on.
 
     Rows are compared in the data's own units, whoever has them and under whichever name: as features and target, and as
@@ -113,7 +113,7 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = Fal
         trained: the run.
         name: of the group.
         rows: of the bound, raw, x [K, N, *feature].
-        apart: whether the bound takes the clients' rows for independent of each other: a row that two clients have
+        independent: whether the bound takes the clients' rows as independent: a row that two clients have
             counts for neither.
 
     Returns:
@@ -123,19 +123,19 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, apart: bool = Fal
     every = [group.train for group in trained.dataset.groups.values()]
     width = part.twins * twins.spread(every)
     known = trained.groups["existing"].raw.train
-    (own, owner), (seen, theirs) = twins.stacked(rows), twins.stacked(known)
+    (own, owner), (seen, source_owner) = twins.stacked(rows), twins.stacked(known)
     label = twins.clusters(np.concatenate((own, seen)), width)
     label, source = label[: len(own)], label[len(own) :]
     marks = marks_of(trained, known)
-    mine = np.full(rows.clients, _ANY) if name == "new" or part.scheme == "split" else marks
-    saw = _foreign(label, mine[owner], source, marks[theirs])
+    own_mark = np.full(rows.clients, _ANY) if name == "new" or part.scheme == "split" else marks
+    saw = _foreign(label, own_mark[owner], source, marks[source_owner])
     for mark, there in _departed(trained, own, marks):
-        saw |= (mine[owner] != mark) & there
+        saw |= (own_mark[owner] != mark) & there
     _, pair = np.unique(np.stack((owner, label)), axis=1, return_inverse=True)
     pair = pair.reshape(-1)
     saw = np.isin(pair, pair[saw])  # a twin of a row that was seen is as good as seen
     several = np.isin(label, _of_several(label, owner))
-    number = _numbered(pair, owner, ~(saw | several) if apart else ~saw)
+    number = _numbered(pair, owner, ~(saw | several) if independent else ~saw)
     cluster = torch.full(rows.mask.shape, -2, dtype=torch.int64)
     cluster[rows.mask.cpu()] = torch.from_numpy(number)
     return Repeats(cluster, bool(several.any()))
@@ -167,27 +167,27 @@ def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int,
         yield mark, np.asarray(np.isin(cells, memory.clients[name].cells).any(1))
 
 
-def _foreign(label: Array, mine: Array, source: Array, marks: Array) -> Array:
+def _foreign(label: Array, own_mark: Array, source: Array, marks: Array) -> Array:
     """Find the rows [R] whose cluster has a row of another mark than their own."""
     size = 1 + int(max(label.max(initial=-1), source.max(initial=-1)))
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -2)
     np.minimum.at(lowest, source, marks)
     np.maximum.at(highest, source, marks)
-    return np.asarray((highest[label] > -2) & ((lowest[label] != mine) | (highest[label] != mine)))
+    return np.asarray((highest[label] > -2) & ((lowest[label] != own_mark) | (highest[label] != own_mark)))
 
 
 def _of_several(label: Array, owner: Array) -> Array:
     """Take the clusters that rows of several clients are in."""
     pairs = np.unique(np.stack((label, owner)), axis=1)
-    found, counts = np.unique(pairs[0], return_counts=True)
-    return np.asarray(found[counts > 1])
+    result, counts = np.unique(pairs[0], return_counts=True)
+    return np.asarray(result[counts > 1])
 
 
 def _numbered(pair: Array, owner: Array, counts: Array) -> Array:
     """Number the clusters that count from 0 within each client [R]; -1 where they do not."""
     number = np.full(len(pair), -1, dtype=np.int64)
-    found, place = np.unique(pair[counts], return_inverse=True)  # pairs of one client follow each other
-    owners = np.zeros(len(found), dtype=np.int64)
+    result, place = np.unique(pair[counts], return_inverse=True)  # pairs of one client follow each other
+    owners = np.zeros(len(result), dtype=np.int64)
     owners[place] = owner[counts]
-    number[counts] = (np.arange(len(found)) - np.searchsorted(owners, owners))[place]
+    number[counts] = (np.arange(len(result)) - np.searchsorted(owners, owners))[place]
     return number

@@ -95,8 +95,8 @@ class Request:
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         file = {}
         if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS:
-            found = OWN_BOUNDS.origin(self.bound)
-            file = {} if found is None else {"bound_file": str(found.file), "bound_sha256": found.sha256}
+            result = OWN_BOUNDS.origin(self.bound)
+            file = {} if result is None else {"bound_file": str(result.file), "bound_sha256": result.sha256}
         return own | file | {"bound": self.record.name, "loss": None if self.loss is None else self.loss.name}
 
     @property

@@ -35,8 +35,8 @@ class BoundRows(NamedTuple):
         rows: of the bound.
         test: rows that nothing has seen.
         prior: where the priors come from.
-        apart: whether no client's prior or units depend on another client's rows of the bound, so that averages over
-            the pooled rows can be bounded.
+        independent: whether no client's prior or units depend on another client's rows of the bound, so that averages
+            over the pooled rows can be bounded.
         repeats: which of the rows count.
     """
 
@@ -45,7 +45,7 @@ class BoundRows(NamedTuple):
     rows: ClientBatch
     test: ClientBatch
     prior: Provenance
-    apart: bool
+    independent: bool
     repeats: Repeats
 
 
@@ -132,8 +132,8 @@ def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling
     known, shared = trained.groups["existing"].used, group.shared  # pooled moments are of the priors' rows alone
     if name == "existing":
         fold = torch.from_numpy(marks_of(trained, group.train)).to(group.train.x.device)
-        apart = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
-        share = apart / apart.sum(1, keepdim=True)
+        other_fold = (fold.unsqueeze(0) != fold.unsqueeze(1)).to(known.y_mean.dtype)  # [K, K]
+        share = other_fold / other_fold.sum(1, keepdim=True)
         return shared.impose(Scaling(*(torch.tensordot(share, leaf, dims=1) for leaf in known)))
     average = Scaling(*(leaf.expand(group.train.clients, *leaf.shape[1:]) for leaf in known.average()))
     return shared.impose(average)

@@ -52,17 +52,19 @@ def bar(text: str, total: int, console: Console | None = None) -> Iterator[Calla
         task = shown.add_task("", total=total, name=name, news="")
 
         def show(done: int, news: Sequence[str] | None) -> None:
-            told = {} if news is None else {"news": _packed(news, left - width(name) - (wide + 1 if drawn else 0) - 1)}
-            shown.update(task, completed=done, **told)  # type: ignore[arg-type]
+            fields = (
+                {} if news is None else {"news": _packed(news, left - width(name) - (wide + 1 if drawn else 0) - 1)}
+            )
+            shown.update(task, completed=done, **fields)  # type: ignore[arg-type]
 
         yield show
 
 
 def _packed(news: Sequence[str], columns: int) -> str:
     """Take as much of the news as there is room for, whole; only the first may be shortened."""
-    told = ""
+    text = ""
     for one in news:
-        if told and width(f"{told} {printable(one)}") > columns:
+        if text and width(f"{text} {printable(one)}") > columns:
             break
-        told = f"{told} {printable(one)}" if told else shortened(one, max(1, columns))
-    return told
+        text = f"{text} {printable(one)}" if text else shortened(one, max(1, columns))
+    return text

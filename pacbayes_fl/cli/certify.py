@@ -96,12 +96,12 @@ def act(options: argparse.Namespace) -> None:
     with progress("certify clients", clients, options.quiet) as on_round:
         done = 0
 
-        def told(more: int) -> None:
+        def on_event(more: int) -> None:
             nonlocal done
             done += more
             on_round(RoundRecord(done, done))
 
-        table = of_clients.certify(trained, request, told)
+        table = of_clients.certify(trained, request, on_event)
     path = table.save(folder)
     if options.json:
         print(path.read_text("utf-8"))
@@ -127,9 +127,9 @@ def tables(folder: Path) -> list[CertifiedRun]:
         return []
     from pacbayes_fl.certificates.clients import checked
 
-    found = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
-    checked(found)
-    return found
+    result = tables_of(folder, lambda text: say(f"warning: {text}", file=sys.stderr))
+    checked(result)
+    return result
 
 
 def _drawn(table: CertifiedRun, folder: Path) -> list[Path]:

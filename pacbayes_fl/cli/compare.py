@@ -68,9 +68,9 @@ def act(options: argparse.Namespace) -> None:
         def on_run(study: Study) -> None:
             on_round(RoundRecord(next(done) - 1, 0))
 
-        found = compare(studies, options.seeds, options.out, on_run, key, options.resume)
+        result = compare(studies, options.seeds, options.out, on_run, key, options.resume)
         on_round(RoundRecord(runs, 0))
-    print_comparison(found)
+    print_comparison(result)
     if options.out:
         say(f"folder: {options.out}")
 

@@ -41,16 +41,16 @@ def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
     print(printable(text), file=file, flush=flush)
 
 
-def print_comparison(found: Sequence[Result]) -> None:
+def print_comparison(results: Sequence[Result]) -> None:
     """Print the tables of a comparison: cells, bins of calibration, rows behind them and what private runs have spent.
 
     Args:
-        found: the runs.
+        results: the runs.
     """
-    print_cells(comparison.table(found))
-    print_bins(found)
-    print_rows(found)
-    print_privacy(found)
+    print_cells(comparison.table(results))
+    print_bins(results)
+    print_rows(results)
+    print_privacy(results)
 
 
 def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round: int) -> None:
@@ -86,9 +86,9 @@ def print_table(result: Result) -> None:
     for group, entry in result.summary()["groups"].items():
         title = f"{group}, {entry['n_clients']} clients"
         rows[title] = [
-            _Row(name, *_statistics(found), worst([result], group, name))
+            _Row(name, *_statistics(results), worst([result], group, name))
             for name in names
-            if (found := _within(entry, name))
+            if (results := _within(entry, name))
         ]
     _print_rows(rows)
     for group, entry in result.summary()["groups"].items():
@@ -101,8 +101,8 @@ def print_table(result: Result) -> None:
     for model, rules in result.labels.get("selections", {}).items():
         for rule, chosen in rules.items():
             score = headline(result.task).name
-            words = f"{score} {chosen[score]:.4f} at round {chosen['round']}, mean weights"
-            say(f"{model}.{rule}: {words} ({chosen['rule']})")
+            text = f"{score} {chosen[score]:.4f} at round {chosen['round']}, mean weights"
+            say(f"{model}.{rule}: {text} ({chosen['rule']})")
 
 
 def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, Any]], what: str) -> None:
@@ -231,39 +231,39 @@ def print_cells(cells: Sequence[Cell]) -> None:
         _say_not_finite(f"{method} {group}", max(cell.asked for cell in own), entries, "scores")
 
 
-def print_bins(found: Sequence[Result]) -> None:
+def print_bins(results: Sequence[Result]) -> None:
     """Print with what settings metrics were taken, such as bins of confidence; nothing where no run says so.
 
     Args:
-        found: results of a table.
+        results: results of a table.
     """
     for option, names in spoken_options().items():
-        values = sorted({result.labels[option.setting] for result in found if option.setting in result.labels})
+        values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
         if values:
             say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
 
 
-def print_rows(found: Sequence[Result]) -> None:
+def print_rows(results: Sequence[Result]) -> None:
     """Print which rows are test rows, and which columns are not scaled by client; nothing where no run says so.
 
     Args:
-        found: results of a table.
+        results: results of a table.
     """
-    for text in dict.fromkeys(result.labels["test_rows"] for result in found if "test_rows" in result.labels):
+    for text in dict.fromkeys(result.labels["test_rows"] for result in results if "test_rows" in result.labels):
         say(f"test rows: {text}")
     for how, words in (("across clients", "scaled across clients"), ("own units", "not scaled")):
-        every = [result.labels.get("scaling", {}).get(how) for result in found]
+        every = [result.labels.get("scaling", {}).get(how) for result in results]
         for columns in dict.fromkeys(filter(None, every)):
             say(f"{words}: {columns}")
 
 
-def print_privacy(found: Sequence[Result]) -> None:
+def print_privacy(results: Sequence[Result]) -> None:
     """Print what private runs have spent: a line a method and value; nothing where no run is private.
 
     Args:
-        found: results of a comparison.
+        results: results of a comparison.
     """
-    private = [result for result in found if "privacy" in result.labels]
+    private = [result for result in results if "privacy" in result.labels]
     for name in dict.fromkeys(result.method for result in private):
         labels = [result.labels["privacy"] for result in private if result.method == name]
         for called in ("epsilon", SIMULATED_EPSILON):
@@ -295,10 +295,10 @@ def print_certificates(table: CertifiedRun) -> None:
     _print_fallen(table.labels)
     say(f"risk: {table.risk}")
     if table.number is not None:
-        words = (
+        text = (
             f"request {table.number} for certificates of these rows: delta is shared as among {table.labels['tried']}"
         )
-        say(f"{words} (requests are {table.labels['requests']})")
+        say(f"{text} (requests are {table.labels['requests']})")
     for group, reasons in table.reasons.items():
         if reasons:
             say(f"{group}: valid = false: {'; '.join(reasons)}")
@@ -392,5 +392,5 @@ def _faults(record: RoundRecord) -> list[str]:
 
 def _news(record: RoundRecord) -> str:
     """Say the same in a line, faults last."""
-    told, faults = _told(record), _faults(record)
-    return " ".join([*told[len(faults) :], *faults])
+    parts, faults = _told(record), _faults(record)
+    return " ".join([*parts[len(faults) :], *faults])

@@ -60,13 +60,13 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        found = [f"python {platform.python_version()}"]
+        result = [f"python {platform.python_version()}"]
         for package in _PACKAGES:
             try:
-                found.append(f"{package} {metadata.version(package)}")
+                result.append(f"{package} {metadata.version(package)}")
             except metadata.PackageNotFoundError:
-                found.append(f"{package} not installed")
-        print(f"{parser.prog} {__version__} ({', '.join(found)})")
+                result.append(f"{package} not installed")
+        print(f"{parser.prog} {__version__} ({', '.join(result)})")
         parser.exit()
 
 

@@ -46,7 +46,7 @@ def act(options: argparse.Namespace) -> None:
     """
     from pacbayes_fl import plots
 
-    found: list[Result] = []
+    result: list[Result] = []
     for folder in options.run:
         if comparison.is_comparison(folder):
             runs = comparison.load(folder)
@@ -56,9 +56,9 @@ def act(options: argparse.Namespace) -> None:
             written = _plot_run(runs[0], folder, names_in(options.clients) or None)
         for path in written:
             say(str(path))
-        found += runs
+        result += runs
     if len(options.run) > 1:
-        for path in plots.save_joint(found, options.run[0].parent / "figures"):
+        for path in plots.save_joint(result, options.run[0].parent / "figures"):
             say(str(path))
 
 

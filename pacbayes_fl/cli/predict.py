@@ -45,5 +45,5 @@ def act(options: argparse.Namespace) -> None:
     from pacbayes_fl.study.run import open_run
 
     trained = open_run(options.run)
-    found = predict(trained, options.client, options.data, options.later)
-    print_predictions([found], options.json, trained.state.round)
+    result = predict(trained, options.client, options.data, options.later)
+    print_predictions([result], options.json, trained.state.round)

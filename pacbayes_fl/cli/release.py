@@ -37,6 +37,6 @@ def act(options: argparse.Namespace) -> None:
     """
     from pacbayes_fl.study.release import release
 
-    words = release(options.run, options.out, options.public_scaling)
-    say(f"release: {words}")
+    text = release(options.run, options.out, options.public_scaling)
+    say(f"release: {text}")
     say(f"folder: {options.out}")

@@ -54,11 +54,11 @@ def act(options: argparse.Namespace) -> None:
 
     with progress(f"{study.method.name} on {study.name}", study.plan.rounds, options.quiet) as on_round:
 
-        def told(record: RoundRecord) -> None:
+        def on_event(record: RoundRecord) -> None:
             say_preset()  # not before a round has ended: a study that is refused gets one line, the error
             on_round(record)
 
-        result = run(study, out, options.resume, told)
+        result = run(study, out, options.resume, on_event)
     say_preset()  # no round was left to train
     print_table(result)
     say(f"run folder: {out}")
@@ -76,5 +76,5 @@ def _default_folder(path: Path, resume: bool) -> Path:
 
 
 def _say_preset(preset: str, differences: dict[str, tuple[object, object]]) -> None:
-    told = ", ".join(f"{key}={mine} (paper {theirs})" for key, (mine, theirs) in differences.items())
-    say(f"preset {preset}; differs from paper in: {told or 'nothing'}", file=sys.stderr)
+    text = ", ".join(f"{key}={value} (paper {published})" for key, (value, published) in differences.items())
+    say(f"preset {preset}; differs from paper in: {text or 'nothing'}", file=sys.stderr)

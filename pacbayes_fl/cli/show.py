@@ -36,11 +36,11 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     if comparison.is_comparison(options.run):
-        found = comparison.load(options.run)
+        results = comparison.load(options.run)
         if options.json:
             print(json.dumps(json.loads((options.run / comparison.FILE).read_text("utf-8")), indent=1))
         else:
-            print_comparison(found)
+            print_comparison(results)
         return
     result = load(options.run)
     if options.json:

@@ -96,7 +96,7 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
     every: dict[str, list[Trial]] = {}
     written = False
 
-    def told(number: int, trial: Trial) -> None:
+    def on_event(number: int, trial: Trial) -> None:
         if not written:
             options.stopped = "go on with --resume"
         if not options.quiet:
@@ -106,7 +106,7 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
 
     try:
         for name in names:
-            chosen[name], every[name] = tune.tune(options.study, name, options.budget, *numbers, sets, told, log)
+            chosen[name], every[name] = tune.tune(options.study, name, options.budget, *numbers, sets, on_event, log)
             _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
             written, options.stopped = True, f"the methods that were finished are in {out}; go on with --resume"
             say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)

@@ -55,8 +55,8 @@ def read_npz(path: Path) -> dict[str, Array]:
     except DataError as error:
         raise error if str(path) in str(error) else DataError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # whatever zipfile, zlib and numpy meet in a damaged file
-        told = str(error) or type(error).__name__
-        raise DataError(f"{path} cannot be read as .npz: {told}") from error
+        text = str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as .npz: {text}") from error
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:

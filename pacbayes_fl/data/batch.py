@@ -295,6 +295,6 @@ def same_schema(expected: ClientBatch, got: ClientBatch) -> None:
             client=got.names[0],
             hint="compare the columns with the run's labels.json",
         )
-    for label, theirs, ours in (("x", got.x, expected.x), ("y", got.y, expected.y)):
-        if theirs.dtype != ours.dtype:
-            raise DataError(f"{label} must be {ours.dtype}, got {theirs.dtype}", client=got.names[0])
+    for label, actual, wanted in (("x", got.x, expected.x), ("y", got.y, expected.y)):
+        if actual.dtype != wanted.dtype:
+            raise DataError(f"{label} must be {wanted.dtype}, got {actual.dtype}", client=got.names[0])

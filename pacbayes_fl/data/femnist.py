@@ -90,8 +90,8 @@ def _leaf_part(folder: Path) -> dict[str, list[tuple[Array, int]]]:
         try:
             memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "split it", DataError)
             for writer, data in json.loads(path.read_text("utf-8"))["user_data"].items():
-                mine = rows.setdefault(writer, [])
-                mine += [(_leaf_pixels(image), _leaf_label(y)) for image, y in zip(data["x"], data["y"], strict=True)]
+                own = rows.setdefault(writer, [])
+                own += [(_leaf_pixels(image), _leaf_label(y)) for image, y in zip(data["x"], data["y"], strict=True)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} is not one of LEAF's files: {error}") from error
     return rows

@@ -160,16 +160,19 @@ def planned(source: str, given: Mapping[str, Any], known: Mapping[str, Partition
     common = settings.parse(ImageOptions, {key: given[key] for key in given if key in common_keys}, where)
     if common.partition not in known:
         raise StudyError(f"{where}: there is no partition {common.partition!r}", hint=settings.nearest("", known))
-    chosen, mine = known[common.partition], own_keys[common.partition]
-    own: Any = settings.parse(chosen.options, {key: given[key] for key in given if key in mine}, where)
+    chosen, own_options = known[common.partition], own_keys[common.partition]
+    own: Any = settings.parse(chosen.options, {key: given[key] for key in given if key in own_options}, where)
     for name, keys in own_keys.items():
-        kind, theirs = known[name].options, {key: given[key] for key in given if key in keys and key not in mine}
-        other: Any = settings.parse(kind, theirs, where)
-        for key in theirs.keys() & {*known[name].refused_elsewhere}:
+        kind, foreign = (
+            known[name].options,
+            {key: given[key] for key in given if key in keys and key not in own_options},
+        )
+        other: Any = settings.parse(kind, foreign, where)
+        for key in foreign.keys() & {*known[name].refused_elsewhere}:
             if getattr(other, key) != options.options_of(kind)[key].default:
                 able = ", ".join(repr(each) for each, its_keys in own_keys.items() if key in its_keys)
                 what = f"{where} {key} is for the partition {able}, and the partition is {common.partition!r}"
-                raise StudyError(what, hint=f"{common.partition!r} has {', '.join(mine)}")
+                raise StudyError(what, hint=f"{common.partition!r} has {', '.join(own_options)}")
     domains = common.domains or (source,)
     if source not in domains:
         raise StudyError(f"[data] source {source!r} must be one of the domains {', '.join(domains)}")
@@ -207,8 +210,8 @@ def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
         if limit is not None:  # and another: clients and test rows are the same with and without a limit
             parts = partition.limited(parts, limit, np.random.default_rng([*key, *b"limit"]))
         partition.check_disjoint(parts, names)
-        for u, name, mine in zip(members, names, parts, strict=True):
-            made[u] = _Client(name, domain[u], u >= chosen.clients, mine)
+        for u, name, own in zip(members, names, parts, strict=True):
+            made[u] = _Client(name, domain[u], u >= chosen.clients, own)
     return [made[u] for u in range(total)]
 
 

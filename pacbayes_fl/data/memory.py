@@ -50,8 +50,8 @@ def require(
     """
     most = int(SHARE * available()) if limit is None else limit
     if wanted > most:
-        told = f"half of the {shown(available())} of memory that there is" if limit is None else "for such a file"
-        raise kind(f"{what} takes {shown(wanted)}, and the limit is {shown(most)}, {told}", hint=hint)
+        text = f"half of the {shown(available())} of memory that there is" if limit is None else "for such a file"
+        raise kind(f"{what} takes {shown(wanted)}, and the limit is {shown(most)}, {text}", hint=hint)
 
 
 def shown(size: int) -> str:

@@ -92,24 +92,24 @@ def by_labels(
     blocks: list[list[Parts]] = [[] for _ in members]
     for label in range(classes):
         holders = [k for k, labels in enumerate(held) if label in labels]
-        mine = y == label
+        own = y == label
         if official_test is None:
-            dealt = _deal(mine, len(holders), counts, generator, f"class {label}")
+            dealt = _deal(own, len(holders), counts, generator, f"class {label}")
         else:
             learned = counts._replace(test=0)
             scored = Counts(0, 0, counts.test)
-            first = _deal(mine & ~official_test, len(holders), learned, generator, f"class {label}, training part")
-            second = _deal(mine & official_test, len(holders), scored, generator, f"class {label}, test part")
+            first = _deal(own & ~official_test, len(holders), learned, generator, f"class {label}, training part")
+            second = _deal(own & official_test, len(holders), scored, generator, f"class {label}, test part")
             dealt = [Parts(a.train, a.validation, b.test) for a, b in zip(first, second, strict=True)]
         for k, part in zip(holders, dealt, strict=True):
             blocks[k].append(part)
     # Mixed once more: a part that is sorted by class would make classes of a client's folds and minibatches.
-    return tuple(Parts(*(generator.permutation(np.concatenate(p)) for p in zip(*mine, strict=True))) for mine in blocks)
+    return tuple(Parts(*(generator.permutation(np.concatenate(p)) for p in zip(*own, strict=True))) for own in blocks)
 
 
-def _deal(mine: Array, clients: int, counts: Counts, generator: np.random.Generator, what: str) -> list[Parts]:
+def _deal(members: Array, clients: int, counts: Counts, generator: np.random.Generator, what: str) -> list[Parts]:
     """Cut permuted rows into one consecutive block per client, and each block into its parts."""
-    rows = generator.permutation(np.flatnonzero(mine))
+    rows = generator.permutation(np.flatnonzero(members))
     each = sum(counts)
     if len(rows) < clients * each:
         raise DataError(
@@ -182,9 +182,9 @@ def _by_shares(y: Array, pool: Array, shares: Array, minimum: int, generator: np
     for label, share in enumerate(shares):
         rows = generator.permutation(pool[y[pool] == label])
         cuts = np.rint(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
-        for mine, part in zip(owned, np.split(rows, cuts), strict=True):
-            mine.append(part)
-    dealt = [generator.permutation(np.concatenate(mine)) for mine in owned]
+        for own, part in zip(owned, np.split(rows, cuts), strict=True):
+            own.append(part)
+    dealt = [generator.permutation(np.concatenate(own)) for own in owned]
     while min(map(len, dealt)) < minimum:  # ends: as long as one has too few, another has more than enough
         sizes = [len(rows) for rows in dealt]
         poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
@@ -263,7 +263,9 @@ def limited(parts: Sequence[Parts], limit: int, generator: np.random.Generator) 
     """
     if limit < 1:
         raise DataError(f"limit must be at least 1, got {limit}")
-    return tuple(mine._replace(train=generator.permutation(mine.train)[:limit]) for mine in parts)
+    return tuple(
+        client_parts._replace(train=generator.permutation(client_parts.train)[:limit]) for client_parts in parts
+    )
 
 
 def _split(rows: Array, test_share: float, validation_share: float, generator: np.random.Generator) -> Parts:
@@ -298,8 +300,8 @@ def check_disjoint(parts: Sequence[Parts], names: Sequence[str]) -> None:
         DataError: naming a client and the row.
     """
     used: set[int] = set()
-    for name, mine in zip(names, parts, strict=True):
-        for part in mine:
+    for name, client_parts in zip(names, parts, strict=True):
+        for part in client_parts:
             for row in part.tolist():
                 if row in used:
                     raise DataError(f"row {row} is used twice", client=name, hint="partition the rows again")

@@ -50,7 +50,7 @@ class Pieces(NamedTuple):
         Returns:
             The parts by name, "client_00" and so on.
         """
-        return {f"client_{u:02d}": mine for u, mine in zip(self.members, parts, strict=True)}
+        return {f"client_{u:02d}": own for u, own in zip(self.members, parts, strict=True)}
 
 
 def _all(own: Any, classes: int) -> int:

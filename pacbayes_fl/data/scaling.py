@@ -107,8 +107,10 @@ def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     Returns:
         [*], without unit.
     """
-    found = (values - mean) / std
-    return found if bool(found.isfinite().all()) else torch.where(found.isfinite(), found, values / std - mean / std)
+    result = (values - mean) / std
+    return (
+        result if bool(result.isfinite().all()) else torch.where(result.isfinite(), result, values / std - mean / std)
+    )
 
 
 def power_of_two(size: Tensor) -> Tensor:
@@ -179,14 +181,18 @@ def settle(
     flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
     whole = _moments(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
     between = (flat_inside & ~whole.flat[0]).tolist()
-    lost = [name for name, kind, apart in zip(names, asked, between, strict=True) if kind is None and apart]
+    lost = [
+        name
+        for name, kind, between_clients in zip(names, asked, between, strict=True)
+        if kind is None and between_clients
+    ]
     if alone and lost:
         what = f"{_listed(lost)}: constant inside clients and different between them, so that scaling by client makes 0"
         advice = f"{alone}, so they are not scaled across clients (data.column_scale = 'none' keeps their own units)"
         warnings.warn(f"{what}; {advice}", stacklevel=caller_stacklevel())
     kinds: list[ColumnScale] = []
-    for kind, apart in zip(asked, between, strict=True):
-        kinds.append(kind or ("pooled" if apart and not alone else "client"))
+    for kind, between_clients in zip(asked, between, strict=True):
+        kinds.append(kind or ("pooled" if between_clients and not alone else "client"))
     if labels:
         kinds[-1] = "none"
     pooled = torch.tensor([kind == "pooled" for kind in kinds], device=every.device)
@@ -233,13 +239,13 @@ def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], 
     for j in flat[:, :-1].any(0).nonzero().flatten().tolist():
         alike.setdefault(tuple(flat[:, j].nonzero().flatten().tolist()), []).append(columns[j])
     if alike:
-        words = [
+        clauses = [
             f"{_listed(names)} in {_listed([clients[k] for k in where])}"
             if len(where) < len(clients) or len(clients) == 1
             else f"{_listed(names)} in every client"
             for where, names in alike.items()
         ]
-        text = "; ".join([*words[:_SHOWN], *([f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else [])])
+        text = "; ".join([*clauses[:_SHOWN], *([f"and {len(clauses) - _SHOWN} more"] if len(clauses) > _SHOWN else [])])
         warnings.warn(
             f"features that do not vary tell a client nothing, and become 0: {text}", stacklevel=caller_stacklevel()
         )

@@ -30,17 +30,17 @@ def assert_disjoint(
     if train.ids != test.ids:
         raise DataError(f"training and {what} rows must be of the same clients, got {train.names} and {test.names}")
     old, new = (None, None) if times is None else times
-    found = {}
+    result = {}
     for k, name in enumerate(train.names):
         seen = set(fingerprints(train, k, old))
         if both := [row for row, values in enumerate(fingerprints(test, k, new)) if values in seen]:
-            found[name] = k, both
-    if not found:
+            result[name] = k, both
+    if not result:
         return
-    (name, (k, rows)), others = next(iter(found.items())), sum(len(rows) for _, rows in found.values())
+    (name, (k, rows)), others = next(iter(result.items())), sum(len(rows) for _, rows in result.values())
     *x, y = _stacked(test, k)[rows[0]].tolist()
     shown = ", ".join(f"{value:g}" for value in x[:_SHOWN]) + (", ..." if len(x) > _SHOWN else "")
-    more = f", of {others} in {len(found)} clients" if len(found) > 1 else ""
+    more = f", of {others} in {len(result)} clients" if len(result) > 1 else ""
     raise DataError(
         f"{what} row {rows[0]} is also a training row (x = {shown}; y = {y:g}), the first of {len(rows)} such rows "
         f"among its {int(test.size[k])}{more}",

@@ -125,15 +125,15 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     shape, classes = _check_long_form(arrays)
     names, new = [str(name) for name in arrays["client_name"]], np.asarray(arrays["client_new"], dtype=bool)
     test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
-    apart = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner))), dtype=bool))
+    validation = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner))), dtype=bool))
     if owner.dtype.kind not in "iu" or not np.isin(owner, np.arange(len(names))).all():
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):
         raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
     user_tables.check_names(names)
-    if (test & apart).any():
+    if (test & validation).any():
         raise DataError(
-            "a row is both a test and a validation row", client=names[int(owner[(test & apart).numpy()][0])]
+            "a row is both a test and a validation row", client=names[int(owner[(test & validation).numpy()][0])]
         )
     try:
         x, y = (torch.from_numpy(_known(arrays[name])) for name in ("x", "y"))
@@ -146,11 +146,13 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
         if members:
-            mine = [rows[c] for c in members]
-            parts = ([(x[at[part[at]]], y[at[part[at]]]) for at in mine] for part in (~test & ~apart, test, apart))
+            own = [rows[c] for c in members]
+            parts = (
+                [(x[at[part[at]]], y[at[part[at]]]) for at in own] for part in (~test & ~validation, test, validation)
+            )
             dtype = torch.float32 if shape else torch.float64
             made = _group(label, [names[c] for c in members], *parts, classes=classes, dtype=dtype)
-            groups[label] = made if when is None else replace(made, times=_times(when, mine, test, apart))
+            groups[label] = made if when is None else replace(made, times=_times(when, own, test, validation))
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
@@ -181,9 +183,9 @@ def _check_classes(where: str, largest: float, rows: int) -> int:
     return int(largest) + 1
 
 
-def _times(when: Tensor, rows: Sequence[Tensor], test: Tensor, apart: Tensor) -> Times:
+def _times(when: Tensor, rows: Sequence[Tensor], test: Tensor, validation: Tensor) -> Times:
     """Pad the times [R] of each client's training and test rows, whose positions [m] are given."""
-    parts = (~test & ~apart, test)
+    parts = (~test & ~validation, test)
     return Times(*(pad_sequence([when[own[part[own]]] for own in rows], batch_first=True) for part in parts))
 
 
@@ -230,13 +232,13 @@ def _group(
             raise DataError("has no training samples", client=name, hint="drop it, or let it join as a new client")
         if not len(scored):
             raise DataError("has no test samples", client=name, hint="hold some of its rows out, or drop it")
-    apart = None
+    validated = None
     if validation and any(len(y) for _, y in validation):
-        apart = ClientBatch.pad(validation, names, dtype=dtype, classes=classes, allow_empty=True)
+        validated = ClientBatch.pad(validation, names, dtype=dtype, classes=classes, allow_empty=True)
     return Group(
         ClientBatch.pad(train, names, dtype=dtype, classes=classes, allow_empty=label == "new"),
         ClientBatch.pad(test, names, dtype=dtype, classes=classes),
-        apart,
+        validated,
     )
 
 

@@ -45,14 +45,14 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) ->
     """
     times: list[Time] = []
     for place, owner, value in zip(where, owners, values, strict=True):
-        found = read(value)
-        if found is None:
+        result = read(value)
+        if result is None:
             hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or a number"
             raise DataError(f"{place}: {shown(value)} is no time", client=owner, hint=hint)
-        times.append(found)
-        if found.kind != times[0].kind:
+        times.append(result)
+        if result.kind != times[0].kind:
             first = f"{shown(values[0])}, the first time, is a {times[0].kind}"
-            what = f"{place}: {shown(value)} is a {found.kind}, and {first}"
+            what = f"{place}: {shown(value)} is a {result.kind}, and {first}"
             raise DataError(what, client=owner, hint="write all times of a table in one way")
     numbers = [time.value for time in times]
     whole = all(isinstance(one, int) and _SMALLEST <= one <= _LARGEST for one in numbers)

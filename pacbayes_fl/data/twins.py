@@ -57,13 +57,13 @@ def spread(batches: Sequence[ClientBatch]) -> Array:
     size = np.array([np.abs(part).max(0) for part in parts])
     within = np.where(within > 1e-12 * size, within, np.nan)  # rounding of a large constant is no spread
     flat = np.isnan(within).all(0)
-    found = np.zeros(within.shape[1])
-    found[~flat] = np.nanmedian(within[:, ~flat], 0)
+    result = np.zeros(within.shape[1])
+    result[~flat] = np.nanmedian(within[:, ~flat], 0)
     if flat.any():
         rest = np.concatenate([part[:, flat] for part in parts]).astype(np.float64)
         between = rest.std(0)
-        found[flat] = np.where(between > 1e-12 * np.abs(rest).max(0), between, 0.0)
-    return found
+        result[flat] = np.where(between > 1e-12 * np.abs(rest).max(0), between, 0.0)
+    return result
 
 
 def _by_client(batch: ClientBatch) -> list[Array]:
@@ -125,9 +125,9 @@ def _keys(rows: Array, width: Array, varying: Array, seed: int) -> tuple[Array, 
     keys = np.concatenate(parts)
     largest = max(float(np.abs(rows[at : at + step, used] / width[used]).max()) for at in range(0, len(rows), step))
     reach = 1.0 + 1e-9 + 1e-15 * len(used) * largest
-    some = np.sort(keys[np.linspace(0, len(keys) - 1, min(len(keys), _SAMPLE)).astype(int)], axis=0)
-    window = reach * max(1.0, len(keys) / len(some))  # as many as a window holds among all rows
-    near = [int((np.searchsorted(key, key + window, side="right") - np.arange(len(key))).sum()) for key in some.T]
+    sample = np.sort(keys[np.linspace(0, len(keys) - 1, min(len(keys), _SAMPLE)).astype(int)], axis=0)
+    window = reach * max(1.0, len(keys) / len(sample))  # as many as a window holds among all rows
+    near = [int((np.searchsorted(key, key + window, side="right") - np.arange(len(key))).sum()) for key in sample.T]
     best = np.argsort(near, kind="stable")[:_KEYS]
     return keys[:, best], reach
 
@@ -160,11 +160,11 @@ def _linked(rows: Array, keys: Array, width: Array, reach: float) -> Array:
 def _agree(rows: Array, left: Array, right: Array, width: Array) -> Array:
     """Compare pairs of rows in every column: bool [pairs]."""
     step = max(1, _BLOCK // rows.shape[1])
-    found = [
+    result = [
         (np.abs(rows[left[at : at + step]].astype(np.float64) - rows[right[at : at + step]]) <= width).all(1)
         for at in range(0, len(left), step)
     ]
-    return np.concatenate(found) if found else np.zeros(0, dtype=bool)
+    return np.concatenate(result) if result else np.zeros(0, dtype=bool)
 
 
 def _joined(labels: Array, left: Array, right: Array) -> Array:
@@ -172,9 +172,9 @@ def _joined(labels: Array, left: Array, right: Array) -> Array:
     size = len(labels)
     one, other = np.concatenate((left, np.arange(size))), np.concatenate((right, labels))
     graph = coo_array((np.ones(len(one), dtype=bool), (one, other)), shape=(size, size))
-    _, found = connected_components(graph, directed=False)
-    _, first = np.unique(found, return_index=True)
-    return np.asarray(first[found])
+    _, result = connected_components(graph, directed=False)
+    _, first = np.unique(result, return_index=True)
+    return np.asarray(first[result])
 
 
 def cells(rows: Array, width: Array, salt: int) -> Array:

@@ -121,10 +121,10 @@ def read_table(
     owned: dict[str, list[int]] = {}
     for i, owner in enumerate(owners):
         owned.setdefault(owner, []).append(i)
-    for name, words in (("split", ("train", "test")), ("group", ("existing", "new"))):
+    for name, allowed in (("split", ("train", "test")), ("group", ("existing", "new"))):
         for value, place in zip(columns.get(name, ()), places, strict=False):
-            if value not in words:
-                raise DataError(f"{path} {place}: {name} must be {words[0]!r} or {words[1]!r}, got {shown(value)}")
+            if value not in allowed:
+                raise DataError(f"{path} {place}: {name} must be {allowed[0]!r} or {allowed[1]!r}, got {shown(value)}")
     clients = {name: (values[rows, :-1], values[rows, -1]) for name, rows in owned.items()}
     split = None
     if "split" in columns:

@@ -292,10 +292,10 @@ def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
             raise CheckpointError(f"{what} clients must have different ids, got {', '.join(map(str, twice))} twice")
     position = {number: place for place, number in enumerate(saved_ids)}
     present = set(ids)
-    found = [(position[number], place) for place, number in enumerate(ids) if number in position]
+    result = [(position[number], place) for place, number in enumerate(ids) if number in position]
     return ClientMatch(
-        torch.tensor([source for source, _ in found], dtype=torch.int64),
-        torch.tensor([target for _, target in found], dtype=torch.int64),
+        torch.tensor([source for source, _ in result], dtype=torch.int64),
+        torch.tensor([target for _, target in result], dtype=torch.int64),
         tuple(number for number in ids if number not in position),
         tuple(number for number in saved_ids if number not in present),
     )
@@ -303,11 +303,11 @@ def match_clients(saved_ids: Sequence[int], ids: Sequence[int]) -> ClientMatch:
 
 def _rounds(root: Path) -> list[tuple[int, Path]]:
     """List the rounds on disk, newest first; a round that is being replaced comes after its replacement."""
-    found = []
+    result = []
     for path in root.iterdir() if root.is_dir() else ():
         if match := re.fullmatch(r"round_(\d+)(\.old)?", path.name):
-            found.append((int(match[1]), match[2] is None, path))
-    return [(number, path) for number, _, path in sorted(found, reverse=True)]
+            result.append((int(match[1]), match[2] is None, path))
+    return [(number, path) for number, _, path in sorted(result, reverse=True)]
 
 
 def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -100,9 +100,9 @@ class CallSplitter:
             ClientError: when one client alone is too much.
         """
         fits = self.most is None or len(positions) <= self.most
-        found = _tried(positions, rows, work) if fits else None
-        if found is not None:
-            yield positions, rows, found[0]
+        result = _tried(positions, rows, work) if fits else None
+        if result is not None:
+            yield positions, rows, result[0]
             return
         half = (len(positions) + 1) // 2
         if fits:
@@ -117,8 +117,8 @@ class CallSplitter:
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         for part in (range(half), range(half, len(positions))):
-            some = rows.select(torch.tensor(part)).trim()
-            yield from self.calls([positions[k] for k in part], some, work)
+            subset = rows.select(torch.tensor(part)).trim()
+            yield from self.calls([positions[k] for k in part], subset, work)
 
 
 def _tried(

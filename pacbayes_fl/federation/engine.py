@@ -97,7 +97,7 @@ def rounds(
             outcome = played.outcome
             del played  # the next one needs the memory of its states
             state = guard.undo(state, outcome, trouble)
-            undone.append(trouble.words)
+            undone.append(trouble.text)
             played = guard.again(state, trouble, undone)
         state, outcome = played
         del played

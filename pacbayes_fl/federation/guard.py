@@ -108,11 +108,11 @@ class Culprit(NamedTuple):
 
     Args:
         client: its name.
-        words: why.
+        text: why.
     """
 
     client: str
-    words: str
+    text: str
 
 
 def outlier(norms: Mapping[str, float]) -> Steps | None:
@@ -128,14 +128,14 @@ def outlier(norms: Mapping[str, float]) -> Steps | None:
     if longest is None or len(norms) < 2:
         return None
     rest = summary({name: norm for name, norm in norms.items() if name != longest.whose})
-    found = None if rest is None else longest._replace(median=rest.median)
-    return found if found is not None and found.largest > STANDS_OUT * found.median else None
+    result = None if rest is None else longest._replace(median=rest.median)
+    return result if result is not None and result.largest > STANDS_OUT * result.median else None
 
 
 def _longer(norms: Mapping[str, float], bound: Callable[[Steps], float]) -> Steps | None:
     """Find the one client whose step exceeds a bound; None where nobody can say what is usual."""
-    found = outlier(norms)
-    return found if found is not None and len(norms) > 2 and 0 < bound(found) < found.largest else None
+    result = outlier(norms)
+    return result if result is not None and len(norms) > 2 and 0 < bound(result) < result.largest else None
 
 
 def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
@@ -155,8 +155,8 @@ def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
         more = rows[steps.whose] / max(1.0, statistics.median(rows[name] for name in norms))
         return REMARKED * max(1.0, more) * steps.median
 
-    found = _longer(norms, bound)
-    return None if found is None else found.whose
+    result = _longer(norms, bound)
+    return None if result is None else result.whose
 
 
 def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | None:
@@ -171,8 +171,8 @@ def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | Non
         What is wrong; None where nothing is, and where nobody can say what is usual: of two clients, or of steps
         of no length.
     """
-    found = _longer(norms, lambda steps: most * max(steps.median, usual))
-    return None if found is None else f"client {found.whose!r} sent a step {lengths(found)}"
+    result = _longer(norms, lambda steps: most * max(steps.median, usual))
+    return None if result is None else f"client {result.whose!r} sent a step {lengths(result)}"
 
 
 def far_out(steps: Steps, before: Steps | None = None) -> bool:

@@ -145,7 +145,7 @@ class Kept:
             writing.put(positions, block)
         return writing.done()
 
-    def some(self, positions: Sequence[int]) -> Kept:
+    def subset(self, positions: Sequence[int]) -> Kept:
         """Give a federation of some of the clients.
 
         Args:

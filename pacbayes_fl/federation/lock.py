@@ -63,8 +63,8 @@ class RunLock:
         file.write(f"pid {os.getpid()}, host {socket.gethostname()}\n")
         file.flush()
         self._file = file
-        if told := close_folder(self.folder, frozenset({_LOCK}), "study.toml"):
-            warnings.warn(told, stacklevel=caller_stacklevel())
+        if warning := close_folder(self.folder, frozenset({_LOCK}), "study.toml"):
+            warnings.warn(warning, stacklevel=caller_stacklevel())
         clean(self.folder)
         return self
 

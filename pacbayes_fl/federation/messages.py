@@ -127,22 +127,22 @@ def _described(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 
-def first_difference(mine: Any, theirs: Any, name: str = "") -> str:
+def first_difference(own: Any, other: Any, name: str = "") -> str:
     """Name the first thing in which the methods of two `signature`s differ.
 
     Args:
-        mine: as read from JSON, of the client's method.
-        theirs: of the server's, or whatever came instead.
+        own: as read from JSON, of the client's method.
+        other: of the server's, or whatever came instead.
         name: of the part that is compared.
 
     Returns:
         What it is on both sides.
     """
-    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.get("") == theirs.get(""):
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                return first_difference(mine.get(key), theirs.get(key), f"{name}.{key}" if name else key)
-    here, there = (one.get("") if isinstance(one, dict) else one for one in (mine, theirs))
+    if isinstance(own, dict) and isinstance(other, dict) and own.get("") == other.get(""):
+        for key in sorted(own.keys() | other.keys()):
+            if own.get(key) != other.get(key):
+                return first_difference(own.get(key), other.get(key), f"{name}.{key}" if name else key)
+    here, there = (one.get("") if isinstance(one, dict) else one for one in (own, other))
     return f"{name or 'method'} is {shown(here)} here and {shown(there)} on the server"
 
 

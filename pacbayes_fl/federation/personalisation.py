@@ -61,9 +61,9 @@ def posteriors(method: AnyMethod, message: AnyTree, state: AnyTree, batch: Clien
     """
     fresh = method.is_new(state)
     trained = fresh is not None and not bool(fresh.any())
-    found = (method.personalise_trained if trained else method.personalise)(message, state, batch, noise)
-    warn_of(found)
-    return found
+    result = (method.personalise_trained if trained else method.personalise)(message, state, batch, noise)
+    warn_of(result)
+    return result
 
 
 def warn_of(posterior: Posterior) -> None:
@@ -98,10 +98,10 @@ def global_models(
         posterior = method.global_model(*call)
         return None if posterior is None else (posterior if then is None else then(index, posterior),)
 
-    for index, found in personal_calls(method, state, batch, plan, work):
-        if found is None:
+    for index, result in personal_calls(method, state, batch, plan, work):
+        if result is None:
             return
-        yield index, found[0]
+        yield index, result[0]
 
 
 def personal_calls(
@@ -141,8 +141,8 @@ def personal_calls(
         return index, work(index, message, kept.select(positions), own, noise)
 
     for call in cut_calls(batch, needed, parts(method, needed, list(range(batch.clients)), plan)):
-        for *_, found in splitter.calls(*call, called):
-            yield found
+        for *_, result in splitter.calls(*call, called):
+            yield result
 
 
 def join(

@@ -125,8 +125,8 @@ class PrivateAggregator:
         Returns:
             The record, with the number of clients that were to be expected.
         """
-        told = {name: value for name, value in values.items() if math.isfinite(value)}
-        return RoundRecord(t, round(self.cohorts.divisor), values=told)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        return RoundRecord(t, round(self.cohorts.divisor), values=finite)
 
     def noisy_sum(self, method: AnyMethod, message: AnyTree, t: int) -> NoisySum:
         """Start the sum of a round's clipped updates.

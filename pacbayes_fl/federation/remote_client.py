@@ -72,8 +72,8 @@ def handle_train(
     noise = Noise(config["seed"], number, batch.ids, device, config["noise"])
     slower = method if config["rates"] == 1 else slowed(method, config["rates"])
     update, new = slower.client(down, state, batch, noise)
-    told = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
-    return Reply(told, arrays.pack(update)), Kept(config["run"], number, flatten(new))
+    header = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
+    return Reply(header, arrays.pack(update)), Kept(config["run"], number, flatten(new))
 
 
 def _unwanted(
@@ -93,10 +93,10 @@ def _unwanted(
         return f"no round has number {config['round']}, seed {config['seed']} and noise {shown(config['noise'])}"
     if not 0 < config["rates"] <= 1:
         return f"learning rates can come to a part of them, not to {config['rates']:g} of them"
-    if (mine := signature(method)) != config["method"]:
+    if (own := signature(method)) != config["method"]:
         try:
-            theirs = json.loads(config["method"])
+            other = json.loads(config["method"])
         except (ValueError, RecursionError):
-            theirs = None
-        return f"the server runs another method: {first_difference(json.loads(mine), theirs)}"
+            other = None
+        return f"the server runs another method: {first_difference(json.loads(own), other)}"
     return ""

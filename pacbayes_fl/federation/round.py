@@ -54,8 +54,8 @@ class RoundPlayer:
         self.method, self.batch, self.plan, self.aggregator = method, batch, plan, aggregator
         self.sizes = [int(m) for m in batch.size.tolist()]
         self._rows = dict(zip(batch.names, self.sizes, strict=True))
-        some = (plan.cohort is not None if aggregator is None else aggregator.draws) and plan.train == "cohort"
-        self._everyone = None if some else self.parts(list(range(batch.clients)))
+        sampled = (plan.cohort is not None if aggregator is None else aggregator.draws) and plan.train == "cohort"
+        self._everyone = None if sampled else self.parts(list(range(batch.clients)))
         self.splitter = CallSplitter()
 
     def play(

@@ -76,14 +76,14 @@ class Place:
         form = places[0]._form
         step = max(1, _STAGE // max(1, form.bytes)) if form.on_cpu else len(places)
         for at in range(0, len(places) if form.on_cpu else 0, step):
-            some = places[at : at + step]
-            into = room(form.like, len(some))
+            subset = places[at : at + step]
+            into = room(form.like, len(subset))
             done = 0
-            for _, group in groupby(some, key=lambda place: place.block):
+            for _, group in groupby(subset, key=lambda place: place.block):
                 of_block = list(group)
                 Place.copy(of_block, rows(into, done, len(of_block)))
                 done += len(of_block)
-            for place, region in zip(some, form.file.write(_by_client(into)), strict=False):
+            for place, region in zip(subset, form.file.write(_by_client(into)), strict=False):
                 before, place._room = place._room, (None, region)  # at once, whatever interrupts a run
                 form.free.append(before)
 
@@ -99,8 +99,8 @@ class Place:
         if block is None:
             step = max(1, _STAGE // max(1, form.bytes))
             for begin in range(0, len(at), step):
-                some = at[begin : begin + step]
-                _from_bytes(form.file.read(some), rows(into, begin, len(some)))
+                subset = at[begin : begin + step]
+                _from_bytes(form.file.read(subset), rows(into, begin, len(subset)))
         else:
             copy_rows(block, at, into)
 
@@ -247,9 +247,9 @@ class _File:
         taken = [*sorted(self.free[len(self.free) - used :]), *range(self._regions, self._regions + more)]
         try:
             file = self._opened()
-            for region, some in _runs(taken, states):
+            for region, subset in _runs(taken, states):
                 file.seek(region * self._region)
-                left = some.numpy().reshape(-1).data
+                left = subset.numpy().reshape(-1).data
                 while left:
                     left = left[file.write(left) :]
         except OSError as error:
@@ -264,9 +264,9 @@ class _File:
     def read(self, regions: Sequence[int]) -> Tensor:
         """Read states, uint8 [k, region]."""
         states = torch.empty(len(regions), self._region, dtype=torch.uint8)
-        for region, some in _runs(regions, states):
+        for region, subset in _runs(regions, states):
             self._opened().seek(region * self._region)
-            left = some.numpy().reshape(-1).data
+            left = subset.numpy().reshape(-1).data
             while left:
                 count = self._opened().readinto(left)
                 if not count:

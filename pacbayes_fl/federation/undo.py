@@ -42,11 +42,11 @@ class Trouble(NamedTuple):
     """Why a round does not hold.
 
     Args:
-        words: what is wrong.
+        text: what is wrong.
         diverged: whether the federation has diverged after it; False where that was not looked at.
     """
 
-    words: str
+    text: str
     diverged: bool = False
 
 
@@ -70,7 +70,7 @@ class DivergenceGuard:
         except PrivacyError as error:
             if error.cause != "budget spent":
                 raise
-            what, t = f"{trouble.words}, and {error}", state.round + 1
+            what, t = f"{trouble.text}, and {error}", state.round + 1
             raise NumericalError(what, round=t, cause=error.cause, hint=_SLOWER) from error
 
     def trouble(self, before: FederationState, played: Played) -> Trouble | None:
@@ -86,8 +86,8 @@ class DivergenceGuard:
             if watch.times >= IN_A_ROW and watch.steps is not None and watch.steps.whose == watch.alone:
                 step = f"client {watch.alone!r} sent a step {lengths(watch.steps)}"
                 return Trouble(f"{step}, for the {IN_A_ROW}rd round in a row")
-        words = self._divergence(outcome)
-        return None if words is None else Trouble(words, diverged=True)
+        text = self._divergence(outcome)
+        return None if text is None else Trouble(text, diverged=True)
 
     def _divergence(self, outcome: Outcome) -> str | None:
         name = self._player.method.objective if self._player.aggregator is None else None
@@ -101,27 +101,27 @@ class DivergenceGuard:
         if self._steps and times < _HALVINGS:
             paid = "" if self._player.aggregator is None else ", and its release is paid for all the same"
             rates = f"learning rates halved, {times + 1} of at most {_HALVINGS} times{paid}"
-            warnings.warn(f"round {t} undone: {trouble.words}; {rates}", stacklevel=caller_stacklevel())
+            warnings.warn(f"round {t} undone: {trouble.text}; {rates}", stacklevel=caller_stacklevel())
             return state._replace(watch=state.watch._replace(halved=times + 1))
-        what = f"{trouble.words}, at {_FRACTIONS[times]} of the learning rates too" if times else trouble.words
+        what = f"{trouble.text}, at {_FRACTIONS[times]} of the learning rates too" if times else trouble.text
         culprit = None if self._player.aggregator is not None else self._culprit(state, outcome, trouble)
         if culprit is not None:
             hint = "look at its rows, or bound what one client can do: federation.aggregate = 'clipped'"
-            raise NumericalError(f"{what}; {culprit.words}", client=culprit.client, round=t, hint=hint)
+            raise NumericalError(f"{what}; {culprit.text}", client=culprit.client, round=t, hint=hint)
         hint = _SLOWER if self._steps else "nothing was changed; the last round's state holds"
         raise NumericalError(what, round=t, hint=hint)
 
     def _culprit(self, state: FederationState, outcome: Outcome, trouble: Trouble) -> Culprit | None:
         """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
-        found, before = outlier(outcome.norms), state.watch.steps
-        if found is not None and (trouble.diverged or self._divergence(outcome) is not None):
-            without = self._player.play(state, without=found.whose).outcome
+        result, before = outlier(outcome.norms), state.watch.steps
+        if result is not None and (trouble.diverged or self._divergence(outcome) is not None):
+            without = self._player.play(state, without=result.whose).outcome
             if without.present and self._divergence(without) is None:
-                return Culprit(found.whose, f"without its step, {lengths(found)}, the round would hold")
+                return Culprit(result.whose, f"without its step, {lengths(result)}, the round would hold")
         if before is not None and far_out(before):
             return Culprit(before.whose, f"its step in round {state.round} was {lengths(before)}")
-        if found is not None and far_out(found, before) and self._at_any_rate(state, found.whose):
-            return Culprit(found.whose, "its steps stand out at small learning rates too")
+        if result is not None and far_out(result, before) and self._at_any_rate(state, result.whose):
+            return Culprit(result.whose, "its steps stand out at small learning rates too")
         return None
 
     def _at_any_rate(self, state: FederationState, whose: str) -> bool:
@@ -134,8 +134,8 @@ class DivergenceGuard:
 
     def _stands_out(self, state: FederationState, method: AnyMethod, whose: str) -> bool:
         norms = self._player.play(state, method=method).outcome.norms
-        found = outlier(norms)
-        return not any(norms.values()) or (found is not None and found.whose == whose)
+        result = outlier(norms)
+        return not any(norms.values()) or (result is not None and result.whose == whose)
 
     def _at_start(self) -> Start:
         """Measure the parameters before the first round, and how well they fit every client."""
@@ -159,6 +159,6 @@ class DivergenceGuard:
         calls = player.calls(player.parts(list(range(player.batch.clients))))
         for positions, rows, update in chain.from_iterable(player.splitter.calls(*call, work) for call in calls):
             each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(positions))]
-            found = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
-            fits |= dict(zip(rows.names, torch.stack(found).tolist(), strict=True))
+            result = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
+            fits |= dict(zip(rows.names, torch.stack(result).tolist(), strict=True))
         return fits

@@ -137,9 +137,9 @@ def open_round(
     if strange := [name for name in names if name not in clients]:
         raise DeployError("it is asked and not registered", client=strange[0], round=number)
     message = method.broadcast(server)
-    told = arrays.pack(message), arrays.digest(message), signature(method)
+    header = arrays.pack(message), arrays.digest(message), signature(method)
     slower = method if rates == 1 else slowed(method, rates)
-    return Round(run, number, slower, plan, server, clients, names, expected, *told, rates, aggregator)
+    return Round(run, number, slower, plan, server, clients, names, expected, *header, rates, aggregator)
 
 
 def expected_update(method: AnyMethod, server: AnyTree, like: ClientBatch) -> AnyTree:
@@ -213,15 +213,15 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
     for name in opened.asked:
         if name not in good:
             reasons.setdefault(name, ["no reply"])
-    told = {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
+    rejected = {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
     present = tuple(name for name in opened.members if name in good)
     if opened.aggregator is None:
-        _enough(opened, present, told)
+        _enough(opened, present, rejected)
     nobody = tensors.tree_map(lambda leaf: leaf[:0], opened.expected)
     update = tensors.cat([nobody, *(good[name][1] for name in present)])
     known = [opened.members[name] for name in present]
     rows = torch.tensor([member.rows for member in known], dtype=torch.float64)
-    return Collected(opened.method.registered(update, rows, [member.id for member in known]), present, told)
+    return Collected(opened.method.registered(update, rows, [member.id for member in known]), present, rejected)
 
 
 def _judged(opened: Round, sender: str, reply: Reply) -> AnyTree:
@@ -258,12 +258,12 @@ def _enough(opened: Round, present: tuple[str, ...], reasons: Mapping[str, str])
         )
 
 
-def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) -> tuple[AnyTree, RoundRecord]:
+def close_round(opened: Round, collected: Collected, medians: Sequence[float] = ()) -> tuple[AnyTree, RoundRecord]:
     """Make the server's step of what has come.
 
     Args:
         opened: the round.
-        found: what `collect` returned.
+        collected: what `collect` returned.
         medians: `steps.median` of the records before, oldest first, by which the plan's "clipped" bounds steps.
 
     Returns:
@@ -274,26 +274,26 @@ def close_round(opened: Round, found: Collected, medians: Sequence[float] = ()) 
         PrivacyError: when the budget does not allow the round.
     """
     method, t, aggregator = opened.method, opened.number, opened.aggregator
-    message, everybody = method.broadcast(opened.server), torch.ones(len(found.present), dtype=torch.bool)
+    message, everybody = method.broadcast(opened.server), torch.ones(len(collected.present), dtype=torch.bool)
     numbers: Mapping[str, Tensor] = {}
     if aggregator is not None:
         noisy_sum = aggregator.noisy_sum(method, message, t)
-        noisy_sum.add(found.update, everybody)
+        noisy_sum.add(collected.update, everybody)
         joined = noisy_sum.release()
     elif opened.plan.aggregate != "mean":
         steps = RobustAccumulator(method, message, opened.plan, medians)
-        steps.add(found.update, everybody)
+        steps.add(collected.update, everybody)
         joined, numbers = steps.release(), steps.numbers
     else:
-        joined = found.update
+        joined = collected.update
     server = method.server(opened.server, joined, len(opened.members))
     if not all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(server).values()):
         raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
     values = {name: float(value) for name, value in {**method.report(server, joined), **numbers}.items()}
     if aggregator is not None:
         return server, aggregator.record(t, values)
-    norms = tensors.norm(method.client_deltas(message, found.update))
-    lengths = {} if norms is None else dict(zip(found.present, norms.tolist(), strict=True))
-    dropped = tuple(name for name in opened.asked if name not in found.present)
-    record = RoundRecord(t, len(found.present), dropped, values, steps=summary(lengths), reasons=found.reasons)
+    norms = tensors.norm(method.client_deltas(message, collected.update))
+    lengths = {} if norms is None else dict(zip(collected.present, norms.tolist(), strict=True))
+    dropped = tuple(name for name in opened.asked if name not in collected.present)
+    record = RoundRecord(t, len(collected.present), dropped, values, steps=summary(lengths), reasons=collected.reasons)
     return server, replace(record, rates=opened.rates)

@@ -88,15 +88,15 @@ def marginal_variance(model: WeightModel, weights: Tensor, batch: ClientBatch, i
     outputs, _ = _cost(model, weights, batch, 0)
     if batch.mask.shape[1] * outputs > index.shape[1]:
         arranged, factor = precision(model, weights, batch, index, prior)
-        found = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1)
-        return torch.zeros_like(weights).scatter(1, arranged, found).gather(1, index)
+        result = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1)
+        return torch.zeros_like(weights).scatter(1, arranged, result).gather(1, index)
     parts = []
     for jacobian in _chunks(model, weights, batch, index.shape[1]):
         if _structured(jacobian) and _worth_units(jacobian, batch, index):
-            ordered, found = _by_unit(jacobian, index), torch.zeros_like(weights)
+            ordered, result = _by_unit(jacobian, index), torch.zeros_like(weights)
             for k, own in enumerate(ordered):
-                found[k, own] = _dual_by_units(_chosen(jacobian, k, own), prior[k, own])
-            return found.gather(1, index)
+                result[k, own] = _dual_by_units(_chosen(jacobian, k, own), prior[k, own])
+            return result.gather(1, index)
         parts.append(jacobian.columns(index).flatten(1, 2))
     return _dual(torch.cat(parts, 1), prior.gather(1, index))
 
@@ -143,8 +143,8 @@ def add_rows(
         NaN for a client whose precision cannot be factored.
     """
     index = torch.cat((known.chosen, more), 1)
-    apart, block = variance.gather(1, more).double(), known.factor.double()
-    before = torch.diag_embed(torch.cat((torch.ones_like(known.chosen), apart.reciprocal()), 1))
+    variances, block = variance.gather(1, more).double(), known.factor.double()
+    before = torch.diag_embed(torch.cat((torch.ones_like(known.chosen), variances.reciprocal()), 1))
     before[:, : block.shape[1], : block.shape[1]] = block @ block.mT
     arranged, total = _subnetwork_ggn(model, weights, batch, index)
     place = torch.zeros_like(weights, dtype=torch.int64)
@@ -154,7 +154,7 @@ def add_rows(
     factor = _factored(before + total).to(weights.dtype)
     after = factor.double()
     spread = (torch.cholesky_inverse(after) * before).sum((-2, -1))
-    gained = _log_diagonal(after) - _log_diagonal(block) + 0.5 * apart.log().sum(1)
+    gained = _log_diagonal(after) - _log_diagonal(block) + 0.5 * variances.log().sum(1)
     return AddedRows(arranged, factor, (0.5 * (spread - index.shape[1]) + gained).clamp_min(0.0))
 
 
@@ -187,11 +187,11 @@ def _factored(matrix: Tensor) -> Tensor:
 def _cost(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int) -> tuple[int, int]:
     """Look at one row: the number of outputs, and numbers per row of all clients when `chosen` weights are taken."""
     first = batch.rows(torch.zeros(batch.clients, 1, dtype=torch.int64, device=batch.mask.device))
-    found = linearise(model, weights, first, batch)
-    numbers = found.jacobian.numel()
-    if not _structured(found.jacobian):
-        numbers += found.outputs.numel() * chosen
-    return found.outputs.shape[-1], numbers
+    result = linearise(model, weights, first, batch)
+    numbers = result.jacobian.numel()
+    if not _structured(result.jacobian):
+        numbers += result.outputs.numel() * chosen
+    return result.outputs.shape[-1], numbers
 
 
 def _chunks(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int) -> Iterator[Jacobian]:
@@ -263,16 +263,16 @@ def _dual_by_units(chosen: _Chosen, prior: Tensor) -> Tensor:
     parts = (prior.sqrt().unsqueeze(-1) * chosen.inputs).split(chosen.counts)
     gram = slopes.new_empty(rows, outputs, rows, outputs)
     by_unit = torch.stack([part.mT @ part for part in parts]).permute(1, 2, 0).contiguous()
-    for some in torch.arange(rows).split(_step(slopes)):
-        scaled = by_unit[some].unsqueeze(2) * slopes  # [M, N, R, U]
-        gram[:, :, some] = (scaled.flatten(1, 2) @ slopes[some].mT).unflatten(1, (rows, outputs)).permute(1, 2, 0, 3)
+    for chunk in torch.arange(rows).split(_step(slopes)):
+        scaled = by_unit[chunk].unsqueeze(2) * slopes  # [M, N, R, U]
+        gram[:, :, chunk] = (scaled.flatten(1, 2) @ slopes[chunk].mT).unflatten(1, (rows, outputs)).permute(1, 2, 0, 3)
     flat = gram.view(rows * outputs, -1)
     flat.diagonal().add_(1.0)
     factor, failed = torch.linalg.cholesky_ex(flat)
     inverse = torch.cholesky_inverse(factor).view_as(gram)
-    for some in torch.arange(rows).split(_step(slopes)):
-        across = inverse[:, :, some].permute(2, 0, 1, 3).flatten(1, 2) @ slopes[some]
-        by_unit[some] = across.unflatten(1, (rows, outputs)).mul_(slopes).sum(2)
+    for chunk in torch.arange(rows).split(_step(slopes)):
+        across = inverse[:, :, chunk].permute(2, 0, 1, 3).flatten(1, 2) @ slopes[chunk]
+        by_unit[chunk] = across.unflatten(1, (rows, outputs)).mul_(slopes).sum(2)
     blocks = by_unit.permute(2, 0, 1).contiguous()
     taken = [(part @ block).mul_(part).sum(1) for part, block in zip(parts, blocks, strict=True)]
     squares = slopes.square().sum(1).unbind(1)

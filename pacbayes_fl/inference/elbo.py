@@ -135,8 +135,8 @@ def loss_gradient(
         Log likelihood and KL divergence [K], in nats, and the gradient.
     """
     if isinstance(model, BayesianNetwork) or isinstance(q, ByAutograd):
-        mine, theirs = (q.precompute(), prior.precompute()) if precomputed is None else precomputed
-        log_likelihood, gradient = _hot_gradient(model, mine, theirs, rows, draws, zeta, scale)
+        q_terms, prior_terms = (q.precompute(), prior.precompute()) if precomputed is None else precomputed
+        log_likelihood, gradient = _hot_gradient(model, q_terms, prior_terms, rows, draws, zeta, scale)
         kl = divergence(model, q, prior) if with_kl else None
         return LossGradient(log_likelihood, kl, gradient)
     return defined_gradient(model, q, prior, rows, draws, zeta, scale)
@@ -168,8 +168,8 @@ def defined_gradient(
     with torch.enable_grad(), pyro.validation_enabled(False):
         leaf = tensors.tree_map(lambda parameter: parameter.detach().requires_grad_(True), q)
         program = partial(model.model, rows, Sites(prior, model), zeta, scale)
-        found = [client_terms(program, guide(model, leaf, draw, zeta)) for draw in draws]
-        fit, kl = tensors.tree_map(lambda *values: torch.stack(values).mean(0), *found)
+        result = [client_terms(program, guide(model, leaf, draw, zeta)) for draw in draws]
+        fit, kl = tensors.tree_map(lambda *values: torch.stack(values).mean(0), *result)
         slopes = iter(torch.autograd.grad((kl - fit).sum(), list(tensors.leaves(leaf).values())))
     return LossGradient(fit.detach(), kl.detach() / zeta, tensors.tree_map(lambda _: next(slopes), leaf))
 
@@ -188,8 +188,8 @@ def divergence(model: WeightModel, q: AnyFamily, prior: AnyFamily) -> Tensor:
     if not model.deterministic:
         return q.kl(prior)
     keep = model.stochastic_columns().to(q.loc.device)
-    mine, theirs = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
-    return mine.kl(theirs)
+    q_terms, prior_terms = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
+    return q_terms.kl(prior_terms)
 
 
 def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:

@@ -71,11 +71,11 @@ class _Evidence(NamedTuple):
 
 def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:
     """Log evidence of likelihoods to a power, and its gradient by the kernel: noise s^2 / c, and a constant."""
-    found = _by_embedding if prior.embedded else _by_covariance
+    result = _by_embedding if prior.embedded else _by_covariance
     if power is None:
-        return found(prior, batch)
+        return result(prior, batch)
     c, rows = power.to(prior.noise).unsqueeze(-1), batch.size.to(prior.noise).unsqueeze(-1)
-    evidence, grad_kernel = found(prior._replace(noise=prior.noise / c), batch)
+    evidence, grad_kernel = result(prior._replace(noise=prior.noise / c), batch)
     constant = torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log()
     by_constant = torch.where(c == 1.0, 0.0, (1.0 - c) / prior.noise)
     value, grad_noise = evidence.value + 0.5 * rows * constant, evidence.grad_noise / c + 0.5 * rows * by_constant

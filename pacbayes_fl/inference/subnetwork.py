@@ -88,8 +88,8 @@ def curved(index: Tensor, ggn: Tensor) -> Tensor:
     flat = ggn.gather(1, index) == 0
     if not tensors.on_host(flat):  # how many there are is on the device: all of them, then
         return index
-    some = max(1, int((~flat).sum(1).max()))
-    return index.gather(1, torch.argsort(flat, dim=1, stable=True)[:, :some])
+    count = max(1, int((~flat).sum(1).max()))
+    return index.gather(1, torch.argsort(flat, dim=1, stable=True)[:, :count])
 
 
 @dataclass(frozen=True)

@@ -121,27 +121,27 @@ def personal_steps(
     Returns:
         The state, and the mean scaled log likelihood [K], in nats; 0 for a client that takes no step.
     """
-    q, mine, adam = state
-    w, theirs = prior
+    q, q_terms, adam = state
+    w, w_terms = prior
     total = torch.zeros_like(scale)
     for _ in range(local.inner):
         draws = [draw(q, noise) for _ in range(local.draws)]
         if local.divergence == "forward":
             value, _, gradient = elbo.loss_gradient(
-                model, q, w, rows, draws, local.zeta, scale, (mine, theirs), with_kl=False
+                model, q, w, rows, draws, local.zeta, scale, (q_terms, w_terms), with_kl=False
             )
         else:  # KL(q || q) has slope 0
             value, _, gradient = elbo.loss_gradient(
-                model, q, q, rows, draws, local.zeta, scale, (mine, mine), with_kl=False
+                model, q, q, rows, draws, local.zeta, scale, (q_terms, q_terms), with_kl=False
             )
-            backwards = elbo.only_stochastic(model, theirs.kl_gradient_wrt_prior(mine))
+            backwards = elbo.only_stochastic(model, w_terms.kl_gradient_wrt_prior(q_terms))
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)
         adam = step_(q, gradient, adam, local.rate, local.optimiser, active)
-        mine = q.bounded().precompute()
+        q_terms = q.bounded().precompute()
         total += (value if active is None else torch.where(active, value, 0.0)) / local.inner
-    return Fitting(q, mine, adam), total
+    return Fitting(q, q_terms, adam), total
 
 
 def fit(

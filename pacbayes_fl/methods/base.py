@@ -188,11 +188,11 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         Variances are not negative, inclusions are probabilities.
         """
         flat = tensors.leaves(update)
-        found = torch.ones_like(flat["weight"], dtype=torch.bool)
+        result = torch.ones_like(flat["weight"], dtype=torch.bool)
         for name, leaf in flat.items():
             lowest, highest = _RANGES.get(name.split(".")[-1], (-math.inf, math.inf))
-            found = found & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else found
-        return found
+            result = result & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else result
+        return result
 
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
         """Let clients count as the server knows them, by rows [K] and ids, whatever their updates say."""

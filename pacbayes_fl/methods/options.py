@@ -74,12 +74,12 @@ def flat_options(cls: type, given: Mapping[str, Any] = _NOTHING) -> dict[str, Op
     Raises:
         ValueError: when two options have the same name.
     """
-    found = dict(_flat(cls, given))
-    names = [one.name for one in found.values()]
+    result = dict(_flat(cls, given))
+    names = [one.name for one in result.values()]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{cls.__name__} has two options {name!r}: rename one of them in part(names=...)")
-    return found
+    return result
 
 
 def _flat(cls: type, given: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
@@ -169,9 +169,9 @@ def with_word(kind: Any, word: str) -> Any:
         The type; its own words stand before this one.
     """
     members = _members(kind)
-    words = [text for one in members if get_origin(one) is Literal for text in get_args(one)]
+    literals = [text for one in members if get_origin(one) is Literal for text in get_args(one)]
     others = [one for one in members if get_origin(one) is not Literal]
-    return Union[(*others, Literal[(*words, word)])]
+    return Union[(*others, Literal[(*literals, word)])]
 
 
 def _storable(kind: Any) -> Any:

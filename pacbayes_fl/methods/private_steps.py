@@ -21,7 +21,7 @@ def deltas(sent: Tree, message: Tree) -> Tree:
     Returns:
         Leaves [K, *].
     """
-    return tensors.tree_map(lambda mine, theirs: mine - theirs, sent, message)
+    return tensors.tree_map(lambda upload, start: upload - start, sent, message)
 
 
 def alike(weighting: Weighting) -> None:

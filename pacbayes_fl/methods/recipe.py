@@ -160,7 +160,7 @@ class Recipe:
         if self.instance is not None:
             return {}
         left_open = {asks.option: asks for asks in self.held_out}
-        found = {}
+        result = {}
         for path, one in flat_options(self.method, self.variant).items():
             if one.name in self.fixed:
                 continue
@@ -168,8 +168,8 @@ class Recipe:
             if (asks := left_open.get(one.name)) is not None:
                 default = HELD_OUT if asks.by_default else one.default
                 one = one._replace(kind=with_word(one.kind, HELD_OUT), default=default)
-            found[path] = one
-        return found
+            result[path] = one
+        return result
 
     @cached_property
     def options(self) -> type[Any]:

@@ -50,24 +50,24 @@ class Registry(Mapping[str, "Recipe"]):
         Returns:
             Titles by name.
         """
-        found = {}
+        result = {}
         for name, home in self._homes.items():
             module, attribute = home.split(":")
-            found[name] = _titles(Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py"))[attribute]
-        return found
+            result[name] = _titles(Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py"))[attribute]
+        return result
 
 
 def _titles(path: Path) -> dict[str, str]:
     """Titles of a module's recipes by the names that it gives them."""
-    found = {}
+    result = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call):
             named = [one.value for one in node.value.keywords if one.arg == "title"]
             for one in (*named, *node.value.args[:1]):
                 if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                    found[node.targets[0].id] = one.value
+                    result[node.targets[0].id] = one.value
                     break
-    return found
+    return result
 
 
 METHODS = Registry(

@@ -111,13 +111,13 @@ class Tempered(Method[Any, Any, Any, Any]):
 
     def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Refine what is tempered: a divergence is one of weights, and does not know of T."""
-        found = self.inner.refine(prior.inner, seen, rows, noise)
-        return found._replace(posterior=tempered(found.posterior, self.temperature))
+        result = self.inner.refine(prior.inner, seen, rows, noise)
+        return result._replace(posterior=tempered(result.posterior, self.temperature))
 
     def global_model(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """Temper what the server would predict."""
-        found = self.inner.global_model(message, state, batch, noise)
-        return None if found is None else tempered(found, self.temperature)
+        result = self.inner.global_model(message, state, batch, noise)
+        return None if result is None else tempered(result, self.temperature)
 
     def client_deltas(self, message: Any, update: Any) -> Any:
         """As the method itself."""

@@ -146,8 +146,8 @@ def _sampled_crps(mixture: SampledMixture, y: Tensor) -> Tensor:
     """Return the unbiased estimate [K, N]; sum_i<j |x_i - x_j| = sum_i (2 i - S - 1) x_(i) over draws in order."""
     ordered = mixture.sample(_DRAWS, mixture.noise.copy()).sort(0).values
     rank = 2.0 * torch.arange(1, _DRAWS + 1, dtype=torch.float64, device=y.device) - _DRAWS - 1.0
-    apart = (rank.view(-1, 1, 1) * ordered).sum(0) / (_DRAWS * (_DRAWS - 1))
-    score = (ordered - y).abs().mean(0) - apart
+    spread = (rank.view(-1, 1, 1) * ordered).sum(0) / (_DRAWS * (_DRAWS - 1))
+    score = (ordered - y).abs().mean(0) - spread
     return torch.where(mixture.mean.isfinite(), score, torch.nan)
 
 

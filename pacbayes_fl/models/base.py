@@ -280,10 +280,10 @@ class WeightModel(ABC):
         ones = torch.ones(batch.clients, dtype=weights.dtype, device=weights.device)
         with pyro.validation_enabled(False):
             trace = poutine.trace(self.model).get_trace(batch, FixedWeights(self.unflatten(weights)), 1.0, ones)
-        found = observed(trace)
-        if len(found) != 1:
-            raise StudyError(f"the Pyro program must observe one site, found {len(found)}")
-        distribution = found[0][1]["fn"]
+        result = observed(trace)
+        if len(result) != 1:
+            raise StudyError(f"the Pyro program must observe one site, found {len(result)}")
+        distribution = result[0][1]["fn"]
         while isinstance(distribution, Independent | MaskedDistribution):
             distribution = distribution.base_dist
         return distribution if distribution.batch_shape == batch.y.shape else distribution.expand(batch.y.shape)

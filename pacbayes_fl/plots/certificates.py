@@ -58,8 +58,8 @@ def figure(table: CertifiedRun) -> Figure:
         raise NothingToDrawError("; ".join([f"the certificates by {table.bound} of {run} have no client", *absent]))
     height = min(_TALLEST, _ROW * max(map(len, groups.values())))
     whom = "all clients of a group at once" if table.labels.get("jointly") else "each client"
-    words = [f"{run}: {table.theorem or table.bound}, δ = {table.delta:g} for {whom}", *absent]
-    title = "\n".join(fill(line, 48 * len(groups)) for line in words)
+    lines = [f"{run}: {table.theorem or table.bound}, δ = {table.delta:g} for {whom}", *absent]
+    title = "\n".join(fill(line, 48 * len(groups)) for line in lines)
     with panels(1, len(groups), title, _WIDTH, height + 2.0) as (drawn, axes):
         marks: dict[str, Artist] = {}
         for axis, (group, clients) in zip(axes[0], groups.items(), strict=True):
@@ -80,8 +80,8 @@ def _sorted(clients: Sequence[CertifiedClient]) -> list[CertifiedClient]:
 
 
 def _title(group: str, count: int, above: int, reasons: Sequence[str]) -> str:
-    words = f"{group} clients ({count})" + (f", {above} with test risk above the bound" if above else "")
-    return "\n".join([words, *([fill(f"no certificates (grey): {'; '.join(reasons)}", _LETTERS)] if reasons else [])])
+    text = f"{group} clients ({count})" + (f", {above} with test risk above the bound" if above else "")
+    return "\n".join([text, *([fill(f"no certificates (grey): {'; '.join(reasons)}", _LETTERS)] if reasons else [])])
 
 
 def _rows(axis: Axes, table: CertifiedRun, clients: Sequence[CertifiedClient], grey: bool) -> int:

@@ -47,8 +47,8 @@ def convergence_curves(results: Sequence[Result]) -> Figure:
         for (name, model), points in lines.items():
             rounds, values = list(points), np.array(list(points.values()))  # [R], [R, seeds]
             dots = "o" if len(rounds) == 1 else None
-            words = f"{name}, {MODELS[model]}"
-            axis.plot(rounds, values.mean(1), MODEL_LINES[model], color=colours[name], marker=dots, label=words)
+            text = f"{name}, {MODELS[model]}"
+            axis.plot(rounds, values.mean(1), MODEL_LINES[model], color=colours[name], marker=dots, label=text)
             if values.shape[1] > 1:
                 axis.fill_between(rounds, values.min(1), values.max(1), color=colours[name], alpha=0.18, linewidth=0)
         axis.set(xlabel="round", ylabel="test accuracy")

@@ -50,8 +50,8 @@ def interval_plot(results: Sequence[Result], metrics: Sequence[str] | None = Non
             for axis, group in zip(row, groups, strict=True):
                 _lines(axis, [cell for cell in cells if (cell.metric, cell.group) == (metric, group)], methods)
                 better = direction(metric)
-                words = f"; {better} is better" if better else ""
-                axis.set(xlabel=f"{metric_label(metric, results[0])}{words}", ylabel="method")
+                text = f"; {better} is better" if better else ""
+                axis.set(xlabel=f"{metric_label(metric, results[0])}{text}", ylabel="method")
         for top, group in zip(axes[0], groups, strict=True):
             top.set_title(f"{group} clients, mean with 95 % interval")
     return figure

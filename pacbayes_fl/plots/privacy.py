@@ -97,8 +97,8 @@ def _axis_label(private: Sequence[Result], at: str) -> str:
     simulated = [SIMULATED_EPSILON in _about(result) for result in private]
     if all(simulated):
         return f"ε if the noise were secret, {at}\n(a simulation: private against nobody)"
-    words = "; of simulations if their noise were secret" * any(simulated)
-    return f"ε spent, {at}{words}\n(smaller is more private)"
+    text = "; of simulations if their noise were secret" * any(simulated)
+    return f"ε spent, {at}{text}\n(smaller is more private)"
 
 
 def _about(result: Result) -> Mapping[str, Any]:
@@ -132,16 +132,18 @@ def _names(results: Sequence[Result]) -> list[str]:
     Runs whose epsilons mean different things never share a line; those with another clip or cohort do, as long as each
     epsilon has one of them.
     """
-    words = [_words(result) for result in results]
-    told = ["mechanism"]
-    told += [key for key in ("method", "study", "delta", "neighbours") if len({word[key] for word in words}) > 1]
+    settings = [_words(result) for result in results]
+    varying = ["mechanism"]
+    varying += [
+        key for key in ("method", "study", "delta", "neighbours") if len({setting[key] for setting in settings}) > 1
+    ]
     for key in ("clip", "cohort"):
         seen: dict[Any, set[str]] = {}
-        for word, result in zip(words, results, strict=True):
-            seen.setdefault((*(word[part] for part in told), _target(result)), set()).add(word[key])
+        for setting, result in zip(settings, results, strict=True):
+            seen.setdefault((*(setting[part] for part in varying), _target(result)), set()).add(setting[key])
         if any(len(values) > 1 for values in seen.values()):
-            told.append(key)
-    return [", ".join(word[key] for key in told) for word in words]
+            varying.append(key)
+    return [", ".join(setting[key] for key in varying) for setting in settings]
 
 
 def _words(result: Result) -> dict[str, str]:
@@ -163,10 +165,10 @@ def _plain_names(results: Sequence[Result]) -> list[str]:
 
 
 def _gathered(results: Sequence[Result], names: Sequence[str]) -> dict[str, list[Result]]:
-    found: dict[str, list[Result]] = {}
+    gathered: dict[str, list[Result]] = {}
     for name, result in zip(names, results, strict=True):
-        found.setdefault(name, []).append(result)
-    return found
+        gathered.setdefault(name, []).append(result)
+    return gathered
 
 
 def _points(runs: Sequence[Result], group: str, metric: str) -> list[_Point]:

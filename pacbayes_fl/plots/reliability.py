@@ -70,8 +70,8 @@ def reliability_diagram(result: Result, bins: int | None = None, model: str = PE
             top.set_title(f"{group} clients ({len(clients)})")
             mean, largest = np.mean([client.gaps for client in each], 0)
             ece, mce = pooled.gaps
-            words = f"pooled rows: ECE {ece:.3f}, MCE {mce:.3f}\nmean over clients: {mean:.3f}, {largest:.3f}"
-            bottom.set_title(words, fontsize=8)
+            text = f"pooled rows: ECE {ece:.3f}, MCE {mce:.3f}\nmean over clients: {mean:.3f}, {largest:.3f}"
+            bottom.set_title(text, fontsize=8)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(shown))
     return figure

@@ -66,8 +66,8 @@ def sparsity_curve(results: Sequence[Result], group: str = "existing") -> Figure
         for (name, model), by_share in scores.items():
             shares = sorted(by_share)
             mean, low, high = (np.array([of(by_share[kept]) for kept in shares]) for of in (np.mean, np.min, np.max))
-            bars, colour, words = np.stack([mean - low, high - mean]), colours[name], f"{name}, {MODELS[model]}"
-            axis.errorbar(shares, mean, bars, fmt=f"o{MODEL_LINES[model]}", capsize=3, color=colour, label=words)
+            bars, colour, text = np.stack([mean - low, high - mean]), colours[name], f"{name}, {MODELS[model]}"
+            axis.errorbar(shares, mean, bars, fmt=f"o{MODEL_LINES[model]}", capsize=3, color=colour, label=text)
         axis.set(xlabel="share of weights kept", ylabel="test accuracy", title=f"{group} clients")
         axis.legend()
     return figure

@@ -150,7 +150,7 @@ def metric_label(column: str, result: Result) -> str:
         label = with_unit(RECORDED[name].label, RECORDED[name].unit) if name in RECORDED else name.replace("_", " ")
     else:
         label = with_unit(metric.label, _raw_unit(metric, result) if is_raw(column) else metric.unit)
-        said = [one.words.format(result.labels.get(one.setting, one.default)) for one in metric.options if one.words]
+        said = [one.text.format(result.labels.get(one.setting, one.default)) for one in metric.options if one.text]
         label += f" ({', '.join(said)})" if said else ""
     return ", ".join([label, *(PARTS.get(part, part) for part in parts)])
 

@@ -39,26 +39,26 @@ def sweep_curve(results: Sequence[Result], metric: str | None = None, group: str
         PacBayesFLError: when matplotlib is not installed.
     """
     chosen = metric or headline_column(results[0].task if results else "regression")
-    found: dict[str, dict[Any, list[list[float]]]] = {}
+    curves: dict[str, dict[Any, list[list[float]]]] = {}
     drawn = []
     for result in results:
         numbers = [value for value in result.column(group, chosen) if math.isfinite(value)]
         if "varied" in result.labels and numbers:
             about = result.labels["varied"]
             value = about["value"] if isinstance(about["value"], int | float) else str(about["value"])
-            found.setdefault(about["method"], {}).setdefault(value, []).append(numbers)
+            curves.setdefault(about["method"], {}).setdefault(value, []).append(numbers)
             drawn.append(result)
-    if not found:
+    if not curves:
         raise NothingToDrawError(f"no {group} client of the results has {chosen} at a value that was varied")
     keys = list(dict.fromkeys(result.labels["varied"]["key"] for result in drawn))
     if len(keys) > 1:
         raise StudyError(f"the results vary different values: {', '.join(keys)}", hint="draw those of one comparison")
-    values = list(dict.fromkeys(value for by_value in found.values() for value in by_value))
+    values = list(dict.fromkeys(value for by_value in curves.values() for value in by_value))
     numeric = not any(isinstance(value, str) for value in values)
     place = {value: value if numeric else number for number, value in enumerate(values)}
     with panels(1, 1, joint_title(drawn), 4.6, 3.2) as (figure, axes):
         axis: Axes = axes[0, 0]
-        for number, (method, by_value) in enumerate(found.items()):
+        for number, (method, by_value) in enumerate(curves.items()):
             order = sorted(by_value, key=place.__getitem__)
             mean, low, high = np.array([nested_bootstrap(by_value[value]) for value in order]).T
             where, colour = [place[value] for value in order], CYCLE[number % len(CYCLE)]

@@ -44,8 +44,8 @@ def uncertainty_histograms(result: Result, clients: int = 5) -> Figure:
     if not rounds:
         raise NothingToDrawError("no round of the result has histograms of predictive entropy")
     rounds = _spread(rounds)
-    found = dict.fromkeys(name for record in rounds for name in record.histograms if name.startswith(_PREFIX))
-    names = list(found)[:clients]
+    values = dict.fromkeys(name for record in rounds for name in record.histograms if name.startswith(_PREFIX))
+    names = list(values)[:clients]
     title = f"{result.method} on {result.study}, seed {result.seed}"
     shares = {(r.round, name): np.nan_to_num(r.histograms.get(name, ())) for r in rounds for name in names}
     highest = max(bars.max(initial=0.0) for bars in shares.values()) or 1.0

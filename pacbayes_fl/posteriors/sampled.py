@@ -46,8 +46,8 @@ class SampledMixture:
         shapes = {(tuple(one.batch_shape), tuple(one.event_shape)) for one in self.components}
         batch, event = next(iter(shapes), ((), ()))
         if len(shapes) != 1 or len(batch) != 2 or event or self.log_weights.shape != (batch[0], len(self.components)):
-            found = f"{list(self.log_weights.shape)} and {sorted(shapes)}"
-            raise ShapeError(f"log_weights must be [K, S] for S distributions of batch shape [K, N], got {found}")
+            result = f"{list(self.log_weights.shape)} and {sorted(shapes)}"
+            raise ShapeError(f"log_weights must be [K, S] for S distributions of batch shape [K, N], got {result}")
 
     def __repr__(self) -> str:
         """Kind, number and shape in one line."""
@@ -165,9 +165,9 @@ class SampledMixture:
         each = level.view(-1, 1, 1)
         low, high = torch.as_tensor(torch.inf).to(level), torch.as_tensor(-torch.inf).to(level)
         for weight, one in zip(self._columns, self.components, strict=True):
-            found, counts = univariate.quantile(one, each), ~weight.isneginf()
-            low = torch.where(counts & (found < low), found, low)
-            high = torch.where(counts & (found > high), found, high)
+            result, counts = univariate.quantile(one, each), ~weight.isneginf()
+            low = torch.where(counts & (result < low), result, low)
+            high = torch.where(counts & (result > high), result, high)
 
         def of(y: Tensor) -> Tensor:
             return self._mix(univariate.cdf(one, y) for one in self.components)
@@ -185,8 +185,8 @@ class SampledMixture:
         clients, rows = self.components[0].batch_shape
         like = self.log_weights.new_empty(clients, rows, draws, dtype=torch.float64)
         steps = self.log_weights.double().exp().cumsum(1)[:, :-1].contiguous()
-        found = torch.searchsorted(steps, noise.uniform(like).flatten(1))  # rows first: padding moves no number
-        chosen, level = found.view(like.shape).movedim(-1, 0), noise.uniform(like).movedim(-1, 0)
+        result = torch.searchsorted(steps, noise.uniform(like).flatten(1))  # rows first: padding moves no number
+        chosen, level = result.view(like.shape).movedim(-1, 0), noise.uniform(like).movedim(-1, 0)
         generator = generator_from_text(f"draws/{level[..., :1].tolist()}")
         out = torch.empty_like(level)
         for s, one in enumerate(self.components):

@@ -63,8 +63,8 @@ def best(log_probs: Tensor, y: Tensor, weight: Tensor) -> float:
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    found = 0.5 * (low + high)
-    return 1.0 / found if loss(found) < loss(1.0) else 1.0
+    predictive = 0.5 * (low + high)
+    return 1.0 / predictive if loss(predictive) < loss(1.0) else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +106,10 @@ class TemperedPosterior:
         """
         return self._mixture(self.inner.predict_at_mean(x))
 
-    def _mixture(self, found: Any) -> ClassMixture:
-        if not isinstance(found, ClassMixture):
-            raise StudyError(f"a temperature is for probabilities of classes, got a {type(found).__name__}")
-        return ClassMixture(temper(found.log_probs, self.temperature))
+    def _mixture(self, predictive: Any) -> ClassMixture:
+        if not isinstance(predictive, ClassMixture):
+            raise StudyError(f"a temperature is for probabilities of classes, got a {type(predictive).__name__}")
+        return ClassMixture(temper(predictive.log_probs, self.temperature))
 
     def _categorical(self, one: TorchDistribution) -> Categorical:
         return Categorical(logits=temper(one.logits.log_softmax(-1), self.temperature))

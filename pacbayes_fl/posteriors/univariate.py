@@ -51,8 +51,8 @@ def ends(one: TorchDistribution) -> tuple[Tensor, Tensor]:
     """
     support = _support(one)
     whole = (0.0, 1.0) if support is distributions.constraints.boolean else (-math.inf, math.inf)
-    found = (getattr(support, name, end) for name, end in zip(("lower_bound", "upper_bound"), whole, strict=True))
-    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in found)
+    result = (getattr(support, name, end) for name, end in zip(("lower_bound", "upper_bound"), whole, strict=True))
+    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in result)
     return low, high
 
 
@@ -67,8 +67,8 @@ def log_prob(one: TorchDistribution, y: Tensor) -> Tensor:
         [K, N] in nats, float64; minus infinity outside of the support.
     """
     with pyro.validation_enabled(False):
-        found = one.log_prob(y.double()).double()
-        return torch.where(_support(one).check(y) | y.isnan(), found, -math.inf)
+        result = one.log_prob(y.double()).double()
+        return torch.where(_support(one).check(y) | y.isnan(), result, -math.inf)
 
 
 def mass(one: TorchDistribution, y: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ def _cdf(one: Any, y: Tensor) -> Tensor:
     """Distribution function inside of the support: a closed form by kind, else torch's own, else a sum."""
     if discrete(one):
         return _summed(one, y)
-    found: Tensor = one.cdf(y)
-    return found
+    result: Tensor = one.cdf(y)
+    return result
 
 
 def _summed(one: TorchDistribution, y: Tensor) -> Tensor:
@@ -285,8 +285,8 @@ def _icdf(one: Any, level: Tensor) -> Tensor:
     """Quantile in closed form, where there is one."""
     if discrete(one):
         raise NotImplementedError
-    found: Tensor = one.icdf(level)
-    return found
+    result: Tensor = one.icdf(level)
+    return result
 
 
 @_icdf.register
@@ -341,11 +341,11 @@ def bisect(of: Callable[[Tensor], Tensor], level: Tensor, low: Tensor, high: Ten
         inner = (low < middle) & (middle < high)
         if not bool(inner.any()):
             break
-        found = of(middle)
-        reached = found >= level
+        result = of(middle)
+        reached = result >= level
         low = torch.where(inner & ~reached, middle, low)
         high = torch.where(inner & reached, middle, high)
-        high = torch.where(found.isnan(), torch.nan, high)
+        high = torch.where(result.isnan(), torch.nan, high)
     return high
 
 
@@ -427,7 +427,7 @@ def draws(one: TorchDistribution, count: int, generator: torch.Generator) -> Ten
         [S, K, N], in the unit of the targets, float64.
     """
     with pyro.validation_enabled(False), torch.no_grad(), _Seeded(generator):
-        found: Tensor = one.sample(  # every number comes from the generator that the mode hands out
+        result: Tensor = one.sample(  # every number comes from the generator that the mode hands out
             torch.Size([count])
         )
-        return found.double()
+        return result.double()

@@ -64,7 +64,7 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
     if method in ("auto", "rdp"):
         bounds.append(float(renyi(charges).get_epsilon(delta)))
     if method == "pld" or (method == "auto" and all(map(in_pld, charges))):
-        bounds.append(_by_pld(charges, delta, method, lambda found: found.get_epsilon_for_delta(delta)))
+        bounds.append(_by_pld(charges, delta, method, lambda result: result.get_epsilon_for_delta(delta)))
     return min(bounds)
 
 
@@ -102,7 +102,7 @@ def delta(charges: Sequence[Charge], epsilon: float, method: Method = "auto") ->
     if method in ("auto", "rdp"):
         bounds.append(float(renyi(charges).get_delta(epsilon)))
     if method == "pld" or (method == "auto" and all(map(in_pld, charges))):
-        bounds.append(_by_pld(charges, 1e-12, method, lambda found: found.get_delta_for_epsilon(epsilon)))
+        bounds.append(_by_pld(charges, 1e-12, method, lambda result: result.get_delta_for_epsilon(epsilon)))
     return min(bounds)
 
 
@@ -225,8 +225,8 @@ def _least_noise(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, coord
     while low > math.log(1e-6) and excess(low) <= 0:
         low, high = low - math.log(2), low
     if excess(low) > 0:  # smooth in between
-        found = brentq(excess, low, high, xtol=_PRECISION / 2) + _PRECISION / 2
-        high = found if excess(found) <= 0 else high
+        result = brentq(excess, low, high, xtol=_PRECISION / 2) + _PRECISION / 2
+        high = result if excess(result) <= 0 else high
     return math.exp(high)
 
 

@@ -63,32 +63,32 @@ def replacement(charges: Sequence[Charge], at: float) -> Replacement:
     if not checked(charges):
         return Replacement(0.0, 0.0)
     known = [replace(c, cohorts=replace(c.cohorts, kind="all", neighbours="replace")) for c in charges]
-    found = [Replacement(pure_epsilon(known), 0.0)]
+    result = [Replacement(pure_epsilon(known), 0.0)]
     spent = [at * 2.0 ** (-step / 4) for step in range(1, 160)]
     if all(charge.account == "gaussian" for charge in charges):
-        found += [Replacement(gaussian_epsilon(known, each), each) for each in spent]
+        result += [Replacement(gaussian_epsilon(known, each), each) for each in spent]
     else:
-        found += [Replacement(zcdp_epsilon(known, each), each) for each in spent]
+        result += [Replacement(zcdp_epsilon(known, each), each) for each in spent]
     if not all(charge.closed for charge in known):
-        found += _by_distribution(known, spent)
+        result += _by_distribution(known, spent)
     if all(charge.cohorts.kind == "poisson" for charge in charges):
         steps = _by_distribution(charges, spent)
-        found += [Replacement(2 * e, (1 + math.exp(min(e, 700.0))) * delta) for e, delta in steps]
-    return min(found, key=lambda one: one.nats(at))
+        result += [Replacement(2 * e, (1 + math.exp(min(e, 700.0))) * delta) for e, delta in steps]
+    return min(result, key=lambda one: one.nats(at))
 
 
 def _by_distribution(charges: Sequence[Charge], spent: Sequence[float]) -> list[Replacement]:
     """Take points of the trade-off curve by RDP and PLD; none without dp-accounting or a number in the doubles."""
-    found: list[Replacement] = []
+    result: list[Replacement] = []
     try:
         accountant = renyi(charges)
-        found += [Replacement(float(accountant.get_epsilon(each)), each) for each in spent]
+        result += [Replacement(float(accountant.get_epsilon(each)), each) for each in spent]
         if all(map(in_pld, charges)):
             distribution = losses(charges, spent[len(spent) // 4])
-            found += [Replacement(float(distribution.get_epsilon_for_delta(each)), each) for each in spent[::4]]
+            result += [Replacement(float(distribution.get_epsilon_for_delta(each)), each) for each in spent[::4]]
     except (PrivacyError, OverflowError):  # what was found without them holds all the same
-        return found
-    return found
+        return result
+    return result
 
 
 class Statement(NamedTuple):

@@ -65,22 +65,22 @@ def nested_bootstraps(
     """
     if not 0.0 < level < 1.0 or draws < 1:
         raise StudyError(f"level must be in (0, 1) and draws at least 1, got {level} and {draws}")
-    found: list[tuple[float, float, float]] = []
+    result: list[tuple[float, float, float]] = []
     alike: dict[tuple[int, ...], list[int]] = {}
     rows = [[np.asarray(row, dtype=np.float64) for row in values] for values in many]
     for k, values in enumerate(rows):
         if not values or any(row.ndim != 1 or not row.size for row in values):
             what = f"values must hold at least one client for every seed, got lengths {[len(r) for r in many[k]]}"
             raise ShapeError(what)
-        found.append((float(np.mean([row.mean() for row in values])), math.nan, math.nan))
+        result.append((float(np.mean([row.mean() for row in values])), math.nan, math.nan))
         if all(np.isfinite(row).all() for row in values):
             alike.setdefault(tuple(row.size for row in values), []).append(k)
     for sizes, metrics in alike.items():
         replicates = _replicates([rows[k] for k in metrics], sizes, np.random.default_rng(seed), draws)
         for k, means in zip(metrics, replicates, strict=True):
             low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-            found[k] = (found[k][0], float(low), float(high))
-    return found
+            result[k] = (result[k][0], float(low), float(high))
+    return result
 
 
 def _replicates(

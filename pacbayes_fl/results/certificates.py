@@ -174,13 +174,13 @@ def load(path: Path | str) -> CertifiedRun:
         clients = tuple(_client(line) for line in table.pop("clients"))
         for name in ("low", "high", "delta"):
             table[name] = float(table[name])
-        found = CertifiedRun(**table, clients=clients)
-        wrong = "an entry is not what its checksum was made of" if not intact else _disagreement(found)
+        result = CertifiedRun(**table, clients=clients)
+        wrong = "an entry is not what its checksum was made of" if not intact else _disagreement(result)
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as certificates: {error}", hint=hint) from error
     if wrong:
         raise DataError(f"{path} cannot be read as certificates: {wrong}", hint=hint)
-    return found
+    return result
 
 
 def _disagreement(table: CertifiedRun) -> str:
@@ -262,7 +262,7 @@ def tables_of(folder: Path | str, on_stale: Callable[[str], None] | None = None)
     Raises:
         DataError: when one cannot be read, was edited, or is stale.
     """
-    found = []
+    result = []
     for path in sorted((Path(folder) / FOLDER).glob("*.json")):
         table = load(path)
         reason = stale(table, folder)
@@ -271,8 +271,8 @@ def tables_of(folder: Path | str, on_stale: Callable[[str], None] | None = None)
         if reason and on_stale is not None:
             on_stale(f"{path} is stale: {reason}; certify again")
         else:
-            found.append(table)
-    return found
+            result.append(table)
+    return result
 
 
 def is_vacuous(value: float, high: float, trivial: float = math.nan) -> bool:

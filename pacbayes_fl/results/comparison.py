@@ -89,11 +89,11 @@ class Cell(NamedTuple):
     worst_client: str = ""
 
 
-def worst(found: Sequence[Result], group: str, metric: str) -> Worst | None:
+def worst(results: Sequence[Result], group: str, metric: str) -> Worst | None:
     """Name the client of a group that a metric is worst for.
 
     Args:
-        found: runs of one method that differ in their seed.
+        results: runs of one method that differ in their seed.
         group: "existing" or "new".
         metric: its name.
 
@@ -104,7 +104,7 @@ def worst(found: Sequence[Result], group: str, metric: str) -> Worst | None:
     if not (better := direction(metric)):
         return None
     values: dict[str, list[float]] = {}
-    for result in found:
+    for result in results:
         for row in result.clients:
             value = float(row.metrics.get(metric, math.nan))
             if row.group == group and not math.isnan(value):
@@ -117,20 +117,20 @@ def worst(found: Sequence[Result], group: str, metric: str) -> Worst | None:
     return Worst(client, means[client])
 
 
-def table(found: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
+def table(results: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
     """Summarise runs by method, group and metric.
 
     Args:
-        found: results of one study.
+        results: results of one study.
         metrics: their names; those of the task when None.
 
     Returns:
         A cell for every combination that has numbers.
     """
-    metrics = comparison_columns(found[0].task) if metrics is None else metrics
+    metrics = comparison_columns(results[0].task) if metrics is None else metrics
     cells = []
-    for method in dict.fromkeys(result.method for result in found):
-        runs = [result for result in found if result.method == method]
+    for method in dict.fromkeys(result.method for result in results):
+        runs = [result for result in results if result.method == method]
         for group in GROUPS:
             for metric in metrics:
                 cell = _cell(method, group, metric, runs)
@@ -225,7 +225,7 @@ def load(folder: Path | str) -> list[Result]:
         varied = {str(name): dict(about) for name, about in summary.get("varied", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_AGAIN) from error
-    found = []
+    loaded = []
     for name, method, scores in runs:
         if Path(name).name != name:
             raise DataError(f"{path} names a run outside of its folder: {name!r}", hint=_AGAIN)
@@ -236,7 +236,7 @@ def load(folder: Path | str) -> list[Result]:
             raise DataError(what, hint="put that run back, or run compare again with the same --out")
         if about := varied.get(method):
             result = replace(result, method=method, labels={**result.labels, "varied": about})
-        found.append(result)
-    if not found:
+        loaded.append(result)
+    if not loaded:
         raise DataError(f"{path} names no run", hint=_AGAIN)
-    return found
+    return loaded

@@ -62,8 +62,8 @@ def read(folder: Path) -> Ended | None:
         What the file says; None for a run that was not ended by an error, or whose file cannot be read.
     """
     try:
-        found = json.loads((folder / FILE).read_text("utf-8"))
-        return Ended(int(found["saved"]), str(found["why"]), str(found["advice"]))
+        result = json.loads((folder / FILE).read_text("utf-8"))
+        return Ended(int(result["saved"]), str(result["why"]), str(result["advice"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

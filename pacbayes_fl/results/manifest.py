@@ -239,9 +239,9 @@ def problems(folder: Path | str, without: Collection[str] = ()) -> dict[str, str
         if manifest is None:
             hint = "restore it from a copy, or resume the run: its files are then taken as they are"
             raise DataError(f"{folder / NAME} is missing: it holds the checksums of all other files", hint=hint)
-        found = _compared(folder, manifest, tuple(without))
-        if not found or read(folder) == manifest:
-            return found
+        result = _compared(folder, manifest, tuple(without))
+        if not result or read(folder) == manifest:
+            return result
 
 
 def intact(folder: Path | str, name: str) -> bool:
@@ -287,7 +287,7 @@ def verify(folder: Path | str, needed: Collection[str], without: Collection[str]
 
 
 def _compared(folder: Path, manifest: Manifest, without: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    result = {}
     newest = max((int(match[1]) for match in map(_ROUND.match, manifest.files) if match), default=None)
     for name in dict.fromkeys((*FILES, *manifest.files, *manifest.coming)):
         if name.startswith(without):
@@ -300,12 +300,12 @@ def _compared(folder: Path, manifest: Manifest, without: tuple[str, ...]) -> dic
             superfluous = match is not None and not path.parent.exists() and int(match[1]) != newest
             superfluous |= path.parent.with_suffix(".old").exists()  # or just being replaced
             if not may_go and not superfluous:
-                found[name] = "is missing"
+                result[name] = "is missing"
         elif not may_be and path.stat().st_size:
-            found[name] = "was not written by this run"
+            result[name] = "was not written by this run"
         elif may_be and not any(_fits(path, one) for one in may_be):
-            found[name] = "is damaged or was edited"
-    return found
+            result[name] = "is damaged or was edited"
+    return result
 
 
 def _settled(folder: Path, manifest: Manifest) -> dict[str, Print]:
@@ -325,8 +325,8 @@ def _fits(path: Path, one: Print) -> bool:
     """Whether a file is what was written; of one that grows, its beginning."""
     try:
         with path.open("rb") as file:
-            found, left = _hashed(file, one.length)
-            return not left and found == one.sha256 and (one.grows or not file.read(1))
+            result, left = _hashed(file, one.length)
+            return not left and result == one.sha256 and (one.grows or not file.read(1))
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -41,14 +41,14 @@ class Option:
         argument: name of the metric's argument.
         setting: its name in the study's table [report], and in the labels of a run.
         default: of a run that does not say.
-        words: what axes and labels say of the value, such as "{} bins"; nothing where empty.
+        text: what axes and labels say of the value, such as "{} bins"; nothing where empty.
         sentence: what tables say of the value; nothing where empty.
     """
 
     argument: str
     setting: str
     default: Any
-    words: str = ""
+    text: str = ""
     sentence: str = ""
 
 
@@ -139,7 +139,7 @@ class Metric:
             Its note, and before it the values of options that axes say; nothing for a metric without a note.
         """
         said = {one.setting: self.values.get(one.setting, one.default) for one in self.options}
-        shown = {one.setting: said[one.setting] for one in self.options if one.words}
+        shown = {one.setting: said[one.setting] for one in self.options if one.text}
         return {**shown, self.name: self.note.format(**said)} if self.note else {}
 
 
@@ -436,12 +436,12 @@ def spoken_options() -> dict[Option, list[str]]:
     Returns:
         Options, each with the names of the metrics that depend on it.
     """
-    found: dict[Option, list[str]] = {}
+    result: dict[Option, list[str]] = {}
     for name, metric in METRICS.items():
         for option in metric.options:
             if option.sentence:
-                found.setdefault(option, []).append(name)
-    return found
+                result.setdefault(option, []).append(name)
+    return result
 
 
 def listing() -> list[tuple[str, str]]:

@@ -105,8 +105,8 @@ class Result:
         """What was run, on how many clients, in one line; the numbers are in `summary`."""
         counts = [f"{sum(row.group == group for row in self.clients)} {group}" for group in GROUPS]
         ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
-        told = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
-        return f"Result({names.printable(told)})"
+        text = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
+        return f"Result({names.printable(text)})"
 
     @property
     def round(self) -> int:
@@ -161,8 +161,8 @@ class Result:
             every = {metric: values[~np.isnan(values)] for metric, values in columns.items()}
             known = {metric: values for metric, values in every.items() if values.size}
             with np.errstate(invalid="ignore"):  # an infinite value has no spread; that becomes None
-                found = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
-            intervals = dict(zip(known, found, strict=True))
+                result = nested_bootstraps([[values.tolist()] for values in known.values()], seed)
+            intervals = dict(zip(known, result, strict=True))
             for metric, values in every.items():
                 odd = self.not_finite(group, metric)
                 if not (values.size or odd):  # a metric of other groups
@@ -213,14 +213,14 @@ class Result:
         """Compare everything, numbers bit by bit; NaN equals NaN, and labels are compared as JSON."""
         if not isinstance(other, Result):
             return NotImplemented
-        mine, theirs = self.predictions, other.predictions
+        own, others = self.predictions, other.predictions
         return (
             (self.study, self.method, self.seed, self.task) == (other.study, other.method, other.seed, other.task)
             and [*map(to_line, self.rounds)] == [*map(to_line, other.rounds)]
             and _clients_csv(self) == _clients_csv(other)
             and _json(self.labels) == _json(other.labels)
-            and mine.keys() == theirs.keys()
-            and all(_same(tensor, theirs[name]) for name, tensor in mine.items())
+            and own.keys() == others.keys()
+            and all(_same(tensor, others[name]) for name, tensor in own.items())
         )
 
 

@@ -63,8 +63,8 @@ def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Mom
         Leaves [J, D].
     """
     member = torch.nn.functional.one_hot(cluster, len(old.mean)).to(weight) * weight.unsqueeze(1)  # [K, J]
-    found = [moments.match(sent, own) for own in member.unbind(1)]
-    joined = tensors.tree_map(lambda *leaves: torch.stack(leaves), *found)
+    result = [moments.match(sent, own) for own in member.unbind(1)]
+    joined = tensors.tree_map(lambda *leaves: torch.stack(leaves), *result)
     return tensors.where(member.sum(0) > 0, joined, old)
 
 
@@ -91,8 +91,8 @@ def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> T
     for _ in range(min(clusters, len(points))):
         far = nearest.argmax().view(1)
         chosen.append(far)
-        apart = squares + squares.index_select(0, far) - 2 * inner.index_select(1, far).squeeze(1)
-        nearest = torch.minimum(nearest, apart) if len(chosen) > 1 else apart
+        distances = squares + squares.index_select(0, far) - 2 * inner.index_select(1, far).squeeze(1)
+        nearest = torch.minimum(nearest, distances) if len(chosen) > 1 else distances
     founded = torch.arange(len(chosen), device=points.device) < count  # the others have nobody to begin at
     members = torch.nn.functional.one_hot(torch.cat(chosen), len(points)).double() * founded.unsqueeze(1)  # [J, K]
     cluster = torch.zeros(len(points), dtype=torch.int64, device=points.device)

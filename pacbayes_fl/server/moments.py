@@ -95,8 +95,8 @@ def deviations(moments: Moments, centre: Moments) -> Moments:
     Returns:
         Leaves [K, D]; 0 for q = centre.
     """
-    apart = moments.mean - centre.mean
-    return Moments(apart, moments.variance - centre.variance + apart.square())
+    difference = moments.mean - centre.mean
+    return Moments(difference, moments.variance - centre.variance + difference.square())
 
 
 def from_deviations(mean: Moments, centre: Moments) -> Moments:

@@ -98,7 +98,7 @@ class Rule:
             return multi_krum(steps, weight, self.faulty)
         return median(steps, weight) if self.kind == "median" else geometric_median(steps, weight)
 
-    def told(self, said: Tree, weight: Tensor) -> Tree:
+    def statistics(self, said: Tree, weight: Tensor) -> Tree:
         """Sum what clients say of a round, nobody's say larger or smaller than that of the f next ones.
 
         Args:
@@ -125,7 +125,7 @@ class Rule:
 
         def whole(name: str, leaf: Tensor) -> Tensor:
             unknown = leaf.is_floating_point() and bool(leaf.isnan().all())
-            return self.told(said[name], weight).to(leaf.dtype).expand(leaf.shape) if unknown else leaf
+            return self.statistics(said[name], weight).to(leaf.dtype).expand(leaf.shape) if unknown else leaf
 
         return tensors.unleaves(joined, {name: whole(name, leaf) for name, leaf in tensors.leaves(joined).items()})
 
@@ -344,8 +344,8 @@ def geometric_median(steps: Tree, weight: Tensor) -> Tree:
     """
     rows, share = _present(steps, weight)
     points = _matrix(rows)
-    found = weiszfeld(points, share.double(), middle(points), _STEPS) if len(points) else points.sum(0)
-    return _tree(found, steps)
+    result = weiszfeld(points, share.double(), middle(points), _STEPS) if len(points) else points.sum(0)
+    return _tree(result, steps)
 
 
 def weiszfeld(points: Tensor, weight: Tensor, start: Tensor, steps: int) -> Tensor:
@@ -432,12 +432,12 @@ def _lengths(points: Tensor) -> Tensor:
         return points.sum(1)
     largest = points.abs().amax(1)
     scaled = points / torch.where(largest > 0, largest, 1.0).unsqueeze(1)
-    found: Tensor = largest * torch.linalg.vector_norm(scaled, dim=1)
-    return found
+    result: Tensor = largest * torch.linalg.vector_norm(scaled, dim=1)
+    return result
 
 
 def _spread(points: Tensor) -> Tensor:
     """Typical distance [] of points [n, D] from their middle, positive: a unit in which they can be squared."""
-    apart = _lengths(points - middle(points))
-    some = apart[apart > 0]
-    return middle(some) if len(some) else torch.ones((), dtype=points.dtype, device=points.device)
+    distances = _lengths(points - middle(points))
+    positive = distances[distances > 0]
+    return middle(positive) if len(positive) else torch.ones((), dtype=points.dtype, device=points.device)

@@ -99,7 +99,7 @@ def compare(
         if out is not None:
             put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
 
-    found = []
+    finished = []
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
         for name, study, folder in runs:
             on_round = _after(begin, on_run(study) if on_run is not None else None)
@@ -108,19 +108,19 @@ def compare(
             else:
                 result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
             begin()
-            found.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
+            finished.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
     if out is not None:
-        write(out, found)
-    return found
+        write(out, finished)
+    return finished
 
 
 def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | None) -> Callable[[RoundRecord], None]:
-    def told(record: RoundRecord) -> None:
+    def on_event(record: RoundRecord) -> None:
         begin()
         if on_round is not None:
             on_round(record)
 
-    return told
+    return on_event
 
 
 def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
@@ -222,15 +222,15 @@ def _named(result: Result, name: str, key: str, value: Any) -> Result:
     return replace(result, method=name, labels={**result.labels, "varied": about})
 
 
-def write(out: Path | str, found: Sequence[Result]) -> None:
+def write(out: Path | str, results: Sequence[Result]) -> None:
     """Write a comparison's table, `compare.csv` and `compare.json`, and its box plots where matplotlib is installed.
 
     Args:
         out: folder of the comparison.
-        found: results of one study.
+        results: results of one study.
     """
     out = Path(out)
-    cells = table(found, list(dict.fromkeys(name for result in found for name in result.metrics)))
+    cells = table(results, list(dict.fromkeys(name for result in results for name in result.metrics)))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
@@ -238,22 +238,22 @@ def write(out: Path | str, found: Sequence[Result]) -> None:
         odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
         row = cell._replace(not_finite=odd)._asdict()  # type: ignore[arg-type]
         writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
-    places = [run_folder(one.method, one.seed) for one in found]
+    places = [run_folder(one.method, one.seed) for one in results]
     runs = [
         {"folder": place, "method": one.method, "seed": one.seed, "scores_sha256": scores_sha256(out / place)}
-        for place, one in zip(places, found, strict=True)
+        for place, one in zip(places, results, strict=True)
     ]
-    summary: dict[str, Any] = {"study": found[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
-    if settings_of := {result.method: result.labels["varied"] for result in found if "varied" in result.labels}:
+    summary: dict[str, Any] = {"study": results[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
+    if settings_of := {result.method: result.labels["varied"] for result in results if "varied" in result.labels}:
         summary["varied"] = settings_of
-    if bins := {one.method: one.labels["calibration_bins"] for one in found if "calibration_bins" in one.labels}:
+    if bins := {one.method: one.labels["calibration_bins"] for one in results if "calibration_bins" in one.labels}:
         summary["calibration_bins"] = bins
-    if spent := {result.method: result.labels["privacy"] for result in found if "privacy" in result.labels}:
+    if spent := {result.method: result.labels["privacy"] for result in results if "privacy" in result.labels}:
         summary["privacy"] = spent
     table_json = (json.dumps(summary, indent=1) + "\n").encode()
     put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json}, last=True)
     try:
-        plots.save_joint(found, out / "figures")
+        plots.save_joint(results, out / "figures")
     except PacBayesFLError as error:
         warnings.warn(f"no box plots: {error}", stacklevel=2)
 

@@ -270,9 +270,9 @@ def check_saved(path: Path, now: tables.Dataset) -> None:
     for old, new in zip(before["image_sha256"].tolist(), _fingerprints(now), strict=True):
         if old != new:
             raise DataError(f"the files of {new.split()[0]} are not those that the run was started with", hint=hint)
-    mine, theirs = positions_by_client(before), positions_by_client(now.rows)
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
+    saved, current = positions_by_client(before), positions_by_client(now.rows)
+    for name in [*saved, *current]:
+        if saved.get(name) != current.get(name):
             raise DataError("its rows are not those that the run was started with", client=name, hint=hint)
 
 

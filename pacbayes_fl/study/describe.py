@@ -85,11 +85,11 @@ def describe(name: str) -> tuple[Description, ...]:
     Raises:
         StudyError: when nothing has it, with the nearest name that something has.
     """
-    found = [one(name) for names, one in _families() if name in names]
-    if not found:
+    result = [one(name) for names, one in _families() if name in names]
+    if not result:
         every = dict.fromkeys(each for names, _ in _families() for each in names)
         raise StudyError(f"nothing is called {shown(name)}", hint=settings.nearest(name, every))
-    return tuple(found)
+    return tuple(result)
 
 
 def every_name() -> dict[str, tuple[str, ...]]:

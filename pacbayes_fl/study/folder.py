@@ -107,9 +107,9 @@ class RunFolder:
         Raises:
             StudyError, CheckpointError, DataError: as `study.resuming.recall`.
         """
-        found = resuming.recall(study, self.path, resume)
-        self._saved, self.fell_back = found.saved, found.fell_back
-        return found.study, found.notes
+        result = resuming.recall(study, self.path, resume)
+        self._saved, self.fell_back = result.saved, result.fell_back
+        return result.study, result.notes
 
     def load(self) -> tuple[Study, tables.Dataset, int]:
         """Read what was trained, on which rows, and how many private releases its state has seen.

@@ -230,12 +230,12 @@ class TrainingHistory:
         if folder is None or not (trained or (folder / HISTORY).is_file()):
             return cls()
         try:
-            found = json.loads((folder / HISTORY).read_text("utf-8"))
+            result = json.loads((folder / HISTORY).read_text("utf-8"))
             return cls(
-                {name: TrainedClient(rows, _unpacked(text)) for name, (rows, text) in found["clients"].items()},
-                {name: int(fold) for name, fold in found["fold"].items()},
-                int(found["salt"], 16),
-                tuple(float(width) for width in found["width"]),
+                {name: TrainedClient(rows, _unpacked(text)) for name, (rows, text) in result["clients"].items()},
+                {name: int(fold) for name, fold in result["fold"].items()},
+                int(result["salt"], 16),
+                tuple(float(width) for width in result["width"]),
             )
         except UNREADABLE as error:
             raise DataError(f"{folder / HISTORY} cannot be read: {error}", hint="choose another --out") from error

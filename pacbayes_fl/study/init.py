@@ -89,8 +89,8 @@ def _client(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
 
 def _dates(values: Sequence[Any]) -> bool:
     """Whether all values are dates or datetimes."""
-    found = [times.read(value) for value in values]
-    return bool(found) and all(one is not None and one.kind != "number" for one in found)
+    result = [times.read(value) for value in values]
+    return bool(result) and all(one is not None and one.kind != "number" for one in result)
 
 
 def _labels(values: Sequence[Any]) -> bool:

@@ -55,8 +55,8 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
     if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
         asked.append((sources.OPEN_PARTITIONS.origin, partition))
     for origin, name in asked:
-        if (found := origin(name)) is not None:
-            yield name, found
+        if (result := origin(name)) is not None:
+            yield name, result
 
 
 def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:

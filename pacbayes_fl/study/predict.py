@@ -106,7 +106,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
             part = group.select(torch.tensor([k]))
             state = state_of(trained.method, trained.state, name, part)
             if name == "existing":
-                state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).some([k]))
+                state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).subset([k]))
             if later is not None:
                 part = _extend(known, part, client, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
@@ -157,11 +157,11 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
         ask = y.isnan() if table.split is None else table.split[name]
         group = _scaled(known, _pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
         state = state_of(known.method, FederationState(known.server, (), known.round), "new", group)
-        found = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
-        if _first_bad(found) is None:
-            yield found
+        result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
+        if _first_bad(result) is None:
+            yield result
         else:
-            refused.append(found)
+            refused.append(result)
     _require_finite(refused)
 
 
@@ -281,6 +281,6 @@ def _predict(known: Served, state: FederationState, group: ScaledGroup, client: 
         lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
         return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
 
-    _, found = next(personalisation.personalise(known.method, state, group.train, known.study.plan, predicted))
-    prediction: AnyPrediction = found
+    _, result = next(personalisation.personalise(known.method, state, group.train, known.study.plan, predicted))
+    prediction: AnyPrediction = result
     return prediction

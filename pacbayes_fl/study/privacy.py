@@ -266,20 +266,20 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
     releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
     simulated = part.randomness == "simulation"
-    words = ["a simulation: its noise comes from the seed and hides nothing from whoever knows that"] * simulated
-    words += [
+    statements = ["a simulation: its noise comes from the seed and hides nothing from whoever knows that"] * simulated
+    statements += [
         f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds",
         f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
         f"on the sum of {' and '.join(crowds)}",
     ]
     if claim is not None:
         called = _called("epsilon", simulated)
-        words.append(f"{claim.who} claims {called} = {claimed:g} for this noise, which does not hold")
+        statements.append(f"{claim.who} claims {called} = {claimed:g} for this noise, which does not hold")
     if rounds < study.plan.rounds:
-        words.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
-    words += (remarks := _remarks(given.delta, cohorts.clients))
-    words.append("other runs on the same rows add to it")
-    words.append("test scores and all else in the run folder were measured outside of the guarantee")
+        statements.append(f"the budget was spent before the {study.plan.rounds} rounds that were asked for")
+    statements += (remarks := _remarks(given.delta, cohorts.clients))
+    statements.append("other runs on the same rows add to it")
+    statements.append("test scores and all else in the run folder were measured outside of the guarantee")
     numbers = {"epsilon": given.epsilon, "rho": given.rho, "pure": given.pure}
     return {
         "privacy": {
@@ -295,7 +295,7 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
             "rounds": rounds,
             "randomness": part.randomness,
             "remarks": remarks,
-            "statement": "; ".join(words),
+            "statement": "; ".join(statements),
         }
     }
 

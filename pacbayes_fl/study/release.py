@@ -122,16 +122,16 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     if private:
         files[ledger.NAME] = (folder / ledger.NAME).read_bytes()
     simulated = known.study.privacy.randomness == "simulation"
-    words = _WORDS["clear" if not private else "simulated" if simulated else "private"]
+    text = _WORDS["clear" if not private else "simulated" if simulated else "private"]
     if public_scaling and scaling.FILE in files:
-        words += "; with moments of all clients' rows, which were said to be public"
-    files["labels.json"] = _json(_labels(trained, folder) | {"release": words})
+        text += "; with moments of all clients' rows, which were said to be public"
+    files["labels.json"] = _json(_labels(trained, folder) | {"release": text})
     own = origins.used(_study(known))
     files[SIGN] = _json(_sealed(_about(known) | ({origins.KEY: own} if own else {}), files))
     make_folder(out)
     for name, data in files.items():  # the sign last: without it nothing takes the folder for a release
         write_atomic(out / name, data)
-    return words
+    return text
 
 
 def _study(known: Served) -> Study:
@@ -171,14 +171,14 @@ def _public(known: Served, public: bool) -> Shared:
 def _labels(trained: Trained, folder: Path) -> JsonTable:
     """Say what predictions are, and of a private run what was spent; nothing that was measured."""
     try:
-        found = json.loads((folder / "labels.json").read_text("utf-8"))
-        kept = {name: found[name] for name in _LABELS if name in found}
+        result = json.loads((folder / "labels.json").read_text("utf-8"))
+        kept = {name: result[name] for name in _LABELS if name in result}
     except UNREADABLE as error:
         what, usual = f"{folder / 'labels.json'} cannot be read: {error}", "finish the run with --resume"
         what, hint = results_ended.unfinished(folder, what, usual)
         raise DataError(what, hint=hint) from error
     spent = trained.study.privacy.epsilon is not None
-    return kept | ({"privacy": found["privacy"]} if spent and "privacy" in found else {})
+    return kept | ({"privacy": result["privacy"]} if spent and "privacy" in result else {})
 
 
 def _about(known: Served) -> JsonTable:
@@ -267,9 +267,9 @@ def _checked(folder: Path) -> Mapping[str, Any]:
         raise CheckpointError(what, hint="update pacbayes_fl")
     for name, digest in digests.items():
         try:
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            result = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         except OSError as error:
             raise CheckpointError(f"{folder / name} is missing or cannot be read", hint=hint) from error
-        if found != digest:
+        if result != digest:
             raise CheckpointError(f"{folder / name} is damaged", hint=hint)
     return about

@@ -330,8 +330,8 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
     kept = Kept.of(trained.state.kept, len(rows))
     said: dict[str, list[float]] = {}
     for at in range(0, len(rows), _DESCRIBED):
-        some = trained.method.describe(kept.select(range(at, min(at + _DESCRIBED, len(rows)))))
-        for name, values in some.items():
+        described = trained.method.describe(kept.select(range(at, min(at + _DESCRIBED, len(rows)))))
+        for name, values in described.items():
             said.setdefault(name, []).extend(values.tolist())
     return [
         replace(row, metrics={**row.metrics, **{name: values[k] for name, values in said.items()}})
@@ -346,21 +346,21 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
         "files": leaving(study.privacy.epsilon is not None and study.privacy.randomness == "system"),
-        **({} if trained.method.raw_units else scaling.words(trained.groups["existing"].shared, dataset)),
+        **({} if trained.method.raw_units else scaling.labels(trained.groups["existing"].shared, dataset)),
     }
     if trained.fell_back:
         differences["fell_back"] = list(trained.fell_back)
     if "test_rows" in dataset.provenance:
         differences["test_rows"] = dataset.provenance["test_rows"]
     if dataset.classes is not None:
-        words = classification.labels(trained.method, rows, trained.rounds, metrics)
-        return {"classes": dataset.classes, "target_name": dataset.target.name} | words | differences
+        labels = classification.labels(trained.method, rows, trained.rounds, metrics)
+        return {"classes": dataset.classes, "target_name": dataset.target.name} | labels | differences
     options = study.table()["method"]
-    words = (
+    labels = (
         regression.labels(study.method.name, options, dataset.features, dataset.target, metrics)
         | trained.method.about()
     )
-    return words | differences
+    return labels | differences
 
 
 def open_run(

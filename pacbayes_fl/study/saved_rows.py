@@ -77,18 +77,18 @@ def check_same(folder: Path, now: tables.Dataset) -> None:
     if (folder / ROWS).exists():
         check_saved(folder / ROWS, now)
     elif (folder / PRINTS).exists():
-        found = _read(folder)
+        result = _read(folder)
         columns = [column.name for column in (*now.features, now.target)]
-        if found["columns"] != columns:
-            what = f"columns were {', '.join(found['columns'])} when the run was started, now {', '.join(columns)}"
+        if result["columns"] != columns:
+            what = f"columns were {', '.join(result['columns'])} when the run was started, now {', '.join(columns)}"
             raise DataError(what, hint="restore the data, or choose another --out")
-        check_rows(found["clients"], fingerprints.of_all_rows(now, found["salt"]))
+        check_rows(result["clients"], fingerprints.of_all_rows(now, result["salt"]))
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads((folder / PRINTS).read_text("utf-8"))
-        return {name: found[name] for name in ("salt", "columns", "clients")}
+        result = json.loads((folder / PRINTS).read_text("utf-8"))
+        return {name: result[name] for name in ("salt", "columns", "clients")}
     except UNREADABLE as error:
         hint = "restore it from a copy, or run the study anew with another --out"
         raise DataError(f"{folder / PRINTS} cannot be read: {error}", hint=hint) from error

@@ -65,7 +65,7 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
     return scaling.settle(dataset.groups["existing"].train, asked, columns, why)
 
 
-def words(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
+def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
     """Say which columns are not scaled by client, and how these are.
 
     Args:
@@ -79,12 +79,12 @@ def words(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
         return {}
     every = list(zip(names(dataset), shared.kinds, strict=True))
     every = every[: -1 if dataset.classes is not None else None]
-    found = {
+    result = {
         label: ", ".join(name for name, one in every if one == kind)
         for label, kind in (("across clients", "pooled"), ("own units", "none"))
     }
-    found = {label: text for label, text in found.items() if text}
-    return {"scaling": found} if found else {}
+    result = {label: text for label, text in result.items() if text}
+    return {"scaling": result} if result else {}
 
 
 def save(folder: Path, shared: Shared, dataset: tables.Dataset) -> None:
@@ -142,8 +142,8 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         return scaling.untouched(1)
     path, hint = folder / FILE, "restore it, or run the study anew"
     try:
-        found = json.loads(path.read_text("utf-8"))
-        columns, known = found["columns"], found["average"]
+        result = json.loads(path.read_text("utf-8"))
+        columns, known = result["columns"], result["average"]
         kinds = tuple(column["scale"] for column in columns)
         if [column["name"] for column in columns] != names(dataset) or not {*kinds} <= {"client", "pooled", "none"}:
             raise ValueError(f"it is not of the columns {', '.join(names(dataset))}")
@@ -168,7 +168,7 @@ _DEFAULTS: Final = (("mean", 0.0), ("std", 1.0))
 
 def _numbers(values: Any, shape: list[int]) -> Tensor:
     """Return finite numbers of a shape."""
-    found = torch.tensor(values, dtype=torch.float64)
-    if not bool(found.isfinite().all()) or list(found.shape) != shape:
+    result = torch.tensor(values, dtype=torch.float64)
+    if not bool(result.isfinite().all()) or list(result.shape) != shape:
         raise ValueError("a moment is not a finite number")
-    return found
+    return result

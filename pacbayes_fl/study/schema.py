@@ -130,22 +130,22 @@ def _chosen() -> Schema:
 
 def _union(tables: Mapping[str, Schema]) -> Schema:
     """Offer the options of several tables, each once, in the first table's order."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for place, table in tables.items():
         for name in table["properties"]:
-            found.setdefault(name, []).append(place)
+            result.setdefault(name, []).append(place)
     return {
-        name: {"anyOf": [_defined(f"{place}/properties/{name}") for place in places]} for name, places in found.items()
+        name: {"anyOf": [_defined(f"{place}/properties/{name}") for place in places]} for name, places in result.items()
     }
 
 
 def _alike() -> list[list[str]]:
     """Group the sources of data by the dataclass of their options, all sets of images together."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in study_sources.every():
         keys = "\n".join(study_sources.options_of(name))
-        found.setdefault(keys, []).append(name)
-    return [*found.values()]
+        result.setdefault(keys, []).append(name)
+    return [*result.values()]
 
 
 def _source(name: str) -> str:
@@ -254,10 +254,10 @@ def _values(kind: Any, option: Option) -> Schema:
 
 def _alternatives(every: list[Schema]) -> Schema:
     """Join alternatives, words of all of them in one list."""
-    words = [word for each in every if "enum" in each for word in each["enum"]]
+    values = [word for each in every if "enum" in each for word in each["enum"]]
     others = [each for each in every if "enum" not in each]
     others = [each for i, each in enumerate(others) if each not in others[:i]]
-    joined = [*others, *([{"enum": words}] if words else [])]
+    joined = [*others, *([{"enum": values}] if values else [])]
     return joined[0] if len(joined) == 1 else {"anyOf": joined}
 
 

@@ -122,10 +122,10 @@ def options_of(name: str) -> dict[str, Option]:
         return {key: known[key] for key in generators.GENERATORS[name].options}
     if name not in image_sets.domains():
         return {}
-    found = options.options_of(image_federation.ImageOptions)
+    result = options.options_of(image_federation.ImageOptions)
     for one in PARTITIONS.values():
-        found |= {key: option for key, option in options.options_of(one.options).items() if key not in found}
-    return found
+        result |= {key: option for key, option in options.options_of(one.options).items() if key not in result}
+    return result
 
 
 def _shared_out(name: str, given: Mapping[str, Any]) -> tables.Dataset:

@@ -38,8 +38,8 @@ def test_every_case_gives_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
-    found = cases.memory_elsewhere(TINY, bench(torch.float32), "theirs")
-    assert found >= 0 or math.isnan(found)
+    result = cases.memory_elsewhere(TINY, bench(torch.float32), "theirs")
+    assert result >= 0 or math.isnan(result)
 
 
 def test_the_papers_network_has_the_goals() -> None:

@@ -95,8 +95,8 @@ def test_training_moves_clients_apart() -> None:
 
 def _spoiled(way: Callable[..., Any], share: float) -> Callable[..., Any]:
     def spoiled(*arguments: Any) -> Any:
-        found = way(*arguments)
-        return found._replace(gradient=tensors.tree_map(lambda leaf: leaf * (1 + share), found.gradient))
+        result = way(*arguments)
+        return result._replace(gradient=tensors.tree_map(lambda leaf: leaf * (1 + share), result.gradient))
 
     return spoiled
 

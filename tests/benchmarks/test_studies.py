@@ -104,8 +104,8 @@ def test_a_study_says_what_it_is(file: Path) -> None:
     assert not (BUNDLED / file.name).exists()
     like = "cifar10-small" if study.data.source == "cifar10" else "mnist-small"  # the paper draws 10 of 20 clients
     assert Study.from_toml(BUNDLED / f"{like}.toml").federation == study.federation
-    found = tables.published_classifier(PAPERS, study.name, study.method.name)
-    assert {"pm", "gm"} <= found.keys()
+    result = tables.published_classifier(PAPERS, study.name, study.method.name)
+    assert {"pm", "gm"} <= result.keys()
 
 
 def test_the_sparse_study_takes_an_initial_lambda() -> None:
@@ -129,8 +129,8 @@ def test_a_row_of_fedsis_tables_is_a_study(data: str, size: str) -> None:
     assert isinstance(study.model, NetworkModel) and study.model.kind == ("cnn" if own else "mlp")
     assert len(study.model.widths) == 1 or own
     assert study.method.options.fraction == (0.07 if own else 0.05)
-    found = tables.published_classifier(PAPERS, study.name, "fedsi")
-    assert found["accuracy"] and ("ece" in found) == (size == "small")
+    result = tables.published_classifier(PAPERS, study.name, "fedsi")
+    assert result["accuracy"] and ("ece" in result) == (size == "small")
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -151,12 +151,12 @@ def test_the_journal_papers_first_table_is_the_icml_papers() -> None:
     differ = set()
     for method, rows in icml.items():
         for data, sizes in rows.items():
-            for size, found in sizes.items():
-                assert found.keys() == journal[method][data][size].keys() and None not in found.values()
+            for size, result in sizes.items():
+                assert result.keys() == journal[method][data][size].keys() and None not in result.values()
                 differ |= {
                     (method, data, size)
-                    for what in found
-                    if journal[method][data][size][what] not in (None, found[what])
+                    for what in result
+                    if journal[method][data][size][what] not in (None, result[what])
                 }
     assert differ == {("pfedme", "cifar10", "medium")}  # +- 1.84 and +- 1.87
 

@@ -155,9 +155,9 @@ def test_the_trivial_bound_is_that_of_a_predictor_fixed_before_any_rows(name: st
 
 
 def test_a_bound_just_below_the_range_may_tell_of_no_learning() -> None:
-    found = seeger(0.1, 47.0, torch.tensor([30, 3000]), 0.05, FINE)
-    guess = trivial_bound(found, ZeroOne().trivial(2))
-    assert not found.vacuous.any() and (found.value < guess).tolist() == [False, True]
+    result = seeger(0.1, 47.0, torch.tensor([30, 3000]), 0.05, FINE)
+    guess = trivial_bound(result, ZeroOne().trivial(2))
+    assert not result.vacuous.any() and (result.value < guess).tolist() == [False, True]
     several = trivial_bound(seeger(0.1, 47.0, 30, 0.05, FINE), torch.tensor([0.5, 0.9]))
     assert several.shape == (2,) and several[0].item() == pytest.approx(guess[0].item(), rel=1e-12)
     server = server_bound(torch.tensor([0.1, 0.2]), 30.0, 30, 2.0, 0.05, FINE)

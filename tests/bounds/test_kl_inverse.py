@@ -83,8 +83,8 @@ budgets = st.floats(-14, 2).map(lambda exponent: 10.0**exponent)
 @given(st.lists(st.tuples(probabilities, budgets), min_size=30, max_size=60))
 def test_no_inverse_is_on_the_wrong_side_of_the_root_and_none_is_far_from_it(cases: list[tuple[float, float]]) -> None:
     q, c = (numbers(*column) for column in zip(*cases, strict=True))
-    found = zip(cases, kl_inverse_lower(q, c).tolist(), kl_inverse_upper(q, c).tolist(), strict=True)
-    for (one, budget), lower, upper in found:
+    result = zip(cases, kl_inverse_lower(q, c).tolist(), kl_inverse_upper(q, c).tolist(), strict=True)
+    for (one, budget), lower, upper in result:
         assert lower <= one <= upper
         for root, end in ((lower, 0.0), (upper, 1.0)):
             assert root == end or exact_kl(one, root) >= Decimal(budget)

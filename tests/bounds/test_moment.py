@@ -27,8 +27,8 @@ def by_products(n: int) -> float:
 
 def test_the_sum_is_the_definition_and_never_below_it() -> None:
     n = [1, 2, 3, 5, 8, 17, 64, 255, 256, 257, 258, 400, 1000]
-    found = log_moment(torch.tensor(n))
-    for rows, value in zip(n, found.tolist(), strict=True):
+    result = log_moment(torch.tensor(n))
+    for rows, value in zip(n, result.tolist(), strict=True):
         xi = float(by_definition(rows))
         assert math.log(xi) < value < math.log(xi) + (2e-13 if rows <= 256 else 6e-6), rows
         assert by_products(rows) == pytest.approx(xi, rel=1e-12)
@@ -43,9 +43,9 @@ def test_many_rows_are_summed_up_by_an_upper_bound(n: int) -> None:
 
 def test_it_never_falls_and_gains_less_than_half_a_nat_over_its_bound() -> None:
     n = torch.arange(1, 3000)
-    found = log_moment(n)
-    assert bool((found.diff() > 0).all())
-    gain = (2 * n.double().sqrt()).log() - found
+    result = log_moment(n)
+    assert bool((result.diff() > 0).all())
+    gain = (2 * n.double().sqrt()).log() - result
     assert bool((gain > -1e-12).all()) and gain[0].item() == pytest.approx(0.0, abs=1e-12)
     assert 0.41 < gain[100:].min() and gain.max() < 0.4701  # ln(2 sqrt(2 / pi)) = .470
 

@@ -88,8 +88,10 @@ def test_provenance_comes_back_whole_and_reasons_stay() -> None:
 def test_a_broken_premise_counts_even_where_the_record_hides_it() -> None:
     record = through_json(example("seeger", dataclasses.replace(FINE, independent=False)))
     value = record.pop("unfounded_value")
-    found = from_record(signed(record | {"reasons": [], "valid": True, "value": value}))
-    assert not found.valid and found.reasons == example("seeger", dataclasses.replace(FINE, independent=False)).reasons
+    result = from_record(signed(record | {"reasons": [], "valid": True, "value": value}))
+    assert (
+        not result.valid and result.reasons == example("seeger", dataclasses.replace(FINE, independent=False)).reasons
+    )
 
 
 def test_a_formula_of_one_s_own_is_not_recorded() -> None:

@@ -91,23 +91,23 @@ def by_hand(theta: Tensor, weights: Tensor, batch: ClientBatch, loss: ZeroOne | 
 def test_a_list_is_averaged_exactly(loss: ZeroOne | ClippedNLL) -> None:
     batch, theta = labelled(), random(3, 4, 2, 3)
     weights = torch.softmax(random(3, 4, seed=5), 1)
-    found = gibbs_risk(Linear(theta, weights), batch, loss, 9, noise(batch))
-    assert found.draws is None
-    assert found.risk.tolist() == pytest.approx(by_hand(theta, weights, batch, loss), abs=1e-12)
+    result = gibbs_risk(Linear(theta, weights), batch, loss, 9, noise(batch))
+    assert result.draws is None
+    assert result.risk.tolist() == pytest.approx(by_hand(theta, weights, batch, loss), abs=1e-12)
     each, risks = finite_risks(Linear(theta, weights), batch, loss)
     assert torch.allclose(each, weights)
-    assert torch.allclose((each * risks).sum(1), found.risk)
+    assert torch.allclose((each * risks).sum(1), result.risk)
 
 
 @pytest.mark.parametrize("loss", [ZeroOne(), ClippedNLL(1e-2)])
 def test_draws_are_averaged_over_rows_and_hypotheses(loss: ZeroOne | ClippedNLL) -> None:
     batch, loc = labelled(), random(3, 2, 3)
-    found = gibbs_risk(Drawn(loc), batch, loss, 6, noise(batch))
+    result = gibbs_risk(Drawn(loc), batch, loss, 6, noise(batch))
     streams = noise(batch)
     theta = torch.stack([loc + streams.normal(loc) for _ in range(6)], 1)
     alike = torch.full((3, 6), 1 / 6, dtype=torch.float64)
-    assert found.draws == 6
-    assert found.risk.tolist() == pytest.approx(by_hand(theta, alike, batch, loss), abs=1e-12)
+    assert result.draws == 6
+    assert result.risk.tolist() == pytest.approx(by_hand(theta, alike, batch, loss), abs=1e-12)
 
 
 def test_blocks_of_rows_see_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +123,12 @@ def test_blocks_of_rows_see_the_same_hypotheses(monkeypatch: pytest.MonkeyPatch)
 
 def test_real_targets_are_compared_with_the_function_and_not_with_its_noise() -> None:
     batch, loc = real(), random(3, 2, 1)
-    found = gibbs_risk(Drawn(loc, classes=False), batch, SaturatingSquare(), 4, noise(batch))
+    result = gibbs_risk(Drawn(loc, classes=False), batch, SaturatingSquare(), 4, noise(batch))
     streams, expected = noise(batch), torch.zeros(3, dtype=torch.float64)
     for _ in range(4):
         error = (batch.x @ (loc + streams.normal(loc)))[..., 0] - batch.y
         expected += torch.where(batch.mask, -torch.expm1(-error.square()), 0.0).sum(1) / batch.size / 4
-    assert torch.allclose(found.risk, expected)
+    assert torch.allclose(result.risk, expected)
 
 
 @pytest.mark.parametrize("loss", [SaturatingSquare(0.7), ClippedSquare(1.3)])
@@ -136,20 +136,20 @@ def test_functions_are_averaged_in_closed_form(loss: SaturatingSquare | ClippedS
     batch = real()
     weights = torch.softmax(random(3, 2, seed=3), 1)
     mixture = NormalMixture(weights.log(), random(3, 2, 5, seed=4), random(3, 2, 5, seed=6).exp())
-    found = gibbs_risk(Functions(mixture), batch, loss, 1, noise(batch))
+    result = gibbs_risk(Functions(mixture), batch, loss, 1, noise(batch))
     draws = mixture.means + mixture.stds * random(20_000, 3, 2, 5, seed=8)
     sampled = torch.where(batch.mask.unsqueeze(1), loss(draws, batch.y.unsqueeze(1)), 0.0).sum(-1).mean(0)
     expected = (weights * sampled / batch.size.unsqueeze(1)).sum(1)
-    assert found.draws is None
-    assert torch.allclose(found.risk, expected, atol=0.01)
+    assert result.draws is None
+    assert torch.allclose(result.risk, expected, atol=0.01)
     assert function_risks(Functions(mixture), batch, loss).shape == (3, 2)
 
 
 def test_a_client_without_rows_has_no_risk() -> None:
     batch = real((5, 3, 4))
     batch.mask[1] = False
-    found = gibbs_risk(Drawn(random(3, 2, 1), classes=False), batch, SaturatingSquare(), 2, noise(batch)).risk
-    assert found.isnan().tolist() == [False, True, False]
+    result = gibbs_risk(Drawn(random(3, 2, 1), classes=False), batch, SaturatingSquare(), 2, noise(batch)).risk
+    assert result.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_a_bound_is_looked_up_by_name_or_given() -> None:
 
 
 def test_every_formula_has_one_name() -> None:
-    found = formulas(REFINED_PINSKER)
-    assert len({id(formula) for formula in found.values()}) == len(found) == len(formulas()) + 1
-    assert {id(formula) for formula in found.values()} == {
+    result = formulas(REFINED_PINSKER)
+    assert len({id(formula) for formula in result.values()}) == len(result) == len(formulas()) + 1
+    assert {id(formula) for formula in result.values()} == {
         id(bound.formula) for bound in (*BOUNDS.values(), REFINED_PINSKER)
     }
-    assert found["refined-pinsker"] is REFINED_PINSKER.formula and "theorem-3.2" not in found
+    assert result["refined-pinsker"] is REFINED_PINSKER.formula and "theorem-3.2" not in result
 
 
 def test_every_argument_of_every_bound_is_described() -> None:
@@ -55,9 +55,9 @@ def test_no_other_module_names_a_bound() -> None:
 
 
 def test_every_bound_is_listed_with_a_line() -> None:
-    found = dict(listing())
-    assert list(BOUNDS) == list(found)
-    for name, text in found.items():
+    result = dict(listing())
+    assert list(BOUNDS) == list(result)
+    for name, text in result.items():
         line, dot, where = text.rpartition(".")
         if BOUNDS[name].group is None:
             assert line and (dot, where) == (".", "")

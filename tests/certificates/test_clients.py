@@ -208,19 +208,19 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     refined = method.refine(prior, train, trained.bound_rows, apart)
     drawn = Noise(plan.seed, 2**32 - 3, trained.bound_rows.ids, None, plan.noise)
     risk = gibbs_risk(refined.posterior, trained.bound_rows, ZeroOne(), 300, drawn).risk
-    found = lines(table, "existing")
-    assert [line.risk for line in found] == pytest.approx(risk.tolist(), abs=1e-6)
-    assert [line.kl for line in found] == pytest.approx(refined.kl.tolist(), rel=1e-4)
+    result = lines(table, "existing")
+    assert [line.risk for line in result] == pytest.approx(risk.tolist(), abs=1e-6)
+    assert [line.kl for line in result] == pytest.approx(refined.kl.tolist(), rel=1e-4)
     premises = bounds.Premises(Provenance("split"), True)
     own = bounds.seeger(risk, refined.kl, 25, 0.05, premises, monte_carlo=bounds.MonteCarlo(300, 0.01))
-    assert [line.bound for line in found] == pytest.approx(own.value.tolist(), rel=1e-4)
+    assert [line.bound for line in result] == pytest.approx(own.value.tolist(), rel=1e-4)
     assert from_record(table.certificates["existing"]).delta_split == pytest.approx(
         {"bound": 0.04, "Monte Carlo": 0.01}
     )
     together = from_record(table.summary["existing"])
     assert float(together.terms["kl"]) == pytest.approx(float(refined.kl.sum()), rel=1e-4)
     assert float(together.terms["n"]) == 100
-    assert min(line.bound for line in found) < 0.99  # a bound of 1 would agree with any other
+    assert min(line.bound for line in result) < 0.99  # a bound of 1 would agree with any other
 
 
 @pytest.mark.parametrize("name", ["bpfed", "cfedbayes", "sfedbayes", "fedsi", "fedsi-fac", "pac-pfl-bnn"])
@@ -447,9 +447,9 @@ def test_clients_without_rows_are_named_and_cost_nobody_else_the_certificate(tmp
     except DataError:
         trained = train(on_csv(write_csv(path, rows()), "report.certify.independent=true", "federation.rounds=1"))
         trained.groups["new"].raw.train.mask[0] = False
-    found = certify(trained, Request())
-    assert found.labels["left_out"] == {"new_0": "it has no rows"}
-    assert [line.name for line in lines(found, "new")] == ["new_1"]
+    result = certify(trained, Request())
+    assert result.labels["left_out"] == {"new_0": "it has no rows"}
+    assert [line.name for line in lines(result, "new")] == ["new_1"]
 
 
 def test_what_a_study_was_tuned_with_is_paid_for(opened: Opened) -> None:
@@ -473,11 +473,11 @@ def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     sets = ["method.name=pfedbayes", "federation.rounds=10", "report.evaluate_every=10"]
     study = Study.from_toml("mnist-small", [SPLIT, *sets, "data.options={test=95}"])
     study = replace(study, data=replace(study.data, options={**study.data.options, "root": str(data_root)}))
-    found = certify(train(study), Request(draws=100))
-    assert found.reasons == {"existing": []}
-    assert all(line.rows == 125 and line.test_rows == 475 for line in found.clients)
-    assert all(line.bound < 0.75 for line in found.clients)  # of 5 labels, chance errs in .8
-    assert sum(line.test_risk <= line.bound for line in found.clients) >= 9
+    result = certify(train(study), Request(draws=100))
+    assert result.reasons == {"existing": []}
+    assert all(line.rows == 125 and line.test_rows == 475 for line in result.clients)
+    assert all(line.bound < 0.75 for line in result.clients)  # of 5 labels, chance errs in .8
+    assert sum(line.test_risk <= line.bound for line in result.clients) >= 9
 
 
 @pytest.mark.parametrize("family", ["full-rank", "low-rank"])

@@ -42,9 +42,9 @@ def test_bounds_with_a_beta_or_a_normaliser() -> None:
     clients = replace(numbers, prior="client-level DP", epsilon=0.3, prior_delta=0.01)
     less = replace(numbers, delta=0.04 * math.exp(-0.3))
     assert float(certificate("alquier", clients).value) == pytest.approx(float(certificate("alquier", less).value))
-    found = certificate("gibbs", gibbs)
-    assert found.valid
-    assert float(found.value) == pytest.approx(0.47595980526258014, rel=1e-12)
+    result = certificate("gibbs", gibbs)
+    assert result.valid
+    assert float(result.value) == pytest.approx(0.47595980526258014, rel=1e-12)
 
 
 def test_another_range_rescales() -> None:
@@ -93,16 +93,16 @@ def test_numbers_that_make_no_bound_are_refused(name: str, numbers: Numbers, wor
     ],
 )
 def test_a_broken_premise_shows_its_reason_and_no_number(more: dict[str, object], words: str) -> None:
-    found = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID | more))
-    assert not found.valid
-    assert words in str(found)
-    assert f"{float(found.value):.3f}" not in str(found)
+    result = certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID | more))
+    assert not result.valid
+    assert words in str(result)
+    assert f"{float(result.value):.3f}" not in str(result)
 
 
 def test_records_and_words() -> None:
     numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID)
-    found = to_record(certificate("seeger", numbers))
-    assert float(from_record(found).recompute()) == found["value"]
+    result = to_record(certificate("seeger", numbers))
+    assert float(from_record(result).recompute()) == result["value"]
     assert "the rows are independent draws; the prior is data-free; 1 configuration" in assumptions_text(numbers)
 
 
@@ -118,8 +118,8 @@ def test_nothing_said_is_no_certificate_from_a_command_either() -> None:
 )
 def test_other_predictors_have_certificates_for_their_losses(predictor: Any, loss: Any, factor: float) -> None:
     numbers = Numbers(100, 0.05, risk=0.2, kl=3.0, predictor=predictor, loss=loss, **SAID)
-    found, gibbs = certificate("seeger", numbers), certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID))
-    assert found.valid and float(found.value) == pytest.approx(factor * float(gibbs.value), rel=1e-12)
+    result, gibbs = certificate("seeger", numbers), certificate("seeger", Numbers(100, 0.05, risk=0.2, kl=3.0, **SAID))
+    assert result.valid and float(result.value) == pytest.approx(factor * float(gibbs.value), rel=1e-12)
     assert not certificate("seeger", replace(numbers, loss=None)).valid
 
 

@@ -21,8 +21,8 @@ from tests.tiny import tiny
 def test_labels_say_where_the_priors_come_from(sets: tuple[str, ...], prior: str) -> None:
     trained = train(tiny(*sets, "federation.rounds=1"))
     groups = {name: bound_rows_of(trained, name, group, 0.05) for name, group in trained.groups.items()}
-    found = labels_of(trained, Request(), {name: group for name, group in groups.items() if group is not None})
-    assert prior in found["rows"]["existing"] and "what the server knows of others" in found["rows"]["new"]
-    assert found["scheme"] == sets[0].rpartition("=")[2] and found["tried"] == 1 and "units" in found
-    assert found["formula"].startswith("L <= a + R kl^-1(") and found["pooled"].startswith("also at the pooled rows")
-    assert "the rows of a client are independent draws of its distribution" in found["assumes"]
+    result = labels_of(trained, Request(), {name: group for name, group in groups.items() if group is not None})
+    assert prior in result["rows"]["existing"] and "what the server knows of others" in result["rows"]["new"]
+    assert result["scheme"] == sets[0].rpartition("=")[2] and result["tried"] == 1 and "units" in result
+    assert result["formula"].startswith("L <= a + R kl^-1(") and result["pooled"].startswith("also at the pooled rows")
+    assert "the rows of a client are independent draws of its distribution" in result["assumes"]

@@ -26,13 +26,13 @@ def test_every_client_is_measured_once_and_those_wanted_are_taken() -> None:
         seen += index.tolist()
     assert sorted(seen) == list(range(group.rows.clients))
     told: list[int] = []
-    found = measure(trained, group, SaturatingSquare(), Request(), told.append)
-    assert sum(told) == len(found.risk) == group.rows.clients and found.log_z is None and found.draws is None
-    assert torch.equal(found.n, group.repeats.n) and bool((found.kl >= 0).all())
+    result = measure(trained, group, SaturatingSquare(), Request(), told.append)
+    assert sum(told) == len(result.risk) == group.rows.clients and result.log_z is None and result.draws is None
+    assert torch.equal(result.n, group.repeats.n) and bool((result.kl >= 0).all())
     wanted = torch.arange(group.rows.clients) % 2 == 0
-    for whole, part in zip(found, found.select(wanted), strict=True):
+    for whole, part in zip(result, result.select(wanted), strict=True):
         assert whole is part is None or torch.equal(whole[wanted], part)
-    assert isinstance(found, Measured)
+    assert isinstance(result, Measured)
 
 
 def test_losses_that_need_the_memory_are_taken_of_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,20 +86,20 @@ def own_draws(trained: Trained, left: set[Key] = frozenset()) -> dict[str, int]:
     part = trained.study.report.certify
     existing = trained.groups["existing"].raw.train
     seen = [keys(existing, k) for k in range(existing.clients)]
-    found = {}
+    result = {}
     for k, name in enumerate(existing.names):
         if part.scheme == "split":
             assert trained.bound_rows is not None
-            found[name] = len(keys(trained.bound_rows, k) - set().union(*seen) - left)
+            result[name] = len(keys(trained.bound_rows, k) - set().union(*seen) - left)
         elif part.scheme == "folds":
             fold = trained.method.fold_of  # type: ignore[attr-defined]
             mine = fold[existing.ids[k]]
             others = [rows for rows, i in zip(seen, existing.ids, strict=True) if fold[i] != mine]
-            found[name] = len(seen[k] - set().union(*others) - left)
+            result[name] = len(seen[k] - set().union(*others) - left)
         else:
-            found[name] = len(seen[k] - set().union(*(rows for j, rows in enumerate(seen) if j != k)) - left)
+            result[name] = len(seen[k] - set().union(*(rows for j, rows in enumerate(seen) if j != k)) - left)
     fresh = trained.groups["new"].raw.train
-    return found | {name: len(keys(fresh, k) - set().union(*seen) - left) for k, name in enumerate(fresh.names)}
+    return result | {name: len(keys(fresh, k) - set().union(*seen) - left) for k, name in enumerate(fresh.names)}
 
 
 def assert_counted(certified: CertifiedRun, trained: Trained, expected: dict[str, int]) -> None:
@@ -185,8 +185,8 @@ def test_folds_are_those_of_the_method_under_a_temperature(tmp_path: Path) -> No
         path = write_csv(tmp_path / "rows.csv", copied(table(), "existing_0", other))
         trained = train(on_csv(path, *COUNTED, *SCHEMES["folds"]))
         for one in (trained, replace(trained, method=Tempered(trained.method, 2.0))):
-            found = repeats_of(one, "existing", one.groups["existing"].raw.train)
-            counts.append(dict(zip(one.groups["existing"].train.names, found.n.tolist(), strict=True)))
+            result = repeats_of(one, "existing", one.groups["existing"].raw.train)
+            counts.append(dict(zip(one.groups["existing"].train.names, result.n.tolist(), strict=True)))
     assert counts[::2] == counts[1::2]
     assert {count["existing_0"] for count in counts} == {0.0, 10.0}  # in another fold, and in its own
 
@@ -204,7 +204,7 @@ def test_averages_count_no_row_that_two_clients_have(tmp_path: Path) -> None:
     }
     assert "new" not in certify(trained, Request()).summary
     (line,) = certify(trained, Request("server")).clients
-    apart = repeats_of(trained, "existing", trained.bound_rows, apart=True)  # type: ignore[arg-type]
+    apart = repeats_of(trained, "existing", trained.bound_rows, independent=True)  # type: ignore[arg-type]
     assert line.rows == int(apart.n.sum()) < int(trained.bound_rows.size.sum())  # type: ignore[union-attr]
     assert line.rows + line.repeats == int(trained.bound_rows.size.sum())  # type: ignore[union-attr]
 
@@ -243,24 +243,24 @@ def test_the_risk_is_the_largest_of_all_samples_that_may_be_the_clients_own(seed
     losses = torch.rand(3, m, generator=generator, dtype=torch.float64).round(decimals=1)
     wanted = set(cluster.tolist()) - {-1}
     padded = torch.cat((cluster, torch.tensor([-2, -2]))).unsqueeze(0)
-    found = Repeats(padded, False)
-    assert (int(found.n[0]), int(found.left_out[0])) == (len(wanted), m - len(wanted))
+    result = Repeats(padded, False)
+    assert (int(result.n[0]), int(result.left_out[0])) == (len(wanted), m - len(wanted))
     if not wanted:
-        assert bool(found.risk(torch.zeros(1, m + 2)).isnan().all())
+        assert bool(result.risk(torch.zeros(1, m + 2)).isnan().all())
         return
     sets = [list(s) for size in range(1, m + 1) for s in itertools.combinations(range(m), size)]
     allowed = [s for s in sets if wanted <= set(cluster[s].tolist())]
     expected = torch.stack([losses[:, s].mean(1) for s in allowed]).amax(0)
     filled = torch.cat((losses, torch.zeros(3, 2)), 1).unsqueeze(0)
-    assert found.risk(filled)[0].tolist() == pytest.approx(expected.tolist(), abs=1e-12)
-    assert float(found.risk(filled[:, 0])[0]) == pytest.approx(float(expected[0]), abs=1e-12)
+    assert result.risk(filled)[0].tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+    assert float(result.risk(filled[:, 0])[0]) == pytest.approx(float(expected[0]), abs=1e-12)
 
 
 def test_without_repeats_the_risk_is_the_mean_to_the_bit() -> None:
     losses = torch.rand(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     cluster = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, -2, -2, -2]])
-    found = Repeats(cluster, False).risk(losses)
-    assert found.tolist() == [float(losses[0].mean()), float(losses[1, :3].mean())]
+    result = Repeats(cluster, False).risk(losses)
+    assert result.tolist() == [float(losses[0].mean()), float(losses[1, :3].mean())]
 
 
 def test_an_exact_gibbs_posterior_pays_for_repeats_too(tmp_path: Path) -> None:
@@ -289,6 +289,6 @@ def test_a_beta_is_fixed_by_all_rows_and_not_by_those_that_count(tmp_path: Path)
 def test_a_run_on_generated_rows_has_no_repeats() -> None:
     trained = train(tiny("report.certify.scheme=split", "federation.rounds=1"))
     assert trained.bound_rows is not None
-    found = repeats_of(trained, "existing", trained.bound_rows)
-    assert found.n.tolist() == trained.bound_rows.size.tolist() and not found.shared
-    assert not bool(found.left_out.any())
+    result = repeats_of(trained, "existing", trained.bound_rows)
+    assert result.n.tolist() == trained.bound_rows.size.tolist() and not result.shared
+    assert not bool(result.left_out.any())

@@ -39,9 +39,9 @@ def test_a_server_bound_takes_rows_for_beta() -> None:
 
 def test_an_exact_risk_costs_nothing_and_an_estimate_its_share() -> None:
     assert Request().estimate(None, 0.05) is None
-    found = Request(draws_delta=0.4).estimate(70, 0.05)
-    assert found is not None
-    assert (found.draws, found.delta) == (70, pytest.approx(0.02))
+    result = Request(draws_delta=0.4).estimate(70, 0.05)
+    assert result is not None
+    assert (result.draws, result.delta) == (70, pytest.approx(0.02))
 
 
 @pytest.mark.parametrize(

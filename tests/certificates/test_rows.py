@@ -36,10 +36,10 @@ def test_who_vouches_for_independent_rows(source: str, declared: str | None, exp
 
 def test_an_empty_batch_has_the_same_clients_and_no_rows() -> None:
     batch = train(tiny("federation.rounds=0")).groups["existing"].train
-    found = none_of(batch)
-    assert (found.ids, found.names) == (batch.ids, batch.names)
-    assert found.size.tolist() == [0.0] * 4
-    assert found.x.shape[1:] == (1, 1) and not bool(found.x.any())
+    result = none_of(batch)
+    assert (result.ids, result.names) == (batch.ids, batch.names)
+    assert result.size.tolist() == [0.0] * 4
+    assert result.x.shape[1:] == (1, 1) and not bool(result.x.any())
 
 
 def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> None:
@@ -47,11 +47,11 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
     for name, move in (("before", 0.0), ("after", 500.0)):
         moved = [row | {"y": row["y"] + move} if row["client"] == "new_1" else row for row in table]
         trained = train(on_csv(write_csv(tmp_path / f"{name}.csv", moved), "federation.rounds=1"))
-        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
-        assert found is not None and found.prior.source == "disjoint clients"
-        assert found.seen.size.tolist() == [0.0, 0.0]
+        result = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
+        assert result is not None and result.prior.source == "disjoint clients"
+        assert result.seen.size.tolist() == [0.0, 0.0]
         known = trained.groups["existing"].used
-        y, mask = found.rows.y[1], found.rows.mask[1]
+        y, mask = result.rows.y[1], result.rows.mask[1]
         raw = trained.groups["new"].raw.train.y[1]
         assert torch.allclose(y[mask] * known.y_std.mean() + known.y_mean.mean(), raw[mask])
         if move:
@@ -60,14 +60,18 @@ def test_units_of_a_new_client_are_not_moved_by_its_own_rows(tmp_path: Path) -> 
 
 def test_rows_of_a_split_are_scaled_by_what_the_prior_saw() -> None:
     trained = train(tiny(SPLIT, "federation.rounds=1"))
-    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    result = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
     afresh = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05, afresh=True)
-    assert found is not None and afresh is not None and trained.bound_rows is not None
-    assert (found.prior.source, found.seen.size.tolist(), found.rows.size.tolist()) == ("split", [4.0] * 4, [3.0] * 4)
+    assert result is not None and afresh is not None and trained.bound_rows is not None
+    assert (result.prior.source, result.seen.size.tolist(), result.rows.size.tolist()) == (
+        "split",
+        [4.0] * 4,
+        [3.0] * 4,
+    )
     assert (afresh.seen.size.tolist(), afresh.rows.size.tolist()) == ([0.0] * 4, [3.0] * 4)
     units = trained.groups["existing"].units
     expected = (trained.bound_rows.y - units.y_mean.unsqueeze(1)) / units.y_std.unsqueeze(1)
-    assert torch.allclose(found.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0))
+    assert torch.allclose(result.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0))
 
 
 def test_a_run_without_a_scheme_has_no_rows_left() -> None:
@@ -97,17 +101,17 @@ def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(
     assert shared.kinds == ("client", "client", "pooled", "pooled")
     assert float(shared.mean[3]) == pytest.approx(float(known.y[known.mask].mean()), rel=1e-12)
     assert float(shared.std[3]) == pytest.approx(float(known.y[known.mask].std(correction=0)), rel=1e-12)
-    found = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
-    assert found is not None
+    result = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    assert result is not None
     expected = (trained.bound_rows.y - shared.mean[3]) / shared.std[3]
-    assert torch.allclose(found.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(result.rows.y, torch.where(trained.bound_rows.mask, expected, 0.0), rtol=1e-12, atol=1e-12)
     scaled = []
     for name, move in (("before", 0.0), ("after", 500.0)):
         path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))
         trained = train(on_csv(path, *POOLED))
-        found = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
-        assert found is not None and found.apart
-        scaled.append((found.rows, trained.groups["new"].shared))
+        result = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
+        assert result is not None and result.independent
+        scaled.append((result.rows, trained.groups["new"].shared))
     (before, first), (after, second) = scaled
     assert torch.equal(first.mean, second.mean) and torch.equal(first.std, second.std)
     assert torch.equal(before.x[0], after.x[0]) and torch.equal(before.y[0], after.y[0])

@@ -14,13 +14,13 @@ from pacbayes_fl.study.describe import Description, Options, Row, describe, ever
 @pytest.mark.parametrize("family", every_name())
 def test_every_description_fits(family: str) -> None:
     for name in every_name()[family]:
-        for found in describe(name):
+        for result in describe(name):
             for columns in (60, 120):
-                text = list(lines(found, columns))
+                text = list(lines(result, columns))
                 assert max(len(line) for line in text[: text.index("examples")]) <= columns
                 joined = "\n".join(text[text.index("examples") + 1 :]).replace(" \\\n     ", "")
                 assert joined.splitlines() == [
-                    f"  {example}" for example in found.examples
+                    f"  {example}" for example in result.examples
                 ]  # words whole, no blank lost
                 assert text[0].startswith(f"{name} ({family}): "[:columns])
             assert max(map(len, text)) <= 120 and all(line.isprintable() for line in text)
@@ -32,8 +32,8 @@ def test_the_layout() -> None:
         Row(("longest_name", "7", "7", ""), "Words. " * 6),
     )
     table = Options("options of [method]", ("option", "default", "paper", "symbol"), rows)
-    found = Description("method", "x", "a method", (("uploads", "w"), ("keeps", "nothing")), (table,), ("run x",))
-    assert "\n".join(lines(found, 40)) == (
+    result = Description("method", "x", "a method", (("uploads", "w"), ("keeps", "nothing")), (table,), ("run x",))
+    assert "\n".join(lines(result, 40)) == (
         "x (method): a method\n"
         "  uploads  w\n"
         "  keeps    nothing\n"

@@ -157,9 +157,9 @@ def lines(
     monkeypatch.setattr("pacbayes_fl.cli.output.room", lambda: request.param)
 
     def read(part: slice = slice(None)) -> list[str]:
-        found = capsys.readouterr().out.splitlines()[part]
-        assert all(cell_len(line) <= request.param for line in found), found
-        return found
+        result = capsys.readouterr().out.splitlines()[part]
+        assert all(cell_len(line) <= request.param for line in result), result
+        return result
 
     return read
 
@@ -172,11 +172,11 @@ def test_a_runs_table_fits(lines: Callable[..., list[str]]) -> None:
             metrics = {name: value for name in ("rsmse", "ce", "nlpd", "crps", "rmse_raw")}
             rows = (ClientRow(0, client, "existing", 3, metrics), ClientRow(1, "b", "existing", 3, {}))
             print_table(Result("s" * 90, "pac-pfl-bnn", 2**32 - 1, "regression", clients=rows))
-            found = lines()
-            assert found[0].endswith("pac-pfl-bnn, seed 4294967295, round 0") and found[0].startswith("sss")
-            assert " ".join(found).count(number(value)) >= 5 * 3
+            result = lines()
+            assert result[0].endswith("pac-pfl-bnn, seed 4294967295, round 0") and result[0].startswith("sss")
+            assert " ".join(result).count(number(value)) >= 5 * 3
             ends = shortened(client, 6)
-            assert sum(ends[0] in line and line.endswith(number(value)) for line in found) >= 5
+            assert sum(ends[0] in line and line.endswith(number(value)) for line in result) >= 5
 
 
 def test_a_comparisons_table_fits(lines: Callable[..., list[str]]) -> None:
@@ -197,9 +197,9 @@ def test_a_table_of_certificates_fits(lines: Callable[..., list[str]]) -> None:
         labels = {"rows": {"new": "rows"}}
         run = CertifiedRun(name, "m", 0, "b", "t", "r", 0.0, 1.0, 0.05, (line,), {"new": []}, labels=labels)
         print_certificates(run)
-        found = lines(slice(3, 6))
-        assert any("123456.789" in one and "0.9877" in one for one in found)
-        assert {"vacuous"} <= {word for one in found for word in one.split()}
+        result = lines(slice(3, 6))
+        assert any("123456.789" in one and "0.9877" in one for one in result)
+        assert {"vacuous"} <= {word for one in result for word in one.split()}
 
 
 def test_away_from_a_terminal_nothing_is_shortened(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

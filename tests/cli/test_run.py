@@ -32,7 +32,7 @@ def test_run_prints_the_table_and_writes_the_folder(call: Call, finished: Path, 
     assert header.split() == ["over", "clients", "mean", "[95", "%", "interval]", "median", "worst", "client"]
     assert folder == "run folder: here"
     summary = json.loads((finished / "metrics.json").read_text())["groups"]
-    found = results.load(finished)
+    result = results.load(finished)
     for at, group in ((0, "existing"), (6, "new")):
         assert lines[at] == f"{group}, {summary[group]['n_clients']} clients"
         rows = [line.split() for line in lines[at + 1 : at + 6]]
@@ -41,7 +41,7 @@ def test_run_prints_the_table_and_writes_the_folder(call: Call, finished: Path, 
             entry = summary[group][name]
             assert [mean, median] == [f"{entry['mean']:.3f}", f"{entry['median']:.3f}"]
             assert [low, high] == [f"[{entry['interval'][0]:.3f},", f"{entry['interval'][1]:.3f}]"]
-            own = {row.name: row.metrics[name] for row in found.clients if row.group == group}
+            own = {row.name: row.metrics[name] for row in result.clients if row.group == group}
             assert worst == f"{max(own.values()):.3f}" and own[client] == max(own.values())
     lines = err.splitlines()
     assert lines[0].startswith("preset recommended; differs from paper in: method.particles=2 (paper 4), ")

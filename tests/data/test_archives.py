@@ -51,10 +51,10 @@ def zipped(path: Path, **entries: bytes) -> Path:
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_what_numpy_writes_comes_back(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "a.npz", **ARRAYS)
-    found = read_npz(tmp_path / "a.npz")
+    result = read_npz(tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as theirs:
-        assert list(found) == list(theirs)
-        for name, array in found.items():
+        assert list(result) == list(theirs)
+        for name, array in result.items():
             np.testing.assert_array_equal(array, theirs[name], strict=True)
             assert array.flags.writeable
 
@@ -63,8 +63,8 @@ def test_what_numpy_writes_comes_back(tmp_path: Path, save: Any) -> None:
 def test_arrays_of_a_machine_of_another_byte_order_are_read(tmp_path: Path, dtype: str) -> None:
     array = np.arange(5).astype(dtype)
     np.savez(tmp_path / "a.npz", x=array)
-    found = read_npz(tmp_path / "a.npz")["x"]
-    assert found.dtype.isnative and found.tolist() == array.tolist()
+    result = read_npz(tmp_path / "a.npz")["x"]
+    assert result.dtype.isnative and result.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_damage_is_an_error_of_ours_or_harmless(
     path.write_bytes((whole[:at] + bytes([byte]) + whole[at + 1 :])[:cut])
     start = time.monotonic()
     try:
-        found = read_npz(path)
+        result = read_npz(path)
     except DataError as error:
         assert str(path) in str(error)
     else:
-        assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items() if name in found)
+        assert all(np.array_equal(result[name], array) for name, array in ARRAYS.items() if name in result)
     assert time.monotonic() - start < 5

@@ -99,10 +99,10 @@ def test_many_rows_take_seconds_and_no_square_of_memory(kind: str) -> None:
     rows = np.concatenate((rows, rows[:50_000] + 1e-9))
     tracemalloc.start()
     begun = time.process_time()
-    found = len(set(twins.clusters(rows, np.full(4, 1e-4)).tolist()))
+    result = len(set(twins.clusters(rows, np.full(4, 1e-4)).tolist()))
     seconds, (_, peak) = time.process_time() - begun, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found == {"draws": 200_000, "nights": 100_001, "one blob": 1}[kind]
+    assert result == {"draws": 200_000, "nights": 100_001, "one blob": 1}[kind]
     assert seconds < 20 and peak < 2**29
 
 
@@ -119,9 +119,9 @@ def test_the_spread_is_within_clients_and_one_outlier_does_not_widen_it() -> Non
     for client in clients:
         client[:, 1] = client[0, 1]  # the same within a client
     clients[2][0, 0] = 1e12
-    found = twins.spread([batch(*clients[:3]), batch(*clients[3:])])
-    assert found[[0, 2]] == pytest.approx([1.0, 0.2], rel=0.1)
-    assert found[1] == pytest.approx(np.concatenate(clients)[:, 1].std())
+    result = twins.spread([batch(*clients[:3]), batch(*clients[3:])])
+    assert result[[0, 2]] == pytest.approx([1.0, 0.2], rel=0.1)
+    assert result[1] == pytest.approx(np.concatenate(clients)[:, 1].std())
     constant = np.concatenate((clients[0][:, :1], np.full((400, 1), 0.1), clients[0][:, 2:]), 1)
     assert twins.spread([batch(constant, constant)])[1] == 0.0
 
@@ -130,9 +130,9 @@ def test_an_image_has_one_spread() -> None:
     rows = np.zeros((20, 10))
     rows[:, 4] = np.arange(20) % 2
     rows[:, 9] = np.arange(20) % 3
-    found = twins.spread([batch(rows, shape=(1, 3, 3))])
-    assert found[:9] == pytest.approx(np.full(9, 0.5 / 3))
-    assert found[9] == pytest.approx(rows[:, 9].std())
+    result = twins.spread([batch(rows, shape=(1, 3, 3))])
+    assert result[:9] == pytest.approx(np.full(9, 0.5 / 3))
+    assert result[9] == pytest.approx(rows[:, 9].std())
 
 
 def test_rows_come_with_their_clients_and_their_targets() -> None:

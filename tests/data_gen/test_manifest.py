@@ -33,10 +33,10 @@ def test_objects_have_no_hash() -> None:
 
 
 def test_versions_names_what_is_missing() -> None:
-    found = versions("numpy", "no-such-distribution")
-    assert found["numpy"] == np.__version__
-    assert found["no-such-distribution"] == "not installed"
-    assert "python" in found
+    result = versions("numpy", "no-such-distribution")
+    assert result["numpy"] == np.__version__
+    assert result["no-such-distribution"] == "not installed"
+    assert "python" in result
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

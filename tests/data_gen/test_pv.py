@@ -60,18 +60,18 @@ def test_same_seed_same_hash() -> None:
 
 
 def test_manifest(small_pv: Dataset) -> None:
-    found = small_pv.manifest
-    assert found["name"] == "pv-ew"
-    assert found["stem"].startswith("pv-ew_faithful_clearsky_m50_seed3-7_")
-    assert found["arguments"]["weather"] == "clearsky"
-    assert found["seeds"] == {"clients": 3, "new_clients": 7}
-    assert found["hours_of_day"] == {"first": 8, "last": 17, "utc_offset": 1.0}
-    assert found["lags_h"] == list(LAGS)
-    assert set(found["versions"]) == {"python", "numpy", "pandas", "pvlib"}
-    assert found["houses"]["new_house_01"]["group_azimuth"] == 270.0
-    assert found["houses"]["house_00"]["module"] == found["houses"]["new_house_00"]["module"]
-    assert len({found["houses"][name]["tilt"] for name in found["houses"]}) == 5
-    assert found["features"][4] == {"name": "lag_1", "unit": "W"}
+    result = small_pv.manifest
+    assert result["name"] == "pv-ew"
+    assert result["stem"].startswith("pv-ew_faithful_clearsky_m50_seed3-7_")
+    assert result["arguments"]["weather"] == "clearsky"
+    assert result["seeds"] == {"clients": 3, "new_clients": 7}
+    assert result["hours_of_day"] == {"first": 8, "last": 17, "utc_offset": 1.0}
+    assert result["lags_h"] == list(LAGS)
+    assert set(result["versions"]) == {"python", "numpy", "pandas", "pvlib"}
+    assert result["houses"]["new_house_01"]["group_azimuth"] == 270.0
+    assert result["houses"]["house_00"]["module"] == result["houses"]["new_house_00"]["module"]
+    assert len({result["houses"][name]["tilt"] for name in result["houses"]}) == 5
+    assert result["features"][4] == {"name": "lag_1", "unit": "W"}
 
 
 def test_typical_year_without_new_houses() -> None:
@@ -122,12 +122,12 @@ def test_simple_baselines_on_bern(bern: Path, name: str, samples: int, local: fl
 
     data = data_gen.generate(name, samples=samples, new_clients=0, mode="faithful", weather=bern)
     assert len(data.rows(0, test=True)) == 610
-    found = baselines(data, ridge)
-    assert found["zero"] == pytest.approx(1.003, abs=0.01)
-    assert found["persistence"] == pytest.approx(0.600, abs=0.01)
+    result = baselines(data, ridge)
+    assert result["zero"] == pytest.approx(1.003, abs=0.01)
+    assert result["persistence"] == pytest.approx(0.600, abs=0.01)
     # Agreement to the published digits also fixes the order of the draws.
-    assert found["local"] == pytest.approx(local, abs=0.001)
-    assert found["pooled"] == pytest.approx(pooled, abs=0.001)
+    assert result["local"] == pytest.approx(local, abs=0.001)
+    assert result["pooled"] == pytest.approx(pooled, abs=0.001)
     assert data.manifest["hours_of_day"]["utc_offset"] == 0.0
     assert data.manifest["weather"]["attribution"] == "PVGIS (c) European Union, 2001-2022"
     assert data.manifest["arguments"]["weather"] == bern.name

@@ -70,16 +70,16 @@ def recorded() -> dict[str, Any]:
 def test_reads_a_file(tmp_path: Path) -> None:
     path = tmp_path / "town.csv"
     path.write_text(HEAD + ROWS)
-    found = pvgis_file(path)
-    assert (found.latitude, found.longitude, found.altitude, found.utc_offset) == (46.951, 7.45, 510.0, 1.0)
-    assert found.utc_hours
-    np.testing.assert_array_equal(found.beam, [0, 10, 30])
-    np.testing.assert_array_equal(found.diffuse, [0, 20, 40])
-    np.testing.assert_array_equal(found.height, [0, 5.5, 6.5])
-    np.testing.assert_array_equal(found.segment, [0, 0, 1])
-    assert found.manifest["attribution"] == PVGIS_ATTRIBUTION
-    assert found.manifest["file"] == "town.csv"
-    assert found.manifest["years"] == [2018]
+    result = pvgis_file(path)
+    assert (result.latitude, result.longitude, result.altitude, result.utc_offset) == (46.951, 7.45, 510.0, 1.0)
+    assert result.utc_hours
+    np.testing.assert_array_equal(result.beam, [0, 10, 30])
+    np.testing.assert_array_equal(result.diffuse, [0, 20, 40])
+    np.testing.assert_array_equal(result.height, [0, 5.5, 6.5])
+    np.testing.assert_array_equal(result.segment, [0, 0, 1])
+    assert result.manifest["attribution"] == PVGIS_ATTRIBUTION
+    assert result.manifest["file"] == "town.csv"
+    assert result.manifest["years"] == [2018]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_a_missing_file_names_the_other_sources(tmp_path: Path) -> None:
 
 def test_download_gives_what_the_file_gives(answer: Callable[[Any], list[dict[str, Any]]], tmp_path: Path) -> None:
     asked = answer(recorded())
-    found = weather.load("pvgis", years=(2018, 2019), place=(46.951, 7.45))
+    result = weather.load("pvgis", years=(2018, 2019), place=(46.951, 7.45))
     assert (asked[0]["startyear"], asked[0]["endyear"], asked[0]["angle"]) == (2018, 2019, 0)
     path = tmp_path / "town.csv"
     path.write_text(HEAD + ROWS)
     file = pvgis_file(path)
     for name in ("beam", "diffuse", "temperature", "wind", "height", "segment", "seconds"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(file, name))
-    assert found.manifest["radiation_database"] == "PVGIS-SARAH2"
+        np.testing.assert_array_equal(getattr(result, name), getattr(file, name))
+    assert result.manifest["radiation_database"] == "PVGIS-SARAH2"
 
 
 def test_offline_is_a_clear_error(answer: Callable[[Any], list[dict[str, Any]]]) -> None:
@@ -130,7 +130,7 @@ def test_an_unknown_answer_is_a_clear_error(answer: Callable[[Any], list[dict[st
 
 
 def test_real_file(bern: Path) -> None:
-    found = pvgis_file(bern)
-    assert len(found.index) == 17520
-    assert found.segment.max() == 0
-    assert found.manifest["years"] == [2018, 2019]
+    result = pvgis_file(bern)
+    assert len(result.index) == 17520
+    assert result.segment.max() == 0
+    assert result.manifest["years"] == [2018, 2019]

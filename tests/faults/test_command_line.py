@@ -79,8 +79,8 @@ FAULTS: dict[str, tuple[Callable[[], None], str]] = {
 
 
 def test_every_command_is_attacked() -> None:
-    found = next(each for each in cli.parser()._actions if isinstance(each, argparse._SubParsersAction))
-    assert set(found.choices) == set(ARGUMENTS)
+    result = next(each for each in cli.parser()._actions if isinstance(each, argparse._SubParsersAction))
+    assert set(result.choices) == set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("command", ARGUMENTS)

@@ -188,8 +188,10 @@ def distinct(copies: list[Path]) -> list[Path]:
     def content(copy: Path) -> dict[str, bytes]:
         return {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
 
-    found = [(copy, content(copy)) for copy in copies]
-    return [copy for (copy, now), last in zip(found, [None, *(each for _, each in found)], strict=False) if now != last]
+    result = [(copy, content(copy)) for copy in copies]
+    return [
+        copy for (copy, now), last in zip(result, [None, *(each for _, each in result)], strict=False) if now != last
+    ]
 
 
 def test_a_kill_before_any_change_of_the_disk_is_no_damage_and_costs_nothing(
@@ -289,8 +291,8 @@ def test_a_run_whose_newest_round_is_damaged_says_what_it_falls_back_to_in_its_r
     assert answer.code == 0 and f"fell back: {text}" in answer.out
     assert "seed 3, round 3" in answer.out  # it has caught up, and says from where
     for name in ("metrics.json", "labels.json"):
-        found = json.loads((at / "run" / name).read_text())
-        assert (found["round"], found["fell_back"]) == (3, [text])
+        result = json.loads((at / "run" / name).read_text())
+        assert (result["round"], result["fell_back"]) == (3, [text])
     assert f"fell back: {text}" in ask("show").out
 
 
@@ -327,8 +329,8 @@ def test_nohup_is_respected(at: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         one = study.Study.from_toml("tiny.toml")
-        found = study.run(one, at / "new", on_round=lambda _: os.kill(os.getpid(), signal.SIGHUP))
-        assert found.round == 3 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        result = study.run(one, at / "new", on_round=lambda _: os.kill(os.getpid(), signal.SIGHUP))
+        assert result.round == 3 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 

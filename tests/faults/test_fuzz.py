@@ -679,8 +679,8 @@ def test_replies_over_a_network() -> None:
     def attack(data: st.DataObject) -> None:
         config, sent = odd_message(data, honest.config, honest.arrays)
         seen.add(repr((config, sent)))
-        found = wire.collect(network.NINE, {**network.HONEST, network.LIAR: messages.Reply(config, sent)}.items())
-        assert all(leaf.isfinite().all() for leaf in network.tensors.leaves(found.update).values())
+        result = wire.collect(network.NINE, {**network.HONEST, network.LIAR: messages.Reply(config, sent)}.items())
+        assert all(leaf.isfinite().all() for leaf in network.tensors.leaves(result.update).values())
 
     attack()
     assert len(seen) >= COUNTS["wire"] // 2

@@ -188,8 +188,8 @@ def test_a_round_is_undone_bit_by_bit_from_the_file_too(name: str, monkeypatch: 
     def played() -> tuple[list[int], list[dict[str, Any]]]:
         stumbling: Any = Stumbling(method, batch.ids[1], 1e12, rounds=(2,))
         plan = FederationPlan(rounds=3, chunk=1)
-        found = list(engine.rounds(stumbling, batch, plan))
-        return [len(record.undone) for record, _ in found], [bits(state.clients) for _, state in found]
+        result = list(engine.rounds(stumbling, batch, plan))
+        return [len(record.undone) for record, _ in result], [bits(state.clients) for _, state in result]
 
     with silently():
         usual = played()
@@ -334,10 +334,10 @@ def exhausted(method: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         real = getattr(kind, name)
 
         def failing(self: Any, message: Any, kept: Any, batch: ClientBatch, noise: Any, real: Any = real) -> Any:
-            found = real(self, message, kept, batch, noise)
+            result = real(self, message, kept, batch, noise)
             if batch.clients > most:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return found
+            return result
 
         monkeypatch.setattr(kind, name, failing)
 
@@ -353,8 +353,8 @@ def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
     def played() -> tuple[Any, Any, dict[int, Any]]:
         state = engine.run_rounds(s.method, s.batch, s.plan)
         models = {}
-        for index, found in personalisation.personalise(s.method, state, s.batch, s.plan, predicted):
-            models |= {k: tensors.tree_map(lambda leaf, at=at: leaf[at], found) for at, k in enumerate(index.tolist())}
+        for index, result in personalisation.personalise(s.method, state, s.batch, s.plan, predicted):
+            models |= {k: tensors.tree_map(lambda leaf, at=at: leaf[at], result) for at, k in enumerate(index.tolist())}
         return identified(s.method, state.server), state.clients, models
 
     def predicted(index: torch.Tensor, posterior: Any) -> Any:

@@ -77,13 +77,13 @@ def test_a_cohort_of_one_hostile_client_is_outvoted_by_the_rounds_before() -> No
     batch, plan = federation(1), FederationPlan(rounds=12, cohort=1, aggregate="clipped", seed=4)
     method: Any = from_recipe(METHODS["fedavg"], 1, {"weighting": "uniform"})
     lying: Any = Lying(method, batch.ids[0], "theta", 1e6)
-    found = list(engine.rounds(lying, batch, plan))
-    hostile = [k for k, (record, _) in enumerate(found) if record.steps and record.steps.whose == batch.names[0]]
-    usual = max(record.steps.median for k, (record, _) in enumerate(found) if record.steps and k not in hostile)
+    result = list(engine.rounds(lying, batch, plan))
+    hostile = [k for k, (record, _) in enumerate(result) if record.steps and record.steps.whose == batch.names[0]]
+    usual = max(record.steps.median for k, (record, _) in enumerate(result) if record.steps and k not in hostile)
     assert hostile and min(hostile) > 0, "take another seed: it must come after others"
     for k in hostile:
-        went = (found[k][1].server.theta - found[k - 1][1].server.theta).norm()
-        assert found[k][0].values["clipped"] == 1 and float(went) <= 2.0 * usual * (1 + 1e-9)
+        went = (result[k][1].server.theta - result[k - 1][1].server.theta).norm()
+        assert result[k][0].values["clipped"] == 1 and float(went) <= 2.0 * usual * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_a_client_that_fails_leaves_a_rule_what_it_can_do(kind: robust.Aggregate
     x[1:3, 0] = torch.nan
     method, plan = from_recipe(METHODS["pac-pfl"], 1), FederationPlan(rounds=2, aggregate=kind)
     with silently():
-        found = list(engine.rounds(method, replace(batch, x=x), plan))
-    assert all(record.dropped == (batch.names[1], batch.names[2]) for record, _ in found)
-    assert all(leaf.isfinite().all() for leaf in tensors.leaves(found[-1][1].server).values())
+        result = list(engine.rounds(method, replace(batch, x=x), plan))
+    assert all(record.dropped == (batch.names[1], batch.names[2]) for record, _ in result)
+    assert all(leaf.isfinite().all() for leaf in tensors.leaves(result[-1][1].server).values())
 
 
 def test_nobody_left_changes_nothing_under_a_robust_aggregate() -> None:

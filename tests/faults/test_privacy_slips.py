@@ -196,9 +196,9 @@ def test_noise_of_the_system_is_not_drawn_twice_for_one_round(tmp_path: Path) ->
     kept = Ledger(tmp_path, ANYTHING, released=2).kept(3)
     assert kept is not None and kept.mean
     run.run(tiny(*sets), tmp_path, resume=True)
-    found = Ledger(tmp_path, ANYTHING, released=2).kept(3)
-    assert found is not None and found.cohort == kept.cohort and len(Ledger(tmp_path, ANYTHING)) == 3
-    assert all((found.mean[name] == mean).all() for name, mean in kept.mean.items())
+    result = Ledger(tmp_path, ANYTHING, released=2).kept(3)
+    assert result is not None and result.cohort == kept.cohort and len(Ledger(tmp_path, ANYTHING)) == 3
+    assert all((result.mean[name] == mean).all() for name, mean in kept.mean.items())
     assert results.load(tmp_path).labels["privacy"]["releases"] == len(results.load(tmp_path).rounds) == 3
 
 

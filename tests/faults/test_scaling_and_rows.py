@@ -110,12 +110,12 @@ def test_tuning_scores_do_not_depend_on_the_unit_of_the_target(tmp_path: Path, f
     from pacbayes_fl.study.data import load
     from pacbayes_fl.study.search import tune
 
-    unit, found = 2.0 ** round(math.log2(factor)), []
+    unit, result = 2.0 ** round(math.log2(factor)), []
     for name, table in (("a", rows()), ("b", scaled(rows(), {"y": unit}))):
         one = on_csv(write_csv(tmp_path / f"{name}.csv", table), "method.name=ridge")
         (scores,) = tune.cross_validate(one, load(one), 3).values()
-        found.append(scores)
-    assert found[0] == pytest.approx(found[1], rel=1e-12)
+        result.append(scores)
+    assert result[0] == pytest.approx(result[1], rel=1e-12)
 
 
 # --- what tells clients apart ---

@@ -132,21 +132,21 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("reply", "text"), BAD.values(), ids=BAD.keys())
 def test_a_bad_reply_is_refused_by_name_and_the_others_count(reply: Any, text: str) -> None:
-    found = wire.collect(NINE, {**HONEST, LIAR: reply}.items())
-    assert found.present == tuple(name for name in NAMES if name != LIAR)
-    assert bits(found.update) == bits(REST.update)
-    assert list(found.reasons) == [LIAR] and re.search(text, found.reasons[LIAR]), found.reasons
-    assert len(found.reasons[LIAR]) < 400 and found.reasons[LIAR].isprintable()
-    _, record = wire.close_round(NINE, found)
-    assert record.dropped == (LIAR,) and record.reasons == found.reasons and record.clients == 4
+    result = wire.collect(NINE, {**HONEST, LIAR: reply}.items())
+    assert result.present == tuple(name for name in NAMES if name != LIAR)
+    assert bits(result.update) == bits(REST.update)
+    assert list(result.reasons) == [LIAR] and re.search(text, result.reasons[LIAR]), result.reasons
+    assert len(result.reasons[LIAR]) < 400 and result.reasons[LIAR].isprintable()
+    _, record = wire.close_round(NINE, result)
+    assert record.dropped == (LIAR,) and record.reasons == result.reasons and record.clients == 4
 
 
 @pytest.mark.parametrize(("reply", "text"), BAD.values(), ids=BAD.keys())
 def test_a_client_whose_good_reply_comes_too_counts_by_it_and_the_bad_one_is_told(reply: Any, text: str) -> None:
     for order in ([(LIAR, reply), *HONEST.items()], [*HONEST.items(), (LIAR, reply)]):
-        found = wire.collect(NINE, order)
-        assert found.present == NAMES and list(found.reasons) == [LIAR]
-        assert bits(found.update) == bits(wire.collect(NINE, HONEST.items()).update)
+        result = wire.collect(NINE, order)
+        assert result.present == NAMES and list(result.reasons) == [LIAR]
+        assert bits(result.update) == bits(wire.collect(NINE, HONEST.items()).update)
 
 
 def with_(reply: Reply) -> list[tuple[str, Reply]]:
@@ -162,29 +162,29 @@ def test_the_same_update_twice_counts_once() -> None:
 def test_a_second_update_that_differs_is_told_and_the_first_counts() -> None:
     other = sending(**{"w.loc": leaf("w.loc") + 1})
     for first, second in ((HONEST[LIAR], other), (other, HONEST[LIAR])):
-        found = wire.collect(NINE, [*with_(first), (LIAR, second)])
-        assert dict(found.reasons) == {LIAR: "a second reply that differs from the first, which counts"}
-        assert bits(found.update) == bits(wire.collect(NINE, with_(first)).update)
+        result = wire.collect(NINE, [*with_(first), (LIAR, second)])
+        assert dict(result.reasons) == {LIAR: "a second reply that differs from the first, which counts"}
+        assert bits(result.update) == bits(wire.collect(NINE, with_(first)).update)
 
 
 def test_strangers_are_refused_and_however_many_they_are_few_are_listed() -> None:
     strange = [(f"\x1b{i}", HONEST[LIAR]) for i in range(1000)]
-    found = wire.collect(NINE, [*strange, *HONEST.items()])
-    assert found.present == NAMES and len(found.reasons) == 17
-    assert found.reasons["'\\x1b3'"] == "not registered"
-    assert found.reasons["..."] == "984 more replies of clients that are not registered"
+    result = wire.collect(NINE, [*strange, *HONEST.items()])
+    assert result.present == NAMES and len(result.reasons) == 17
+    assert result.reasons["'\\x1b3'"] == "not registered"
+    assert result.reasons["..."] == "984 more replies of clients that are not registered"
 
 
 def test_who_has_no_name_is_a_stranger() -> None:
     nameless: list[Any] = [(["a"], HONEST[LIAR]), (None, HONEST[LIAR]), ({}, None)]
-    found = wire.collect(NINE, [*nameless, *HONEST.items()])
-    assert found.present == NAMES and dict(found.reasons) == dict.fromkeys(("['a']", "None", "{}"), "not registered")
+    result = wire.collect(NINE, [*nameless, *HONEST.items()])
+    assert result.present == NAMES and dict(result.reasons) == dict.fromkeys(("['a']", "None", "{}"), "not registered")
 
 
 def test_who_is_absent_and_why_stands_in_the_line_of_the_round(tmp_path: Any) -> None:
     some = opened(asked=NAMES[:4])
-    found = wire.collect(some, [(LIAR, answer(SEVEN, 1)), (NAMES[0], HONEST[NAMES[0]]), (NAMES[4], HONEST[NAMES[4]])])
-    _, record = wire.close_round(some, found)
+    result = wire.collect(some, [(LIAR, answer(SEVEN, 1)), (NAMES[0], HONEST[NAMES[0]]), (NAMES[4], HONEST[NAMES[4]])])
+    _, record = wire.close_round(some, result)
     append_round(tmp_path, record)
     (read,) = read_rounds(tmp_path)
     assert (read.clients, read.dropped) == (1, (LIAR, OTHER, NAMES[3]))
@@ -202,8 +202,8 @@ def test_sizes_are_judged_before_a_number_is_read(monkeypatch: pytest.MonkeyPatc
     unpack: Callable[..., Any] = arrays.unpack
     monkeypatch.setattr(arrays, "unpack", lambda *args: asked.append(unpack(*args)) or asked[-1])  # type: ignore[func-returns-value]
     huge = HONEST[LIAR].arrays["w.loc"]._replace(data=bytes(10 * NINE.budget))  # type: ignore[union-attr]
-    found = wire.collect(NINE, {LIAR: sending(**{"w.loc": huge}), NAMES[0]: HONEST[NAMES[0]]}.items())
-    assert found.present == (NAMES[0],) and len(asked) == 1
+    result = wire.collect(NINE, {LIAR: sending(**{"w.loc": huge}), NAMES[0]: HONEST[NAMES[0]]}.items())
+    assert result.present == (NAMES[0],) and len(asked) == 1
 
 
 def hidden() -> wire.Round:
@@ -216,9 +216,9 @@ def test_private_rounds_divide_by_a_number_that_does_not_depend_on_who_replied(p
     """Step of the server: the sum of what came, through a mechanism that hides nothing, over all five clients."""
     now = hidden()
     replies = {name: answer(now, k) for k, name in enumerate(NAMES)}
-    found = wire.collect(now, [(name, reply if name in present else None) for name, reply in replies.items()])  # type: ignore[misc]
-    server, record = wire.close_round(now, found)
-    assert found.present == present
+    result = wire.collect(now, [(name, reply if name in present else None) for name, reply in replies.items()])  # type: ignore[misc]
+    server, record = wire.close_round(now, result)
+    assert result.present == present
     whole = wire.collect(opened(1), replies.items()).update.w
     there = torch.tensor([name in present for name in NAMES])
     step = tensors.tree_map(lambda leaf, w: (leaf[there] - w).sum(0) / len(NAMES), whole, STATE.server.w)
@@ -256,10 +256,10 @@ def test_a_reply_that_was_changed_anywhere_counts_as_finite_numbers_or_is_refuse
     data[position % len(data)] = byte
     change = {"data": bytes(data), "shape": (byte, 1), "dtype": f"float{byte}", "stype": f"{byte}"}[field]
     reply = Reply({**HONEST[LIAR].config, **config}, {**HONEST[LIAR].arrays, name: array._replace(**{field: change})})
-    found = wire.collect(NINE, {**HONEST, LIAR: reply}.items())
-    assert set(NAMES) - {LIAR} <= set(found.present)
+    result = wire.collect(NINE, {**HONEST, LIAR: reply}.items())
+    assert set(NAMES) - {LIAR} <= set(result.present)
     try:
-        server, _ = wire.close_round(NINE, found)
+        server, _ = wire.close_round(NINE, result)
     except NumericalError:  # what came was finite, and what the method made of it is not
         return
     assert all(leaf.isfinite().all() for leaf in tensors.leaves(server).values())

@@ -48,7 +48,7 @@ def names(splitter: CallSplitter, batch: ClientBatch, fits: int) -> tuple[list[t
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return rows.names
 
-    return [found for *_, found in splitter.calls(range(batch.clients), batch, work)], tried
+    return [result for *_, result in splitter.calls(range(batch.clients), batch, work)], tried
 
 
 @pytest.mark.parametrize("fits", [5, 3, 2, 1])

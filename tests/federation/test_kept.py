@@ -138,7 +138,7 @@ def test_states_in_one_piece_are_taken_as_they_are() -> None:
 
 def test_a_federation_of_some_clients_is_theirs() -> None:
     kept = lazy().after([([1, 3], states([1, 3], 1))])
-    some = kept.some([3, 6, 1])
+    some = kept.subset([3, 6, 1])
     assert some.clients == 3 and some.present == (0, 2)
     assert bits(some.together()) == bits(tensors.cat([states([3], 1), states([6]), states([1], 1)]))
     written = some.after([([1], states([6], 5))])

@@ -73,9 +73,9 @@ def test_the_global_model_is_given_to_every_client(chunk: int) -> None:
     batch, plan = federation(1), FederationPlan(rounds=2, chunk=chunk)
     method: Any = from_recipe(METHODS["fedavg"], 1, {"steps": 2})
     state = engine.run_rounds(method, batch, plan)
-    found = list(personalisation.global_models(method, state, batch, plan))
-    assert sorted(k for index, _ in found for k in index.tolist()) == list(range(batch.clients))
-    for index, posterior in found:
+    result = list(personalisation.global_models(method, state, batch, plan))
+    assert sorted(k for index, _ in result for k in index.tolist()) == list(range(batch.clients))
+    for index, posterior in result:
         assert torch.equal(posterior.family.loc, state.server.theta.expand(len(index), -1))  # type: ignore[attr-defined]
-    assert len(found) > 1 if chunk == 1 else len(found) <= batch.clients
+    assert len(result) > 1 if chunk == 1 else len(result) <= batch.clients
     assert list(personalisation.global_models(Toy(1), federation_state.start(Toy(1), batch, plan), batch, plan)) == []

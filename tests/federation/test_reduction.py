@@ -32,11 +32,11 @@ def updates(s: Scene) -> Any:
 def met(plan: FederationPlan, known: tuple[float, ...] = ()) -> tuple[RobustAccumulator, torch.Tensor]:
     """Return the accumulator and the step that the server makes of it."""
     s = one()
-    found = RobustAccumulator(s.method, s.message, plan, known)
+    result = RobustAccumulator(s.method, s.message, plan, known)
     update, good = updates(s), torch.ones(5, dtype=torch.bool)
     for part in (torch.tensor([0, 1]), torch.tensor([2, 3, 4])):
-        found.add(tensors.select(update, part), good[part])
-    return found, s.method.server(s.server, found.release(), 5).theta - s.server.theta
+        result.add(tensors.select(update, part), good[part])
+    return result, s.method.server(s.server, result.release(), 5).theta - s.server.theta
 
 
 def test_the_rule_of_the_plan_is_applied_to_steps() -> None:
@@ -59,20 +59,20 @@ def test_steps_end_at_a_multiple_of_the_running_median() -> None:
     plan = FederationPlan(aggregate="clipped", clip_multiple=0.9)
     for known in ((), (0.05,), (1e-3, 1e-3)):
         bound = 0.9 * robust.running_median(known, lengths)
-        found, step = met(plan, known)
+        result, step = met(plan, known)
         torch.testing.assert_close(step, robust.clipped(steps, w, bound), rtol=1e-9, atol=1e-12)
-        assert int(found.numbers["clipped"]) == int((lengths > bound).sum()) > 0
+        assert int(result.numbers["clipped"]) == int((lengths > bound).sum()) > 0
 
 
 def test_numbers_of_the_record_are_those_of_clients_within_the_next_ones() -> None:
     s = one()
     loss = updates(s).loss.clone()
-    found = RobustAccumulator(s.method, s.message, FederationPlan(aggregate="median", faulty=1), ())
+    result = RobustAccumulator(s.method, s.message, FederationPlan(aggregate="median", faulty=1), ())
     lies = updates(s)._replace(loss=torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])))
-    found.add(lies, torch.ones(5, dtype=torch.bool))
+    result.add(lies, torch.ones(5, dtype=torch.bool))
     ordered = torch.cat((torch.tensor([1e30], dtype=torch.float64), loss[1:])).sort().values
     expected = ordered.clamp(ordered[1], ordered[3]).mean()
-    assert float(s.method.report(s.server, found.release())["loss"]) == pytest.approx(float(expected), rel=1e-12)
+    assert float(s.method.report(s.server, result.release())["loss"]) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_the_mean_is_never_refused_and_a_device_has_memory() -> None:

@@ -89,12 +89,12 @@ def test_states_of_every_dtype_go_to_the_file_and_come_back(stage: int, monkeypa
 
 def nameless() -> list[int]:
     """Open files of the process that were removed."""
-    found = []
+    result = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the list itself was one of them
             name = os.readlink(f"/proc/self/fd/{number}")
-            found += [int(number)] if "test_the_file_is" in name and name.endswith("(deleted)") else []
-    return found
+            result += [int(number)] if "test_the_file_is" in name and name.endswith("(deleted)") else []
+    return result
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed on Linux alone")
@@ -106,8 +106,8 @@ def test_the_file_is_its_owners_alone_and_in_no_folder(tmp_path: Path, monkeypat
     assert not mine.in_file and not nameless()
     Place.to_file(places)
     assert list(tmp_path.iterdir()) == []
-    (found,) = nameless()
-    about = os.fstat(found)
+    (result,) = nameless()
+    about = os.fstat(result)
     assert stat.S_IMODE(about.st_mode) == 0o600 and about.st_nlink == 0 and about.st_size == mine.in_file
     del places, mine
     assert not nameless(), "closed with the federation"

@@ -88,8 +88,8 @@ def test_a_round_that_diverges_is_undone_and_played_again_at_half_the_rate(rate:
             now /= 2
         theta *= 1 - 2 * now
         expected.append((theta, now / rate, round(math.log2(before / now))))
-    found = [(float(s.server.theta), record.rates, len(record.undone)) for record, s in run]
-    assert found == expected
+    result = [(float(s.server.theta), record.rates, len(record.undone)) for record, s in run]
+    assert result == expected
     assert 1 <= run[-1][1].watch.halved <= 3
     for _, state in run[:-1]:  # resumed after any round
         assert [record.undone for record, _ in quietly(Parabola(rate), plan, state)] == [

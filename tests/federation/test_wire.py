@@ -20,11 +20,11 @@ from tests.remote import BATCH, EXPECTED, METHOD, NAMES, PLAN, REPLIES, ROUND, S
 
 
 def test_replies_are_joined_in_the_order_of_the_federation() -> None:
-    found = wire.collect(ROUND, reversed(REPLIES.items()))
+    result = wire.collect(ROUND, reversed(REPLIES.items()))
     together, _ = METHOD.client(METHOD.broadcast(SERVER), Nothing(), BATCH, Noise(3, 2, BATCH.ids))
-    assert found.present == NAMES and not found.reasons and isinstance(found.update, Update)
-    assert_close(found.update, together)
-    assert bits(found.update) == bits(wire.collect(ROUND, REPLIES.items()).update)
+    assert result.present == NAMES and not result.reasons and isinstance(result.update, Update)
+    assert_close(result.update, together)
+    assert bits(result.update) == bits(wire.collect(ROUND, REPLIES.items()).update)
 
 
 def test_nobody_else_is_asked_than_the_cohort() -> None:
@@ -33,16 +33,18 @@ def test_nobody_else_is_asked_than_the_cohort() -> None:
         some.request(NAMES[0])
     with pytest.raises(DeployError, match="client 'x': it is asked and not registered"):
         opened(asked=("x",))
-    found = wire.collect(some, REPLIES.items())
-    assert found.present == (NAMES[1], NAMES[3])
-    assert dict(found.reasons) == dict.fromkeys((NAMES[0], NAMES[2], NAMES[4]), "not asked in this round")
-    assert bits(found.update) == bits(tensors.select(wire.collect(ROUND, REPLIES.items()).update, torch.tensor([1, 3])))
+    result = wire.collect(some, REPLIES.items())
+    assert result.present == (NAMES[1], NAMES[3])
+    assert dict(result.reasons) == dict.fromkeys((NAMES[0], NAMES[2], NAMES[4]), "not asked in this round")
+    assert bits(result.update) == bits(
+        tensors.select(wire.collect(ROUND, REPLIES.items()).update, torch.tensor([1, 3]))
+    )
 
 
 def test_rounds_close_as_on_one_device() -> None:
     some = opened(asked=NAMES[:4])
-    found = wire.collect(some, list(REPLIES.items())[1:3])
-    server, record = wire.close_round(some, found)
+    result = wire.collect(some, list(REPLIES.items())[1:3])
+    server, record = wire.close_round(some, result)
     update = tensors.select(wire.collect(ROUND, REPLIES.items()).update, torch.tensor([1, 2]))
     assert bits(server) == bits(METHOD.server(SERVER, update, len(NAMES)))
     assert (record.round, record.clients, record.dropped) == (2, 2, (NAMES[0], NAMES[3]))
@@ -65,8 +67,8 @@ def test_too_few_clients_and_those_that_must_not_fail_end_a_round() -> None:
 
 
 def test_a_server_whose_state_is_not_finite_is_not_given() -> None:
-    found = wire.collect(ROUND, REPLIES.items())
-    spoilt = found._replace(update=found.update._replace(score=found.update.score * torch.inf))
+    result = wire.collect(ROUND, REPLIES.items())
+    spoilt = result._replace(update=result.update._replace(score=result.update.score * torch.inf))
     with pytest.raises(NumericalError, match="round 2: the server's state is not finite"):
         wire.close_round(ROUND, spoilt)
 

@@ -68,8 +68,8 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 def exact_variance(model: WeightModel, theta: Tensor, batch: ClientBatch, index: Tensor, prior: Tensor) -> Tensor:
     rows = [laplace.own(batch, k)[0] for k in range(batch.clients)]
-    found = [laplace.posterior(model, theta[k], x, prior[k], index[k]).diagonal() for k, x in enumerate(rows)]
-    return torch.stack(found)
+    result = [laplace.posterior(model, theta[k], x, prior[k], index[k]).diagonal() for k, x in enumerate(rows)]
+    return torch.stack(result)
 
 
 # the diagonal -----------------------------------------------------------------------------------------------------
@@ -79,31 +79,31 @@ def exact_variance(model: WeightModel, theta: Tensor, batch: ClientBatch, index:
 @pytest.mark.usefixtures("chunks")
 def test_the_diagonal_is_the_definition_s(name: str) -> None:
     model, theta, batch, _ = scene(name)
-    found = curvature.diagonal_ggn(model, theta, batch)
+    result = curvature.diagonal_ggn(model, theta, batch)
     for k in range(K):
-        close(found[k], laplace.ggn_diagonal(model, theta[k], laplace.own(batch, k)[0]))
+        close(result[k], laplace.ggn_diagonal(model, theta[k], laplace.own(batch, k)[0]))
 
 
 def test_the_diagonal_of_a_vgg_leaves_out_its_batch_norms() -> None:
     model, theta, batch, _ = scene("vgg")
-    found = curvature.diagonal_ggn(model, theta, batch)
+    result = curvature.diagonal_ggn(model, theta, batch)
     norms = torch.cat([torch.arange(model.dim)[model.span(n)] for n in model.shapes if n[:4] in ("gamm", "beta")])
     for k in range(2):
         exact = laplace.ggn_diagonal(model, theta[k], laplace.own(batch, k)[0])
-        assert exact[norms].any() and not found[k, norms].any()
-        close(found[k], exact.index_fill(0, norms, 0.0))
+        assert exact[norms].any() and not result[k, norms].any()
+        close(result[k], exact.index_fill(0, norms, 0.0))
 
 
 def test_the_diagonal_is_the_hessian_s_where_outputs_are_linear() -> None:
     model, theta, batch, _ = scene("1 layer")
-    found = curvature.diagonal_ggn(model, theta, batch)
+    result = curvature.diagonal_ggn(model, theta, batch)
     for k in range(K):
         x, y = laplace.own(batch, k)
 
         def loss(at: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
             return cross_entropy(x @ at[:6].view(2, 3) + at[6:], y, reduction="sum")
 
-        close(found[k], torch.func.hessian(loss)(theta[k]).diagonal())
+        close(result[k], torch.func.hessian(loss)(theta[k]).diagonal())
 
 
 # posterior variances ----------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def test_the_diagonal_is_the_hessian_s_where_outputs_are_linear() -> None:
 def test_variances_are_the_inverse_s_by_every_route(name: str, size: int, chunks: bool) -> None:
     model, theta, batch, prior = scene(name)
     index = subnetwork(model, min(size, model.dim))
-    found = curvature.marginal_variance(model, theta, batch, index, prior)
-    close(found, exact_variance(model, theta, batch, index, prior))
+    result = curvature.marginal_variance(model, theta, batch, index, prior)
+    close(result, exact_variance(model, theta, batch, index, prior))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -136,8 +136,8 @@ def test_a_precision_is_the_definition_s(name: str) -> None:
 def test_variances_of_a_vgg(size: int) -> None:
     model, theta, batch, prior = scene("vgg")
     index = subnetwork(model, size)[:2]
-    found = curvature.marginal_variance(model, theta, batch, index, prior)
-    close(found, exact_variance(model, theta, batch, index, prior))
+    result = curvature.marginal_variance(model, theta, batch, index, prior)
+    close(result, exact_variance(model, theta, batch, index, prior))
 
 
 ROUTES = {
@@ -183,15 +183,15 @@ def test_a_client_that_cannot_be_factored_spoils_no_other() -> None:
     wrong[1] = -1e-9  # a precision that outweighs every curvature
     for size in (3, 25):
         index = subnetwork(model, size)
-        found = curvature.marginal_variance(model, theta, batch, index, wrong)
+        result = curvature.marginal_variance(model, theta, batch, index, wrong)
         right = curvature.marginal_variance(model, theta, batch, index, prior)
-        close(found[[0, 2]], right[[0, 2]])
-        assert size == 25 or found[1].isnan().all()
+        close(result[[0, 2]], right[[0, 2]])
+        assert size == 25 or result[1].isnan().all()
     theta = theta.clone()
     theta[1] = torch.nan
     for size in (3, 25):
-        found = curvature.marginal_variance(model, theta, batch, subnetwork(model, size), prior)
-        assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+        result = curvature.marginal_variance(model, theta, batch, subnetwork(model, size), prior)
+        assert result[1].isnan().all() and result[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["2 layers", "program"])
@@ -201,9 +201,9 @@ def test_a_client_without_rows_has_the_prior(name: str) -> None:
     assert not curvature.diagonal_ggn(model, theta, batch)[1].any()
     for size in (2, 20):
         index = subnetwork(model, size)[:2]
-        found = curvature.marginal_variance(model, theta, batch, index, prior)
-        close(found[1], prior[1, index[1]])
-        assert (found[0] < prior[0, index[0]]).any()
+        result = curvature.marginal_variance(model, theta, batch, index, prior)
+        close(result[1], prior[1, index[1]])
+        assert (result[0] < prior[0, index[0]]).any()
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -211,8 +211,8 @@ def test_a_well_determined_weight_is_never_without_variance(rows: int) -> None:
     """In float32 1 - g H / (1 + g H) cancels: 0 would tell the server that the weight is not uncertain."""
     model = BayesianMLP((1, 1), Gaussian(1e-4))
     batch = ClientBatch.pad([(torch.ones(rows, 1), torch.ones(rows))], dtype=torch.float32)
-    found = curvature.marginal_variance(model, torch.zeros(1, 2), batch, torch.tensor([[0]]), torch.ones(1, 2))
-    assert 0.999e-8 / rows <= float(found) < 1e-6  # to the rounding of g = 1
+    result = curvature.marginal_variance(model, torch.zeros(1, 2), batch, torch.tensor([[0]]), torch.ones(1, 2))
+    assert 0.999e-8 / rows <= float(result) < 1e-6  # to the rounding of g = 1
 
 
 def test_float32_is_float64_rounded() -> None:
@@ -221,10 +221,10 @@ def test_float32_is_float64_rounded() -> None:
     small = batch.__class__(batch.x.float(), batch.y, batch.mask, batch.ids, batch.names)
     for size in (3, 25):
         index = subnetwork(model, size)
-        found = curvature.marginal_variance(single, theta.float(), small, index, prior.float())
+        result = curvature.marginal_variance(single, theta.float(), small, index, prior.float())
         exact = curvature.marginal_variance(model, theta, batch, index, prior)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-6)
 
 
 # published numbers ------------------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_softmax_regression() -> None:
     assert 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum().item() == pytest.approx(5.01617365644207, rel=1e-13)
     variances = [0.6111772410, 0.6226096562, 0.5844836869, 0.6012431062, 0.6959565592, 0.6222232480]
     variances += [0.6938200020, 0.6947296745, 0.7275325486]
-    found = curvature.marginal_variance(model, theta, batch, everything, one)[0]
-    assert found[WRITTEN].tolist() == pytest.approx(variances, abs=6e-11)
+    result = curvature.marginal_variance(model, theta, batch, everything, one)[0]
+    assert result[WRITTEN].tolist() == pytest.approx(variances, abs=6e-11)
 
 
 def two_units() -> tuple[TanhNetwork, Tensor, ClientBatch]:
@@ -291,15 +291,15 @@ def test_a_network_of_two_units() -> None:
     assert variance.tolist() == pytest.approx([covariance[0][0], covariance[1][1]], rel=1e-13)
     arranged, factor = curvature.precision(model, theta, batch, chosen, prior)
     back = [arranged[0].tolist().index(one) for one in chosen[0].tolist()]
-    found = torch.cholesky_inverse(factor)[0][back][:, back]
-    torch.testing.assert_close(found, float64(covariance), rtol=1e-13, atol=1e-15)
+    result = torch.cholesky_inverse(factor)[0][back][:, back]
+    torch.testing.assert_close(result, float64(covariance), rtol=1e-13, atol=1e-15)
 
 
 def test_the_paper_s_prior_drowns_four_rows() -> None:
     model, theta, batch = two_units()
     prior = torch.full_like(theta, 1e-4)
-    found = curvature.marginal_variance(model, theta, batch, torch.arange(6)[None], prior)
-    assert (found > 9.999e-5).all() and (found <= 1e-4).all()
+    result = curvature.marginal_variance(model, theta, batch, torch.arange(6)[None], prior)
+    assert (result > 9.999e-5).all() and (result <= 1e-4).all()
 
 
 # rows that come later ---------------------------------------------------------------------------------------------

@@ -142,10 +142,10 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
     defined = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
     assert isinstance(defined.gradient, type(q))
     hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
-    for found in (defined, hot):
-        close(found.log_likelihood, value + ZETA * kl)
-        close(found.kl, kl)
-        close(found.gradient, expected)
+    for result in (defined, hot):
+        close(result.log_likelihood, value + ZETA * kl)
+        close(result.kl, kl)
+        close(result.gradient, expected)
     without = elbo.loss_gradient(
         model, q, w, batch, draws, ZETA, SCALE, (q.precompute(), w.precompute()), with_kl=False
     )

@@ -96,8 +96,8 @@ def test_value_and_gradient_of_the_worked_example(embedded: bool) -> None:
 def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: bool) -> None:
     model, batch = models()[name], clients()
     theta = particles(model, 3) if shared else particles(model, len(SIZES), 3)
-    found = particle_scores(model, theta, batch)
-    assert found.score.shape == (len(SIZES), 3, model.dim) and found.jitter.eq(0).all()
+    result = particle_scores(model, theta, batch)
+    assert result.score.shape == (len(SIZES), 3, model.dim) and result.jitter.eq(0).all()
     for k, m in enumerate(SIZES):
         for p in range(3):
             leaf = (theta[p] if shared else theta[k, p]).clone().requires_grad_()
@@ -105,8 +105,8 @@ def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: boo
             covariance = prior.covariance_matrix[0, 0] + noise * torch.eye(m, dtype=torch.float64)
             value = MultivariateNormal(prior.mean[0, 0], covariance).log_prob(batch.y[k, :m])
             (score,) = torch.autograd.grad(value, leaf)
-            close(found.log_evidence[k : k + 1, p], value.detach()[None], 1e-10)
-            close(found.score[k, None, p : p + 1], score[None, None], 1e-10)
+            close(result.log_evidence[k : k + 1, p], value.detach()[None], 1e-10)
+            close(result.score[k, None, p : p + 1], score[None, None], 1e-10)
 
 
 @pytest.mark.quick
@@ -116,10 +116,10 @@ def test_equals_the_definition(name: str) -> None:
     leaf = particles(model, len(SIZES), 3).requires_grad_()
     value, factor = gaussian_log_evidence(*model.prior(leaf, batch.x), batch.y, batch.mask)
     (score,) = torch.autograd.grad(value.sum(), leaf)
-    found = particle_scores(model, leaf.detach(), batch)
+    result = particle_scores(model, leaf.detach(), batch)
     assert factor.ok.all()
-    close(found.log_evidence, value.detach(), 1e-12)
-    close(found.score, score, 1e-12)
+    close(result.log_evidence, value.detach(), 1e-12)
+    close(result.score, score, 1e-12)
 
 
 def by_quadrature(prior: MultivariateNormal, noise: Tensor, y: Tensor, power: float) -> float:
@@ -139,18 +139,18 @@ def test_a_tempered_evidence_is_the_expectation_of_the_tempered_likelihood(name:
     model, batch, step = models()[name], clients((2, 2)), 1e-6
     theta = particles(model, 2)
     powers = torch.tensor([power, 2.0], dtype=torch.float64)
-    found = particle_scores(model, theta, batch, powers)
+    result = particle_scores(model, theta, batch, powers)
     for k, c in enumerate(powers.tolist()):
         for p in range(2):
             prior, noise = model.prior(theta[p][None, None], batch.x[k : k + 1])
             one = MultivariateNormal(prior.mean[0, 0], prior.covariance_matrix[0, 0])
             expected = by_quadrature(one, noise[0, 0], batch.y[k], c)
-            assert found.log_evidence[k, p].item() == pytest.approx(expected, abs=1e-8)
+            assert result.log_evidence[k, p].item() == pytest.approx(expected, abs=1e-8)
     for entry in range(0, model.dim, max(1, model.dim // 20)):
         shift = step * torch.nn.functional.one_hot(torch.tensor(entry), model.dim)
         ends = [particle_scores(model, theta + sign * shift, batch, powers).log_evidence for sign in (1, -1)]
         slope = (ends[0] - ends[1]) / (2 * step)
-        torch.testing.assert_close(found.score[..., entry], slope, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result.score[..., entry], slope, rtol=1e-6, atol=1e-6)
 
 
 @every_model
@@ -158,8 +158,8 @@ def test_likelihoods_to_the_power_of_one_are_the_likelihoods(name: str) -> None:
     model, batch = models()[name], clients()
     theta = particles(model, 2)
     plain = particle_scores(model, theta, batch)
-    found = particle_scores(model, theta, batch, torch.ones(len(SIZES), dtype=torch.float64))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, plain, strict=True))
+    result = particle_scores(model, theta, batch, torch.ones(len(SIZES), dtype=torch.float64))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, plain, strict=True))
 
 
 @every_model
@@ -173,18 +173,18 @@ def test_padding_buckets_and_chunks_change_nothing(name: str) -> None:
     cuts = {"alone": [[0], [1], [2], [3]], "by size": [[1, 3], [0, 2]], "backwards": [[3, 2, 1, 0]]}
     parts = [(index, batch.select(torch.tensor(index)).trim()) for cut in cuts.values() for index in cut]
     for index, part in [*parts, ([0, 1, 2, 3], wide.select(torch.tensor([1, 2, 3, 4])))]:
-        found = particle_scores(model, theta, part)
-        close(found.log_evidence, whole.log_evidence[index], 1e-12)
-        close(found.score, whole.score[index], 1e-12)
+        result = particle_scores(model, theta, part)
+        close(result.log_evidence, whole.log_evidence[index], 1e-12)
+        close(result.score, whole.score[index], 1e-12)
 
 
 @every_model
 def test_a_client_without_rows_has_no_say(name: str) -> None:
     model, batch = models()[name], clients()
     batch = replace(batch, mask=batch.mask & torch.tensor([True, True, False, True]).unsqueeze(1))
-    found = particle_scores(model, particles(model, 2), batch)
-    assert found.log_evidence[2].eq(0).all() and found.score[2].eq(0).all()
-    assert found.score[3].ne(0).any(-1).all()
+    result = particle_scores(model, particles(model, 2), batch)
+    assert result.log_evidence[2].eq(0).all() and result.score[2].eq(0).all()
+    assert result.score[3].ne(0).any(-1).all()
 
 
 @every_model
@@ -195,11 +195,11 @@ def test_a_client_that_is_not_finite_stays_alone(name: str, what: str) -> None:
     clean = particle_scores(model, theta, batch)
     faulty = getattr(batch, what).clone()
     faulty[2, 4] = torch.nan
-    found = particle_scores(model, theta, replace(batch, **{what: faulty}))
+    result = particle_scores(model, theta, replace(batch, **{what: faulty}))
     others = [0, 1, 3]
-    assert found.log_evidence[2].isnan().all() and found.score[2].isnan().any(-1).all()
-    close(found.log_evidence[others], clean.log_evidence[others], 1e-14)
-    close(found.score[others], clean.score[others], 1e-12)
+    assert result.log_evidence[2].isnan().all() and result.score[2].isnan().any(-1).all()
+    close(result.log_evidence[others], clean.log_evidence[others], 1e-14)
+    close(result.score[others], clean.score[others], 1e-12)
 
 
 @every_model
@@ -207,8 +207,8 @@ def test_rows_given_fifty_times_pass(name: str) -> None:
     model = models()[name]
     theta = particles(model, 2)
     theta[:, 0] = inverse_softplus(1e-6)  # a noise at its floor: the covariance has rank 1 but for 1e-8
-    found = particle_scores(model, theta, ClientBatch.pad([(draw(1, FEATURES).expand(50, -1), torch.zeros(50))]))
-    assert found.score.isfinite().all() and found.log_evidence.isfinite().all()
+    result = particle_scores(model, theta, ClientBatch.pad([(draw(1, FEATURES).expand(50, -1), torch.zeros(50))]))
+    assert result.score.isfinite().all() and result.log_evidence.isfinite().all()
 
 
 class Noiseless(FunctionModel):
@@ -237,19 +237,19 @@ class Noiseless(FunctionModel):
 
 
 def test_jitter_goes_to_those_who_need_it_and_is_reported() -> None:
-    found = particle_scores(Noiseless(), numbers([[1.0], [4.0]]), clients((1, 50)))
-    torch.testing.assert_close(found.jitter, numbers([[0.0, 0.0], [1e-8, 4e-8]]))
-    assert found.score.isfinite().all() and found.log_evidence.isfinite().all()
+    result = particle_scores(Noiseless(), numbers([[1.0], [4.0]]), clients((1, 50)))
+    torch.testing.assert_close(result.jitter, numbers([[0.0, 0.0], [1e-8, 4e-8]]))
+    assert result.score.isfinite().all() and result.log_evidence.isfinite().all()
 
 
 @pytest.mark.parametrize("level", [-1.0, 0.0, torch.nan, torch.inf])
 def test_a_particle_that_cannot_be_factored_fails_alone(level: float) -> None:
     theta, batch = numbers([[2.0], [level]]), clients((1, 4))
-    found = particle_scores(Noiseless(), theta, batch)
+    result = particle_scores(Noiseless(), theta, batch)
     expected = particle_scores(Noiseless(), theta[:1], batch)
-    assert found.score[:, 1].isnan().all() and found.log_evidence[:, 1].isnan().all()
-    close(found.score[:, :1], expected.score, 1e-14)
-    close(found.log_evidence[:, :1], expected.log_evidence, 1e-14)
+    assert result.score[:, 1].isnan().all() and result.log_evidence[:, 1].isnan().all()
+    close(result.score[:, :1], expected.score, 1e-14)
+    close(result.log_evidence[:, :1], expected.log_evidence, 1e-14)
 
 
 @every_model

@@ -191,9 +191,9 @@ def test_worlds_are_the_programs_that_they_say(
     world: worlds.World, batch: ClientBatch, at: Any, loss: Any, slope: Any
 ) -> None:
     theta = torch.tensor(at, dtype=torch.float64).expand(batch.clients, -1)
-    found, gradient = map_estimate.gradient(world, theta, batch)
+    result, gradient = map_estimate.gradient(world, theta, batch)
     constant = 0.5 * math.log(2 * math.pi)
-    torch.testing.assert_close(found - constant, torch.tensor(loss, dtype=torch.float64), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(result - constant, torch.tensor(loss, dtype=torch.float64), rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(gradient, torch.tensor(slope, dtype=torch.float64), rtol=1e-13, atol=1e-14)
     traced = WeightModel.log_likelihood(world, theta, batch)
     torch.testing.assert_close(world.log_likelihood(theta, batch), traced, rtol=1e-13, atol=0)

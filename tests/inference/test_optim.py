@@ -181,9 +181,9 @@ def test_a_step_is_torch_s_and_who_does_not_take_it_stays(optimiser: Any) -> Non
         for _ in range(3):
             own.grad = getattr(slope, name).clone()
             theirs.step()
-        found = getattr(mine, name)
-        torch.testing.assert_close(found[active], own.detach()[active], rtol=1e-12, atol=1e-14)
-        assert torch.equal(found[~active], getattr(start, name)[~active])
+        result = getattr(mine, name)
+        torch.testing.assert_close(result[active], own.detach()[active], rtol=1e-12, atol=1e-14)
+        assert torch.equal(result[~active], getattr(start, name)[~active])
         assert not getattr(state.first, name)[~active].any() and not getattr(state.second, name)[~active].any()
     with pytest.raises(StudyError, match="optimiser must be one of adam, sgd, got 'lion'"):
         check_optimiser("lion")

@@ -100,13 +100,13 @@ def close(got: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
 def test_one_pass_over_the_draws_is_the_definition(name: str, engine: Engine, draws: int) -> None:
     model, batch = MODELS[name], clients(name, 5, 1, 9)
     phi, scale = priors(model, 3), torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
-    found = particle_scores(model, phi, batch, scale, draws, streams(batch, engine))
+    result = particle_scores(model, phi, batch, scale, draws, streams(batch, engine))
     score, value, effective = definition(model, phi, batch, scale, draws, streams(batch, engine))
     columns = torch.cat((torch.ones(model.dim, dtype=torch.bool), model.stochastic_columns()))
-    close(found.score, score * columns)  # a number has no spread to learn
-    close(found.log_evidence, value)
-    close(found.effective, effective)
-    assert (found.effective >= 1 - 1e-12).all() and (found.effective <= draws + 1e-12).all()
+    close(result.score, score * columns)  # a number has no spread to learn
+    close(result.log_evidence, value)
+    close(result.effective, effective)
+    assert (result.effective >= 1 - 1e-12).all() and (result.effective <= draws + 1e-12).all()
 
 
 @every_model
@@ -117,13 +117,13 @@ def test_the_score_is_the_slope_of_the_estimate(name: str) -> None:
     def value(at: Tensor) -> Tensor:
         return particle_scores(model, at, batch, scale, 6, streams(batch)).log_evidence
 
-    found = particle_scores(model, phi, batch, scale, 6, streams(batch)).score
+    result = particle_scores(model, phi, batch, scale, 6, streams(batch)).score
     uncertain = model.stochastic_columns()
     for entry in range(2 * model.dim):
         if entry >= model.dim and not uncertain[entry - model.dim]:
             continue
         shift = step * torch.nn.functional.one_hot(torch.tensor(entry), 2 * model.dim)
-        close(found[..., entry], (value(phi + shift) - value(phi - shift)) / (2 * step), 1e-7)
+        close(result[..., entry], (value(phi + shift) - value(phi - shift)) / (2 * step), 1e-7)
 
 
 class Fixed(WeightModel):
@@ -217,14 +217,14 @@ def test_on_average_it_is_the_evidence_of_a_linear_regression_and_its_slope() ->
     """E[Z~] = Z and E[Z~ d ln Z~] = dZ, whatever the number of draws."""
     batch, phi, many = clients("line", 4), priors(LINE, 2, rho=-1.5), 20_000
     same = copies(batch, many)
-    found = particle_scores(VAGUE, phi, same, torch.ones(many, dtype=torch.float64), 4, streams(same))
+    result = particle_scores(VAGUE, phi, same, torch.ones(many, dtype=torch.float64), 4, streams(same))
     for p in range(2):
         leaf = phi[p].clone().requires_grad_(True)
         exact = exact_evidence(leaf, batch.x[0], batch.y[0])
         slope = torch.autograd.grad(exact, leaf)[0]
-        ratio = (found.log_evidence[:, p] - exact.detach()).exp()
+        ratio = (result.log_evidence[:, p] - exact.detach()).exp()
         assert ratio.mean().item() == pytest.approx(1.0, abs=5 * ratio.std().item() / many**0.5)
-        weighted = ratio.unsqueeze(-1) * found.score[:, p]
+        weighted = ratio.unsqueeze(-1) * result.score[:, p]
         assert ((weighted.mean(0) - slope).abs() < 5 * weighted.std(0) / many**0.5).all()
         assert ratio.std().item() / many**0.5 < 0.02
 
@@ -234,8 +234,8 @@ def test_many_draws_give_the_evidence_of_a_linear_regression() -> None:
     same, exact = copies(batch, 100), exact_evidence(phi[0], batch.x[0], batch.y[0]).item()
     ones, errors = torch.ones(100, dtype=torch.float64), []
     for draws in (1, 20, 400):
-        found = particle_scores(VAGUE, phi, same, ones, draws, streams(same)).log_evidence
-        errors.append((found - exact).square().mean().sqrt().item())
+        result = particle_scores(VAGUE, phi, same, ones, draws, streams(same)).log_evidence
+        errors.append((result - exact).square().mean().sqrt().item())
     assert errors[0] > 3 * errors[1] > 9 * errors[2] and errors[2] < 0.06
 
 
@@ -243,9 +243,9 @@ def test_what_is_weighed_are_the_terms_of_the_estimate() -> None:
     batch, phi = clients("labels", 5, 0, 9), priors(LABELS, 3)
     scale = tempering(2.5, batch, batch)
     values = log_values(LABELS, prior_of(phi), batch, scale, 6, streams(batch))
-    found = particle_scores(LABELS, phi, batch, scale, 6, streams(batch))
+    result = particle_scores(LABELS, phi, batch, scale, 6, streams(batch))
     assert values.shape == (3, 3, 6) and not values[1].any()
-    close(values.logsumexp(-1) - math.log(6), found.log_evidence)
+    close(values.logsumexp(-1) - math.log(6), result.log_evidence)
 
 
 def test_a_likelihood_of_zero_is_less_than_any_other_and_still_a_number() -> None:
@@ -265,9 +265,9 @@ def test_beta_is_the_number_of_rows_unless_it_is_given() -> None:
 def test_a_client_without_rows_has_evidence_1_and_no_score() -> None:
     batch = clients("labels", 4, 0)
     for beta in (None, 7.0):
-        found = particle_scores(LABELS, priors(LABELS, 2), batch, tempering(beta, batch, batch), 5, streams(batch))
-        assert not found.score[1].any() and not found.log_evidence[1].any() and found.score[0].any()
-        assert found.effective[1].tolist() == [5.0, 5.0]
+        result = particle_scores(LABELS, priors(LABELS, 2), batch, tempering(beta, batch, batch), 5, streams(batch))
+        assert not result.score[1].any() and not result.log_evidence[1].any() and result.score[0].any()
+        assert result.effective[1].tolist() == [5.0, 5.0]
 
 
 def test_all_particles_see_the_same_draws() -> None:
@@ -287,10 +287,10 @@ def test_float32_is_float32_and_near() -> None:
     batch, phi = clients("labels", 5, 9), priors(LABELS, 2)
     scale = torch.ones(2, dtype=torch.float64)
     double = particle_scores(LABELS, phi, batch, scale, 5, streams(batch))
-    found = particle_scores(single, phi.float(), batch.to(dtype=torch.float32), scale, 5, streams(batch))
-    assert found.score.dtype == torch.float32
-    close(found.score.double(), double.score, 1e-4)
-    close(found.log_evidence, double.log_evidence, 1e-4)
+    result = particle_scores(single, phi.float(), batch.to(dtype=torch.float32), scale, 5, streams(batch))
+    assert result.score.dtype == torch.float32
+    close(result.score.double(), double.score, 1e-4)
+    close(result.log_evidence, double.log_evidence, 1e-4)
 
 
 def test_rows_are_repeated_client_by_client() -> None:

@@ -102,15 +102,15 @@ def test_slopes_at_the_edges_are_those_from_inside_and_never_none(name: str, ris
             return client_bound(name, {**given, "risk": risk, "kl": kl}, torch.tensor(40))
 
         at, step = (torch.tensor(risk).double(), torch.tensor(kl).double()), 1e-7
-        found = slopes(value, *at)
+        result = slopes(value, *at)
         inward = -step if risk == 1 else step
         grad_kl = (value(at[0], at[1] + step) - value(*at)) / step
-        assert found[1].item() == pytest.approx(grad_kl.item(), rel=1e-4, abs=1e-5)
+        assert result[1].item() == pytest.approx(grad_kl.item(), rel=1e-4, abs=1e-5)
         by_risk = ((value(at[0] + inward, at[1]) - value(*at)) / inward).item()
         if risk == 0 and (drawn or name == "seeger"):  # the slope of kl^-1 there is infinite, and so is this one
-            assert 10 < by_risk and 100 < found[0].item() < 1e6
+            assert 10 < by_risk and 100 < result[0].item() < 1e6
         else:
-            assert found[0].item() == pytest.approx(by_risk, rel=1e-3, abs=1e-4)
+            assert result[0].item() == pytest.approx(by_risk, rel=1e-3, abs=1e-4)
         fixed = {**given, "risk": at[0], "kl": at[1]}
         agree(
             lambda delta, fixed=fixed: client_bound(name, {**fixed, "delta": delta}, torch.tensor(40)),  # type: ignore[misc]
@@ -213,11 +213,11 @@ def test_deltas_by_client_are_checked_one_by_one_and_come_back_from_a_record(nam
     bound, own = BOUNDS[name], {**given, "n": ROWS}
     premises = PRIVATE if bound.private else FINE
     draws = MonteCarlo(300, given["mc_delta"]) if bound.estimable else None
-    found = bound.certify(own, CLIENT["delta"], premises, draws)
-    again = bounds.from_record(bounds.to_record(found))
-    assert torch.equal(again.value, found.value) and str(again) == str(found)
+    result = bound.certify(own, CLIENT["delta"], premises, draws)
+    again = bounds.from_record(bounds.to_record(result))
+    assert torch.equal(again.value, result.value) and str(again) == str(result)
     assert torch.equal(torch.as_tensor(again.delta), CLIENT["delta"])
-    torch.testing.assert_close(bounds.trivial_bound(again, 0.9), bounds.trivial_bound(found, 0.9), rtol=0, atol=0)
+    torch.testing.assert_close(bounds.trivial_bound(again, 0.9), bounds.trivial_bound(result, 0.9), rtol=0, atol=0)
     for bad in (0.0, 1.0, math.nan, -0.1):
         with pytest.raises(AssumptionError, match="delta must lie strictly between 0 and 1"):
             bound.certify(own, numbers(0.3, 0.05, bad, 0.01), premises, draws)
@@ -402,10 +402,10 @@ def descended(objective: Function, *start: float) -> Tensor:
 
 def test_descent_reaches_the_minimum_that_scipy_finds_without_slopes() -> None:
     options = {"xatol": 1e-5, "fatol": 1e-10}
-    found = optimize.minimize(lambda v: fitted(numbers(*v)).item(), (0.3, -1.0), method="Nelder-Mead", options=options)
+    result = optimize.minimize(lambda v: fitted(numbers(*v)).item(), (0.3, -1.0), method="Nelder-Mead", options=options)
     reached = descended(fitted, 0.3, -1.0)
-    assert reached.tolist() == pytest.approx(found.x.tolist(), abs=1e-3)
-    assert fitted(reached).item() == pytest.approx(found.fun, abs=1e-8)
+    assert reached.tolist() == pytest.approx(result.x.tolist(), abs=1e-3)
+    assert fitted(reached).item() == pytest.approx(result.fun, abs=1e-8)
 
 
 def hinged(w: Tensor) -> Tensor:
@@ -415,9 +415,9 @@ def hinged(w: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("start", [3.0, 1.0, 0.1])
 def test_descent_from_zero_training_error_reaches_the_same_minimum(start: float) -> None:
-    found = optimize.minimize_scalar(
+    result = optimize.minimize_scalar(
         lambda w: hinged(numbers(w)).item(), bounds=(0, 3), method="bounded", options={"xatol": 1e-9}
     )
     reached = descended(hinged, start)
-    assert reached.item() == pytest.approx(found.x, abs=1e-5)
-    assert hinged(reached).item() == pytest.approx(found.fun, abs=1e-10)
+    assert reached.item() == pytest.approx(result.x, abs=1e-5)
+    assert hinged(reached).item() == pytest.approx(result.fun, abs=1e-10)

@@ -63,9 +63,9 @@ def play(method: AnyMethod, batch: ClientBatch, noise: Callable[[int], Noise]) -
         predicted.append(method.personalise_trained(message, clients, batch, noise(0)).predict(batch.x))
         whole = method.global_model(message, clients, batch, noise(0))
         predicted += [] if whole is None else [whole.predict(batch.x)]
-        found = {"server": server, "clients": clients, "update": update, "steps": steps, "reduced": reduced}
-        found |= {"report": dict(method.report(server, reduced)), "describe": dict(method.describe(clients))}
-        return found | {"predicted": {str(i): numbers(one) for i, one in enumerate(predicted)}}
+        result = {"server": server, "clients": clients, "update": update, "steps": steps, "reduced": reduced}
+        result |= {"report": dict(method.report(server, reduced)), "describe": dict(method.describe(clients))}
+        return result | {"predicted": {str(i): numbers(one) for i, one in enumerate(predicted)}}
 
 
 FORMS = (

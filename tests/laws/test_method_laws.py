@@ -317,9 +317,9 @@ def test_the_mean_of_the_steps_is_what_moves_the_server(case: Case, d: int) -> N
     if not tensors.leaves(steps) or isinstance(s.method, CFedBayes):  # whose clusters have a mean each
         return
     mean = tensors.expand(tensors.weighted_mean(steps, update.weight), 1)
-    found = s.method.server(s.server, s.method.from_release(s.message, mean, s.batch.clients), s.batch.clients)
+    result = s.method.server(s.server, s.method.from_release(s.message, mean, s.batch.clients), s.batch.clients)
     expected = s.method.server(s.server, update, s.batch.clients)
-    assert_close(identified(s.method, found), identified(s.method, expected))
+    assert_close(identified(s.method, result), identified(s.method, expected))
 
 
 @every_method

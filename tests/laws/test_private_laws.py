@@ -262,8 +262,8 @@ def test_noise_does_not_make_variances_larger_than_the_priors(name: str) -> None
     s = scene(case_of(name), 1)
     _, state = third(s, aggregator_of(s, Mechanism("gaussian", 1.0, 1e4)), diverges_at=None)
     shared = s.method.shared
-    found, prior = state.server.moments.variance[:shared], s.message.prior.variance[:shared]
-    assert (found >= 0).all() and (found <= prior).all() and (found == prior).any() and (found == 0).any()
+    result, prior = state.server.moments.variance[:shared], s.message.prior.variance[:shared]
+    assert (result >= 0).all() and (result <= prior).all() and (result == prior).any() and (result == 0).any()
 
 
 def test_clusters_that_the_server_finds_are_refused() -> None:

@@ -258,13 +258,13 @@ def play(case: Case, kind: Aggregate, fault: str | None, rounds: int = ROUNDS) -
 
 def error(case: Case, state: FederationState) -> float:
     """Measure the honest clients' root mean squared error on a grid, on average."""
-    x, found = torch.linspace(-1.4, 1.4, 40, dtype=torch.float64), [math.nan] * CLIENTS
+    x, result = torch.linspace(-1.4, 1.4, 40, dtype=torch.float64), [math.nan] * CLIENTS
     for index, posterior in personalisation.personalise(case.build(1), state, BATCH, plan_of("mean")):
         predicted: Any = posterior.predict(x.view(1, -1, 1).expand(len(index), -1, -1))
         means = predicted.mean
         for k, mean in zip(index.tolist(), means, strict=True):
-            found[k] = float((mean - true(x, k)).square().mean().sqrt())
-    return float(np.mean([found[k] for k in HONEST]))
+            result[k] = float((mean - true(x, k)).square().mean().sqrt())
+    return float(np.mean([result[k] for k in HONEST]))
 
 
 EVERY_RULE = ("pac-pfl", "pac-pfl-bnn", "pfedbayes", "fedsi", "fedavg", "cross-fitted")
@@ -292,12 +292,12 @@ def test_no_client_decides_for_the_others_and_the_one_that_tries_is_named(case: 
 def test_who_sends_no_numbers_or_a_weight_that_it_does_not_have_is_left_out_and_named(
     case: Case, kind: Aggregate
 ) -> None:
-    found = []
+    result = []
     for fault in DROPPED:
         ((record, state),) = play(case, kind, fault, 1)
         assert record.dropped == (OFFENDER,) and record.clients == CLIENTS - 1
-        found.append(bits(state.server))
-    assert found[0] == found[1] == found[2]
+        result.append(bits(state.server))
+    assert result[0] == result[1] == result[2]
     assert all(leaf.isfinite().all() for leaf in tensors.leaves(state.server).values())
 
 

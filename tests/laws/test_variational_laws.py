@@ -148,9 +148,9 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
     batch = rows((0.0, 1.0, 3.0), (5.0, 5.0, 5.0))
     state = start_at(method, name, batch, (0.5, 1.0), posterior(estimates, 1 / precisions))
     template, _ = method.client(method.broadcast(state.server), state.clients, batch, Noise(0, 1, batch.ids))
-    server, found = state.server, [(0.5, 1.0)]
+    server, result = state.server, [(0.5, 1.0)]
     for _ in range(10):
-        q = posterior(*exact(found[-1], estimates, precisions))
+        q = posterior(*exact(result[-1], estimates, precisions))
         slab = Moments(q.loc, q.scale.square())
         slab = tensors.tree_map(lambda leaf: leaf[:, :1], slab) if name == "bpfed" else slab
         update = template._replace(w=template.w._replace(slab=slab) if name == "sfedbayes" else slab)
@@ -162,11 +162,11 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
         elif chunks > 1:
             update = tensors.cat([method.reduce(tensors.select(update, torch.tensor([k]))) for k in (2, 0, 1)])
         server = method.server(server, update, 3)
-        found.append(of(server))
-    assert found[1] == pytest.approx((1.194444444444, 1.246913580247), abs=1e-12)
-    assert found[2] == pytest.approx((1.314135381115, 1.327597163495), abs=1e-12)
-    assert found[10] == pytest.approx((1.333333331865, 1.355555234387), abs=1e-12)
-    values = [evidence(w, estimates, precisions) for w in found]
+        result.append(of(server))
+    assert result[1] == pytest.approx((1.194444444444, 1.246913580247), abs=1e-12)
+    assert result[2] == pytest.approx((1.314135381115, 1.327597163495), abs=1e-12)
+    assert result[10] == pytest.approx((1.333333331865, 1.355555234387), abs=1e-12)
+    values = [evidence(w, estimates, precisions) for w in result]
     assert values[1:3] == pytest.approx([-4.943590536562, -4.920174835143], abs=1e-11)
     assert all(after > before for before, after in pairwise(values))
 
@@ -268,9 +268,9 @@ def test_a_federation_of_unlike_clients_that_begins_at_its_optimum_stays_there(
     method = PFedBayes(MODEL, local, PriorTracking(2e-2, optimiser=optimiser), aggregation=aggregation)
     state = start_at(method, "pfedbayes", batch, optimum, posterior(*exact(optimum, estimates, precisions)))
     *_, (_, last) = engine.rounds(method, batch, FederationPlan(rounds=50, seed=3), state)
-    found, wanted = of(last.server), optimum
-    assert found[0] == pytest.approx(wanted[0], rel=slack)
-    assert math.sqrt(found[1]) == pytest.approx(math.sqrt(wanted[1]), rel=slack)
+    result, wanted = of(last.server), optimum
+    assert result[0] == pytest.approx(wanted[0], rel=slack)
+    assert math.sqrt(result[1]) == pytest.approx(math.sqrt(wanted[1]), rel=slack)
 
 
 def test_adam_on_w_walks_away_from_the_optimum() -> None:

@@ -45,12 +45,12 @@ def exchange(case: Case, d: int) -> Exchange:
     expected = wire.expected_update(s.method, s.server, strangers)
     members = messages.members(s.batch)
     now = wire.open_round(s.method, s.server, s.plan, "run", 3, members, expected, rates=record.rates)
-    found = {}
+    result = {}
     for k, name in enumerate(s.batch.names):
         index = torch.tensor([k])
         kept = Kept("run", 2, messages.flatten(tensors.select(s.clients, index)))
-        found[name], _ = remote_client.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
-    return Exchange(s, state, now, found, s.batch.names[1])
+        result[name], _ = remote_client.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())
+    return Exchange(s, state, now, result, s.batch.names[1])
 
 
 @pytest.mark.parametrize("case", FEDERATED, ids=str)
@@ -107,8 +107,8 @@ def test_weights_are_those_of_the_registered_rows_whatever_a_reply_says(case: Ca
         sent = tensors.leaves(arrays.unpack(now.expected, honest[liar].arrays))
         for name in {"weight", "clients"} & sent.keys():
             sent[name].fill_(lie)
-        found = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
-        assert not found.reasons and bits(found.update) == bits(truth.update)
+        result = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
+        assert not result.reasons and bits(result.update) == bits(truth.update)
 
 
 @every_federated
@@ -122,6 +122,6 @@ def test_a_reply_that_is_refused_touches_nobody_else(case: Case, d: int) -> None
         for value, why in (faults | ({} if known is None else {known: "cannot give"})).items():
             sent = tensors.leaves(arrays.unpack(now.expected, honest[liar].arrays))
             sent[leaf].view(-1)[-1] = value
-            found = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
-            assert list(found.reasons) == [liar] and why in found.reasons[liar]
-            assert found.present == rest.present and bits(found.update) == bits(rest.update)
+            result = wire.collect(now, {**honest, liar: Reply(honest[liar].config, sent)}.items())
+            assert list(result.reasons) == [liar] and why in result.reasons[liar]
+            assert result.present == rest.present and bits(result.update) == bits(rest.update)

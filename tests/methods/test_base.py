@@ -68,8 +68,8 @@ def rates(value: object, path: str = "") -> dict[str, float]:
         parts = value
     else:
         parts = {}
-    found = {f"{path}.{name}": part for name, part in parts.items() if "rate" in str(name) and isinstance(part, float)}
-    return found | {key: rate for name, part in parts.items() for key, rate in rates(part, f"{path}.{name}").items()}
+    result = {f"{path}.{name}": part for name, part in parts.items() if "rate" in str(name) and isinstance(part, float)}
+    return result | {key: rate for name, part in parts.items() for key, rate in rates(part, f"{path}.{name}").items()}
 
 
 @pytest.mark.parametrize(

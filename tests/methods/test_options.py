@@ -60,8 +60,8 @@ class Whole:
 
 
 def test_options_of_parts_are_options_of_the_whole_with_the_defaults_that_they_have_in_it() -> None:
-    found = flat_options(Whole)
-    assert [(path, one.name, one.default) for path, one in found.items()] == [
+    result = flat_options(Whole)
+    assert [(path, one.name, one.default) for path, one in result.items()] == [
         ("first.count", "count", 20),
         ("first.rate", "rate", 0.1),
         ("first.kind", "kind", "short"),
@@ -69,8 +69,8 @@ def test_options_of_parts_are_options_of_the_whole_with_the_defaults_that_they_h
         ("rule", "rule", "a"),
         ("own_rate", "own_rate", 0.5),
     ]
-    assert found["first.rate"].paper == Paper(0.2, "Table 1") and found["second.count"].symbol == "R"
-    assert found["first.rate"].meaning == "of each." and found["rule"].kind == Literal["a", "b"]
+    assert result["first.rate"].paper == Paper(0.2, "Table 1") and result["second.count"].symbol == "R"
+    assert result["first.rate"].meaning == "of each." and result["rule"].kind == Literal["a", "b"]
     given = flat_options(Whole, {"first": Steps(7, rate=0.3), "own_rate": 0.25})
     assert [one.default for one in given.values()] == [7, 0.3, "short", 3, "a", 0.25]
 
@@ -90,9 +90,9 @@ def test_two_options_of_one_name_are_refused() -> None:
 def test_a_whole_is_built_of_its_options_and_read_back(values: dict[str, Any]) -> None:
     whole = built(Whole, values, {}, {"model": "m", "features": ()})
     assert whole.model == "m"
-    found = {one.name: value for path, one in flat_options(Whole).items() for value in [at(whole, path)]}
+    result = {one.name: value for path, one in flat_options(Whole).items() for value in [at(whole, path)]}
     usual = {one.name: one.default for one in flat_options(Whole).values()}
-    assert found == usual | values
+    assert result == usual | values
 
 
 def at(whole: Any, path: str) -> Any:

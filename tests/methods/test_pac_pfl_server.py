@@ -61,10 +61,10 @@ def test_the_servers_half_is_the_same(options: dict[str, Any]) -> None:
 def test_reports_say_how_the_particles_do(kind: Any) -> None:
     m, score = method(kind), randn(2, 4, 3, 5)
     server = Server(randn(1, 3, 5), adam_init(randn(1, 3, 5)))
-    found = m.report(server, update(kind, score))
-    assert {"log_evidence", "score_norm", "spread"} < set(found)
-    assert found["score_norm"].item() == pytest.approx(score.sum(0).norm().item())
-    assert_close(dict(m.report(server, m.reduce(update(kind, score)))), dict(found), 1e-12)
+    result = m.report(server, update(kind, score))
+    assert {"log_evidence", "score_norm", "spread"} < set(result)
+    assert result["score_norm"].item() == pytest.approx(score.sum(0).norm().item())
+    assert_close(dict(m.report(server, m.reduce(update(kind, score)))), dict(result), 1e-12)
 
 
 @both
@@ -105,13 +105,13 @@ def test_particles_may_differ_between_clients(kind: Any, options: dict[str, Any]
         m = replace(m, importance_draws=5, draws=2, local=LocalInference(steps=2))  # type: ignore[call-arg]
     assert m.personal_messages
     particles = randn(1, batch.clients, 2, m.model.dim * (2 if kind is PacPFLBNN else 1))
-    found, _ = m.client(Message(particles), Nothing(), batch, Noise(3, 1, batch.ids))
+    result, _ = m.client(Message(particles), Nothing(), batch, Noise(3, 1, batch.ids))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predicted = m.personalise(Message(particles), Nothing(), batch, Noise(3, 0, batch.ids)).predict(batch.x)
         for k in range(batch.clients):
             one = batch.select(torch.tensor([k])).trim()
             alone, _ = m.client(Message(particles[k]), Nothing(), one, Noise(3, 1, one.ids))
-            assert_close(alone, tensors.select(found, torch.tensor([k])))
+            assert_close(alone, tensors.select(result, torch.tensor([k])))
             posterior = m.personalise(Message(particles[k]), Nothing(), one, Noise(3, 0, one.ids))
             assert_close(posterior.predict(batch.x[k : k + 1]).mean[0], predicted.mean[k])

@@ -102,8 +102,8 @@ def test_a_rule_has_a_name() -> None:
         "last-layer": LastLayer(),
     }
     for name, rule in rules.items():
-        found = make("fedsi", subnetwork=name, fraction=0.3)
-        assert found.choice == rule and type(found.choice) is type(rule)
+        result = make("fedsi", subnetwork=name, fraction=0.3)
+        assert result.choice == rule and type(result.choice) is type(rule)
         other = make("fedsi", subnetwork="variance", personal_subnetwork=name, fraction=0.3)
         assert other.personal_choice == rule and type(other.personal_choice) is type(rule)
         assert other.choice == LargestVariance(0.3)

@@ -27,9 +27,9 @@ def test_steps_are_what_clients_changed_and_their_mean_leads_to_the_clients_mean
     steps = private_steps.deltas(SENT, MESSAGE)
     assert steps.a.tolist() == [[0.0, 1.0], [4.0, -2.0], [-0.5, -1.0]] and steps.b.tolist() == [[1.0], [2.0], [6.0]]
     mean = tensors.tree_map(lambda leaf: leaf.mean(0, keepdim=True), steps)
-    found = private_steps.apply_delta(mean, MESSAGE)
-    torch.testing.assert_close(found.a, SENT.a.mean(0, keepdim=True))
-    torch.testing.assert_close(found.b, SENT.b.mean(0, keepdim=True))
+    result = private_steps.apply_delta(mean, MESSAGE)
+    torch.testing.assert_close(result.a, SENT.a.mean(0, keepdim=True))
+    torch.testing.assert_close(result.b, SENT.b.mean(0, keepdim=True))
     assert bits(private_steps.apply_delta(steps, MESSAGE)) == bits(SENT)
 
 

@@ -25,10 +25,10 @@ def models(method: Any, known: Scene, case: Case) -> dict[str, Any]:
     (d,) = case.dimensions
     (_, own), *_ = personalisation.personalise(method, _state(known), known.batch, known.plan)
     new = personalisation.join(method, known.server, case.strangers(d), SEED, engine=case.noise)
-    found = {"own": (own, known.batch), "new": (new, case.strangers(d))}
+    result = {"own": (own, known.batch), "new": (new, case.strangers(d))}
     for _, shared in personalisation.global_models(method, _state(known), known.batch, known.plan):
-        found["global"] = (shared, known.batch)
-    return found
+        result["global"] = (shared, known.batch)
+    return result
 
 
 def _state(known: Scene) -> Any:
@@ -60,19 +60,19 @@ def test_a_temperature_moves_probabilities_and_neither_labels_nor_training(case:
 
 @pytest.mark.parametrize("case", LABELLED, ids=str)
 def test_divergences_and_mistakes_do_not_know_of_it_and_likelihoods_are_those_of_tempered_draws(case: Case) -> None:
-    known, found = scene(case, case.dimensions[-1]), []
+    known, result = scene(case, case.dimensions[-1]), []
     for method in (known.method, Tempered(known.method, T)):
         index, prior = next(personalisation.personalise(method, _state(known), known.batch, known.plan))
         rows = known.batch.select(index)
         try:
             refined = method.refine(prior, rows, rows, known.noise(rows.ids, 5))
         except AssumptionError as error:
-            found.append((str(error), torch.zeros(()), torch.zeros(())))
+            result.append((str(error), torch.zeros(()), torch.zeros(())))
             continue
         noise = known.noise(rows.ids, 6)
         risks = [gibbs_risk(refined.posterior, rows, loss, 4, noise.copy()).risk for loss in (ZeroOne(), ClippedNLL())]
-        found.append((refined.kl.tolist(), *risks))  # type: ignore[arg-type]
-    (kl, mistakes, nll), (other_kl, other_mistakes, other_nll) = found
+        result.append((refined.kl.tolist(), *risks))  # type: ignore[arg-type]
+    (kl, mistakes, nll), (other_kl, other_mistakes, other_nll) = result
     assert kl == other_kl and torch.equal(mistakes, other_mistakes)
     assert isinstance(kl, str) or not torch.equal(nll, other_nll)
 

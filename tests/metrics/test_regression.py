@@ -252,8 +252,8 @@ def test_crps_by_draws_is_not_biased(draws: int, monkeypatch: pytest.MonkeyPatch
     predictive = SampledMixture(torch.zeros(2, 1).double(), (normal,), Noise(2, 0, (7, 5)))
     y = torch.zeros(2, 400).double()
     exact = (math.sqrt(2) - 1) / math.sqrt(math.pi)
-    found = crps(predictive, y, EVERY)
-    assert ((found - exact).abs() < 4.5 * 0.6 / math.sqrt(400 * draws)).all()
+    result = crps(predictive, y, EVERY)
+    assert ((result - exact).abs() < 4.5 * 0.6 / math.sqrt(400 * draws)).all()
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -225,7 +225,7 @@ TASKS: dict[str, tuple[WeightModel, BayesianMLP]] = {
 def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network_does(name: str, task: str) -> None:
     """Own network: written-out slopes. User's program: Pyro's traces. The same numbers, also for clients that join."""
     batch, new = (made(3, task == "labels") for made in (cases.federation, cases.strangers))
-    found = []
+    result = []
     for model in TASKS[task]:
         method = EVERY_METHOD[name](model)
         plan = FederationPlan(rounds=2, seed=4, on_bad_client="stop")
@@ -236,8 +236,8 @@ def test_a_user_s_program_goes_through_every_method_as_the_library_s_own_network
         joined = personalisation.join(method, state.server, new, 5).predict(new.x)
         values = {"server": state.server, "personal": numbers(personal), "joined": numbers(joined)}
         assert all(leaf.isfinite().all() for leaf in tensors.leaves(values).values())
-        found.append(values)
-    assert_close(*found)
+        result.append(values)
+    assert_close(*result)
     assert not pyro.get_param_store().keys()
 
 
@@ -267,9 +267,9 @@ def test_what_is_observed_alike_in_all_rows_predicts_every_row() -> None:
 
     batch = cases.federation(3)
     theta = draw(batch.clients, 4, seed=3)
-    found = Level().observation(theta, batch)
-    assert found.batch_shape == batch.y.shape
-    assert torch.equal(found.mean, theta[:, 3:].expand(batch.y.shape))
+    result = Level().observation(theta, batch)
+    assert result.batch_shape == batch.y.shape
+    assert torch.equal(result.mean, theta[:, 3:].expand(batch.y.shape))
 
 
 class Observing(Straight):

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 def drawn(axis: Axes, label: str) -> Any:
     """Return x and y of a line, [2, H]."""
-    (found,) = [line for line in axis.lines if line.get_label() == label]
-    return np.asarray(found.get_data(), dtype=np.float64)
+    (result,) = [line for line in axis.lines if line.get_label() == label]
+    return np.asarray(result.get_data(), dtype=np.float64)
 
 
 def test_lines_and_bands_are_the_frequencies_of_the_metrics(result: Result) -> None:

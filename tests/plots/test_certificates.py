@@ -58,8 +58,8 @@ def table(clients: Sequence[CertifiedClient] = CLIENTS, high: float = 1.0, **rea
 
 
 def mark(axis: Axes, label: str) -> Line2D:
-    (found,) = [line for line in axis.lines if line.get_label() == label]
-    return found
+    (result,) = [line for line in axis.lines if line.get_label() == label]
+    return result
 
 
 def shown(axis: Axes, label: str) -> list[tuple[float, float]]:
@@ -69,9 +69,9 @@ def shown(axis: Axes, label: str) -> list[tuple[float, float]]:
 
 
 def joins(axis: Axes) -> LineCollection:
-    (found,) = axis.collections
-    assert isinstance(found, LineCollection)
-    return found
+    (result,) = axis.collections
+    assert isinstance(result, LineCollection)
+    return result
 
 
 def names(axis: Axes) -> list[str]:

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def test_means_and_intervals_are_those_of_the_table(made: Callable[..., Result]) -> None:
-    found = [made(method=name, seed=seed, level=level) for name, level in (("a", 0.4), ("b", 0.9)) for seed in (1, 2)]
-    cells = {(cell.metric, cell.group, cell.method): cell for cell in table(found)}
-    figure = interval_plot(found)
+    result = [made(method=name, seed=seed, level=level) for name, level in (("a", 0.4), ("b", 0.9)) for seed in (1, 2)]
+    cells = {(cell.metric, cell.group, cell.method): cell for cell in table(result)}
+    figure = interval_plot(result)
     figure.draw_without_rendering()
     assert len(figure.axes) == 4  # rsmse and ce, of existing and of new clients
     for axis, (metric, group) in zip(

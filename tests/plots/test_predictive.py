@@ -20,14 +20,14 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def drawn(axis: Axes, label: str) -> tuple[Any, Any]:
-    (found,) = [line for line in axis.lines if line.get_label() == label]
-    return found.get_xdata(), found.get_ydata()
+    (result,) = [line for line in axis.lines if line.get_label() == label]
+    return result.get_xdata(), result.get_ydata()
 
 
 def band(axis: Axes) -> Any:
     """Return the corners of the band: x, lower or upper."""
-    (found,) = axis.collections
-    return found.get_paths()[0].vertices
+    (result,) = axis.collections
+    return result.get_paths()[0].vertices
 
 
 def rows(result: Result, group: str, client: int, name: str) -> Any:

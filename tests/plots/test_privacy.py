@@ -48,15 +48,15 @@ def private(result: Result, epsilon: float | None, mechanism: str = "gaussian", 
 
 def lines(axis: Axes) -> dict[str, tuple[list[float], np.ndarray, np.ndarray]]:
     """Return where the points of each line stand, their heights, and the ends of their bars."""
-    found = {}
+    result = {}
     for container in axis.containers:
         assert isinstance(container, ErrorbarContainer)
         line, _, (bars,) = container.lines
         assert isinstance(bars, LineCollection)
         ends = np.array([segment[:, 1] for segment in bars.get_segments()])
         where = [float(x) for x in np.asarray(line.get_xdata())]
-        found[str(container.get_label())] = where, np.asarray(line.get_ydata(), dtype=np.float64), ends
-    return found
+        result[str(container.get_label())] = where, np.asarray(line.get_ydata(), dtype=np.float64), ends
+    return result
 
 
 def expected(results: Sequence[Result], group: str, metric: str) -> tuple[float, float, float]:

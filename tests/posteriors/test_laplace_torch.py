@@ -59,7 +59,7 @@ class Scene:
         kind = "regression" if self.numbers else "classification"
         more: dict[str, Any] = {"sigma_noise": NOISE} if self.numbers else {}
         more |= {} if index is None else {"subnetwork_indices": index}
-        found = peer.Laplace(
+        result = peer.Laplace(
             torch_module(self.model, self.theta[0]),
             kind,
             subset_of_weights="all" if index is None else "subnetwork",
@@ -69,20 +69,20 @@ class Scene:
             **more,
         )
         x, y = plain.own(self.batch, 0)
-        found.fit(DataLoader(TensorDataset(x, y[:, None] if self.numbers else y), batch_size=4))
-        return found
+        result.fit(DataLoader(TensorDataset(x, y[:, None] if self.numbers else y), batch_size=4))
+        return result
 
     def gaussian(self, index: Tensor) -> SubnetworkGaussian:
         """Fit ours to weights at some of our positions [B]."""
-        found = curvature.precision(self.model, self.theta, self.batch, index[None], self.prior)
-        return SubnetworkGaussian(self.theta, *found, torch.zeros_like(self.theta))
+        result = curvature.precision(self.model, self.theta, self.batch, index[None], self.prior)
+        return SubnetworkGaussian(self.theta, *result, torch.zeros_like(self.theta))
 
     def compare(self, ours: Any, theirs: Any) -> None:
         """Compare functional variances and predictions at rows that neither has seen."""
-        found = linearise(self.model, self.theta, rows_of(self.x, Noise(0, 0, [0])))
+        result = linearise(self.model, self.theta, rows_of(self.x, Noise(0, 0, [0])))
         f_mean, f_variance = theirs._glm_predictive_distribution(self.x[0])
-        close(found.outputs[0], f_mean.detach())
-        close(ours.output_covariance(found.jacobian)[0], f_variance.detach())
+        close(result.outputs[0], f_mean.detach())
+        close(ours.output_covariance(result.jacobian)[0], f_variance.detach())
         predicted = LinearisedPosterior(self.model, self.theta, lambda: ours, "probit", 1, Noise(0, 0, [0])).predict(
             self.x
         )
@@ -162,8 +162,8 @@ def test_softmax_regression_with_published_digits() -> None:
     theta = plain.float64([[0.2, 0.4, -0.5, -0.1, 0.3, 0.1, 0.1, 0.0, -0.2]])
     batch = ClientBatch.pad([(plain.float64(plain.X), torch.tensor([0, 1, 2, 1]))], classes=3)
     prior, x, noise = torch.ones_like(theta), plain.float64([[[0.5, -1.0]]]), Noise(0, 0, [0])
-    found = linearise(model, theta, rows_of(x, noise))
-    assert found.outputs.flatten().tolist() == pytest.approx([0.3, -0.1, -0.55], rel=1e-13)
+    result = linearise(model, theta, rows_of(x, noise))
+    assert result.outputs.flatten().tolist() == pytest.approx([0.3, -0.1, -0.55], rel=1e-13)
     whole = curvature.precision(model, theta, batch, torch.arange(9)[None], prior)
     diagonal = 1 / (curvature.diagonal_ggn(model, theta, batch) + 1)
     published: tuple[tuple[Any, list[float], list[float]], ...] = (
@@ -179,7 +179,7 @@ def test_softmax_regression_with_published_digits() -> None:
         ),
     )
     for gaussian, variances, probs in published:
-        covariance = gaussian.output_covariance(found.jacobian)[0, 0]
+        covariance = gaussian.output_covariance(result.jacobian)[0, 0]
         assert covariance.diagonal().tolist() == pytest.approx(variances, abs=6e-11)
         predicted = LinearisedPosterior(model, theta, lambda g=gaussian: g, "probit", 1, noise).predict(x)  # type: ignore[misc]
         assert predicted.probs.flatten().tolist() == pytest.approx(probs, abs=6e-11)  # type: ignore[union-attr]

@@ -69,33 +69,33 @@ def mix(parts: Any) -> Any:
 
 @every
 def test_density_distribution_function_and_moments_are_those_of_the_mixture(name: str) -> None:
-    found, oracles = MIXTURES[name]
+    result, oracles = MIXTURES[name]
     mean = mix(one.mean() for one in oracles)
     second = mix(one.var() + one.mean() ** 2 for one in oracles)
-    torch.testing.assert_close(found.mean, tensor(mean), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found.variance, tensor(second - mean**2), rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(result.mean, tensor(mean), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(result.variance, tensor(second - mean**2), rtol=1e-8, atol=1e-11)
     for value in (-1.0, 0.0, 0.25, 1.0, 2.0, 5.5, 40.0):
         y = torch.full((K, N), value, dtype=torch.float64)
         cdf = tensor(mix(one.cdf(value) for one in oracles))
-        torch.testing.assert_close(found.cdf(y), cdf, rtol=1e-9, atol=1e-13)
-        density = [one.pmf(value) if found.discrete else one.pdf(value) for one in oracles]
+        torch.testing.assert_close(result.cdf(y), cdf, rtol=1e-9, atol=1e-13)
+        density = [one.pmf(value) if result.discrete else one.pdf(value) for one in oracles]
         if np.isfinite(density).all():
-            torch.testing.assert_close(found.log_prob(y).exp(), tensor(mix(density)), rtol=1e-8, atol=1e-14)
-        under = mix(one.cdf(value) - (one.pmf(value) if found.discrete else 0.0) for one in oracles)
-        torch.testing.assert_close(found.below(y), tensor(under), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(found.cdf(torch.stack((y, y)))[1], found.cdf(y))
+            torch.testing.assert_close(result.log_prob(y).exp(), tensor(mix(density)), rtol=1e-8, atol=1e-14)
+        under = mix(one.cdf(value) - (one.pmf(value) if result.discrete else 0.0) for one in oracles)
+        torch.testing.assert_close(result.below(y), tensor(under), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(result.cdf(torch.stack((y, y)))[1], result.cdf(y))
 
 
 @every
 def test_quantiles_are_the_smallest_targets_that_reach_the_level(name: str) -> None:
-    found, oracles = MIXTURES[name]
-    quantiles = found.quantile(LEVELS)
+    result, oracles = MIXTURES[name]
+    quantiles = result.quantile(LEVELS)
     assert quantiles.shape == (len(LEVELS), K, N)
     for level, quantile in zip(LEVELS.tolist(), quantiles, strict=True):
         reached, before = (
-            mix(one.cdf((quantile - step).numpy()) for one in oracles) for step in (0.0, float(found.discrete))
+            mix(one.cdf((quantile - step).numpy()) for one in oracles) for step in (0.0, float(result.discrete))
         )
-        if found.discrete:
+        if result.discrete:
             assert torch.equal(quantile, quantile.round())
             assert (reached >= level * (1 - 1e-12)).all() and (before < level).all()
         else:
@@ -104,18 +104,18 @@ def test_quantiles_are_the_smallest_targets_that_reach_the_level(name: str) -> N
 
 @every
 def test_draws_have_the_distribution_and_belong_to_their_client_and_row(name: str) -> None:
-    found, _ = MIXTURES[name]
-    many = found.sample(3000, Noise(5, 1, IDS))
+    result, _ = MIXTURES[name]
+    many = result.sample(3000, Noise(5, 1, IDS))
     assert many.shape == (3000, K, N)
-    for y in found.quantile(LEVELS[1:4]):
-        share, expected = (many <= y).double().mean(0), found.cdf(y)
+    for y in result.quantile(LEVELS[1:4]):
+        share, expected = (many <= y).double().mean(0), result.cdf(y)
         assert ((share - expected).abs() < 4.5 * (expected * (1 - expected) / 3000).sqrt() + 1e-9).all()
     apart = many[:, 0, 0] - many[:, 0, 0].mean(), many[:, 0, 1] - many[:, 0, 1].mean()  # rows are independent
     assert ((apart[0] * apart[1]).mean().abs() < 4.5 * apart[0].std() * apart[1].std() / math.sqrt(3000)).all()
-    alone = SampledMixture(found.log_weights[1:], tuple(map(second_client, found.components)), Noise(3, 0, IDS[1:]))
-    torch.testing.assert_close(alone.sample(7, Noise(5, 1, IDS[1:])), found.sample(7, Noise(5, 1, IDS))[:, 1:, :2])
-    assert torch.equal(found.sample(7, 1), found.sample(7, Noise(1, 0, range(K))))  # a seed will do
-    assert not torch.equal(found.sample(7, 1), found.sample(7, 2)) and found.sample(0, 1).shape == (0, K, N)
+    alone = SampledMixture(result.log_weights[1:], tuple(map(second_client, result.components)), Noise(3, 0, IDS[1:]))
+    torch.testing.assert_close(alone.sample(7, Noise(5, 1, IDS[1:])), result.sample(7, Noise(5, 1, IDS))[:, 1:, :2])
+    assert torch.equal(result.sample(7, 1), result.sample(7, Noise(1, 0, range(K))))  # a seed will do
+    assert not torch.equal(result.sample(7, 1), result.sample(7, 2)) and result.sample(0, 1).shape == (0, K, N)
 
 
 def second_client(one: Any) -> Any:
@@ -131,25 +131,25 @@ def second_client(one: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["philox", "generators"])
 def test_draws_of_both_engines(engine: Engine) -> None:
-    found, _ = MIXTURES["poisson"]
-    drawn = found.sample(2000, Noise(5, 1, IDS, engine=engine))
-    assert ((drawn.mean(0) - found.mean).abs() < 4.5 * (found.variance / 2000).sqrt()).all()
+    result, _ = MIXTURES["poisson"]
+    drawn = result.sample(2000, Noise(5, 1, IDS, engine=engine))
+    assert ((drawn.mean(0) - result.mean).abs() < 4.5 * (result.variance / 2000).sqrt()).all()
 
 
 def test_normals_agree_with_the_closed_form() -> None:
-    found, _ = MIXTURES["normal"]
+    result, _ = MIXTURES["normal"]
     means, variances = (
-        torch.stack([getattr(one, name) for one in found.components], 1) for name in ("mean", "variance")
+        torch.stack([getattr(one, name) for one in result.components], 1) for name in ("mean", "variance")
     )
     closed = NormalMixture(WEIGHTS.log(), means, variances)
     y = tensor(a + 1)
     for one, other in (
-        (found.log_prob(y), closed.log_prob(y)),
-        (found.cdf(y), closed.cdf(y)),
-        (found.mean, closed.mean),
-        (found.variance, closed.variance),
-        (found.quantile(LEVELS), closed.quantile(LEVELS)),
-        (found.sample(9, Noise(1, 0, IDS)).shape, closed.sample(9, Noise(1, 0, IDS)).shape),
+        (result.log_prob(y), closed.log_prob(y)),
+        (result.cdf(y), closed.cdf(y)),
+        (result.mean, closed.mean),
+        (result.variance, closed.variance),
+        (result.quantile(LEVELS), closed.quantile(LEVELS)),
+        (result.sample(9, Noise(1, 0, IDS)).shape, closed.sample(9, Noise(1, 0, IDS)).shape),
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
@@ -157,9 +157,9 @@ def test_normals_agree_with_the_closed_form() -> None:
 def test_moments_that_do_not_exist_are_no_numbers() -> None:
     for df, mean, variance in ((0.8, math.nan, math.nan), (1.5, 1.0, math.inf), (2.0, 1.0, math.inf), (3.0, 1.0, 3.0)):
         one = d.StudentT(tensor(df), tensor(1.0), tensor(1.0))
-        found = SampledMixture(WEIGHTS.log(), (one,) * S, NOISE)
-        np.testing.assert_allclose(found.mean.numpy(), mean)
-        np.testing.assert_allclose(found.variance.numpy(), variance)
+        result = SampledMixture(WEIGHTS.log(), (one,) * S, NOISE)
+        np.testing.assert_allclose(result.mean.numpy(), mean)
+        np.testing.assert_allclose(result.variance.numpy(), variance)
     heavy = SampledMixture(WEIGHTS.log(), (d.InverseGamma(tensor(0.5), tensor(1.0)),) * S, NOISE)
     assert heavy.mean.isposinf().all() and heavy.variance.isposinf().all()
 
@@ -168,63 +168,63 @@ def test_a_draw_of_no_weight_counts_for_nothing() -> None:
     broken = d.StudentT(tensor(0.5), tensor(1e300), tensor(1.0))
     none = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]], dtype=torch.float64)
     good = d.StudentT(tensor(3.0), tensor(1.0), tensor(1.0))
-    found = SampledMixture(none, (good, broken), NOISE)
+    result = SampledMixture(none, (good, broken), NOISE)
     alone = SampledMixture(none[:, :1], (good,), NOISE)
     y = tensor(0.3)
     for one, other in (
-        (found.mean, alone.mean),
-        (found.variance, alone.variance),
-        (found.log_prob(y), alone.log_prob(y)),
+        (result.mean, alone.mean),
+        (result.variance, alone.variance),
+        (result.log_prob(y), alone.log_prob(y)),
     ):
         torch.testing.assert_close(one, other)
-    torch.testing.assert_close(found.quantile(LEVELS), alone.quantile(LEVELS), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(result.quantile(LEVELS), alone.quantile(LEVELS), rtol=1e-7, atol=1e-9)
 
 
 def test_far_targets_keep_their_density() -> None:
-    found, _ = MIXTURES["poisson"]
+    result, _ = MIXTURES["poisson"]
     y = tensor(4000.0)
     expected = special.logsumexp(
         [np.log(WEIGHTS[:, s : s + 1].numpy()) + stats.poisson(np.roll(a, s)).logpmf(4000) for s in range(S)], 0
     )
-    torch.testing.assert_close(found.log_prob(y), tensor(expected), rtol=1e-11, atol=0)
-    assert found.log_prob(y).isfinite().all() and found.log_prob(tensor(-1.0)).isneginf().all()
+    torch.testing.assert_close(result.log_prob(y), tensor(expected), rtol=1e-11, atol=0)
+    assert result.log_prob(y).isfinite().all() and result.log_prob(tensor(-1.0)).isneginf().all()
 
 
 def test_units_change_everything_alike_and_twice() -> None:
-    found, _ = MIXTURES["gamma"]
+    result, _ = MIXTURES["gamma"]
     loc, scale = torch.tensor([-3.0, 5.0]).double(), torch.tensor([0.5, 40.0]).double()
-    y = found.quantile(torch.tensor([0.4]).double())[0]
-    once = found.rescale(loc, scale)
+    y = result.quantile(torch.tensor([0.4]).double())[0]
+    once = result.rescale(loc, scale)
     twice = once.rescale(scale, scale)
     for moved, at, wide in (
         (once, loc.view(-1, 1), scale.view(-1, 1)),
         (twice, (scale + scale * loc).view(-1, 1), scale.square().view(-1, 1)),
     ):
         there = at + wide * y
-        torch.testing.assert_close(moved.mean, at + wide * found.mean)
-        torch.testing.assert_close(moved.variance, wide.square() * found.variance)
-        torch.testing.assert_close(moved.cdf(there), found.cdf(y), rtol=1e-8, atol=0)
-        torch.testing.assert_close(moved.log_prob(there), found.log_prob(y) - wide.log(), rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(moved.quantile(LEVELS), at + wide * found.quantile(LEVELS))
-        torch.testing.assert_close(moved.sample(3, 1), at + wide * found.sample(3, 1))
+        torch.testing.assert_close(moved.mean, at + wide * result.mean)
+        torch.testing.assert_close(moved.variance, wide.square() * result.variance)
+        torch.testing.assert_close(moved.cdf(there), result.cdf(y), rtol=1e-8, atol=0)
+        torch.testing.assert_close(moved.log_prob(there), result.log_prob(y) - wide.log(), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(moved.quantile(LEVELS), at + wide * result.quantile(LEVELS))
+        torch.testing.assert_close(moved.sample(3, 1), at + wide * result.sample(3, 1))
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_have_no_other_unit(name: str) -> None:
-    found = SampledMixture(torch.zeros(K, 1).double(), (COUNTS[name][0],), NOISE)
+    result = SampledMixture(torch.zeros(K, 1).double(), (COUNTS[name][0],), NOISE)
     one = torch.ones(K).double()
-    assert found.rescale(0 * one, one) is found
+    assert result.rescale(0 * one, one) is result
     for loc, scale in ((one, one), (0 * one, 2 * one)):
         with pytest.raises(StudyError, match=rf"{type(COUNTS[name][0]).__name__} targets are whole numbers"):
-            found.rescale(loc, scale)
+            result.rescale(loc, scale)
 
 
 def test_kinds_with_finitely_many_values_are_classes_too() -> None:
-    found, oracles = MIXTURES["bernoulli"]
-    probs = found.probs
+    result, oracles = MIXTURES["bernoulli"]
+    probs = result.probs
     assert probs.shape == (K, N, 2)
     torch.testing.assert_close(probs[..., 1], tensor(mix(one.mean() for one in oracles)))
-    torch.testing.assert_close(found.entropy, -(probs * probs.log()).sum(-1))
+    torch.testing.assert_close(result.entropy, -(probs * probs.log()).sum(-1))
     assert MIXTURES["binomial"][0].probs.shape == (K, N, 8)
     for name in ("poisson", "gamma"):
         with pytest.raises(StudyError, match="targets are no classes"):
@@ -232,39 +232,39 @@ def test_kinds_with_finitely_many_values_are_classes_too() -> None:
 
 
 def test_a_density_alone_is_known_by_draws() -> None:
-    found = SampledMixture(WEIGHTS.log(), tuple(Wedge(tensor(np.roll(a, s))) for s in range(S)), NOISE)
-    assert not found.exact
+    result = SampledMixture(WEIGHTS.log(), tuple(Wedge(tensor(np.roll(a, s))) for s in range(S)), NOISE)
+    assert not result.exact
     oracles = [stats.triang(1, 0, np.roll(a, s)) for s in range(S)]
-    for level, quantile in zip(LEVELS.tolist(), found.quantile(LEVELS), strict=True):
+    for level, quantile in zip(LEVELS.tolist(), result.quantile(LEVELS), strict=True):
         share = mix(one.cdf(quantile.numpy()) for one in oracles)
         np.testing.assert_allclose(share, level, atol=5 * math.sqrt(level * (1 - level) / 4096) + 1e-3)
-        np.testing.assert_allclose(found.cdf(quantile).numpy(), level, atol=1 / 2048)
-    stacked = found.cdf(found.quantile(LEVELS))
-    assert stacked.shape == (len(LEVELS), K, N) and torch.equal(stacked[1], found.cdf(found.quantile(LEVELS)[1]))
-    assert torch.equal(found.quantile(LEVELS), found.quantile(LEVELS))
-    error = (found.variance / 3000).sqrt()
-    assert ((found.sample(3000, 1).mean(0) - tensor(mix(one.mean() for one in oracles))).abs() < 6 * error).all()
-    assert torch.equal(found.sample(9, 1), found.sample(9, 1)) and not torch.equal(
-        found.sample(9, 1), found.sample(9, 2)
+        np.testing.assert_allclose(result.cdf(quantile).numpy(), level, atol=1 / 2048)
+    stacked = result.cdf(result.quantile(LEVELS))
+    assert stacked.shape == (len(LEVELS), K, N) and torch.equal(stacked[1], result.cdf(result.quantile(LEVELS)[1]))
+    assert torch.equal(result.quantile(LEVELS), result.quantile(LEVELS))
+    error = (result.variance / 3000).sqrt()
+    assert ((result.sample(3000, 1).mean(0) - tensor(mix(one.mean() for one in oracles))).abs() < 6 * error).all()
+    assert torch.equal(result.sample(9, 1), result.sample(9, 1)) and not torch.equal(
+        result.sample(9, 1), result.sample(9, 2)
     )
 
 
 @pytest.mark.parametrize("name", DENSITIES)
 def test_every_quantile_inverts_the_distribution_function(name: str) -> None:
-    found = SampledMixture(torch.zeros(K, 1).double(), (DENSITIES[name][0],), NOISE)
+    result = SampledMixture(torch.zeros(K, 1).double(), (DENSITIES[name][0],), NOISE)
     level = LEVELS.view(-1, 1, 1).expand(-1, K, N)
     fine = 1e-6 if name == "beta" else 1e-10  # next to 1 its quantiles are closer than numbers are
-    torch.testing.assert_close(found.cdf(found.quantile(LEVELS)), level, rtol=1e-8, atol=fine)
-    assert found.exact
+    torch.testing.assert_close(result.cdf(result.quantile(LEVELS)), level, rtol=1e-8, atol=fine)
+    assert result.exact
 
 
 def test_quantiles_agree_with_a_root_of_scipy_s_mixture() -> None:
-    found, oracles = MIXTURES["student-t"]
+    result, oracles = MIXTURES["student-t"]
     for k in range(K):
         for n in range(N):
             share = lambda y, k=k, n=n: mix(one.cdf(y) for one in oracles)[k, n] - 0.3  # noqa: E731
             root = optimize.brentq(share, -100, 100, xtol=1e-13)
-            assert float(found.quantile(torch.tensor([0.3], dtype=torch.float64))[0, k, n]) == pytest.approx(
+            assert float(result.quantile(torch.tensor([0.3], dtype=torch.float64))[0, k, n]) == pytest.approx(
                 root, abs=1e-9
             )
 

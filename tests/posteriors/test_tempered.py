@@ -48,13 +48,13 @@ def test_probabilities_to_a_power() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_temperature_is_the_minimum_of_scipy_and_no_worse_than_one(seed: int) -> None:
     log_probs, y, weight = rows(seed)
-    found = best(log_probs, y, weight)
+    result = best(log_probs, y, weight)
     by_scipy = optimize.minimize_scalar(lambda t: nll(log_probs, y, weight, t), bounds=RANGE, method="bounded")
-    assert nll(log_probs, y, weight, found) <= float(by_scipy.fun) + 1e-12
-    assert found == pytest.approx(float(by_scipy.x), rel=1e-3) and found > 1.1
-    assert nll(log_probs, y, weight, found) < nll(log_probs, y, weight, 1.0)
-    assert best(temper(log_probs, found), y, weight) == pytest.approx(1.0, abs=1e-6)
-    assert best(log_probs, y, 7.0 * weight) == pytest.approx(found, rel=1e-9)
+    assert nll(log_probs, y, weight, result) <= float(by_scipy.fun) + 1e-12
+    assert result == pytest.approx(float(by_scipy.x), rel=1e-3) and result > 1.1
+    assert nll(log_probs, y, weight, result) < nll(log_probs, y, weight, 1.0)
+    assert best(temper(log_probs, result), y, weight) == pytest.approx(1.0, abs=1e-6)
+    assert best(log_probs, y, 7.0 * weight) == pytest.approx(result, rel=1e-9)
 
 
 def test_the_ends_are_for_labels_that_are_all_right_or_all_wrong() -> None:

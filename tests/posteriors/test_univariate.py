@@ -99,21 +99,21 @@ def targets(name: str) -> Tensor:
 def test_the_distribution_function_is_scipy_s(name: str) -> None:
     one, oracle = ALL[name]
     y = targets(name)
-    found = univariate.cdf(one, y)
+    result = univariate.cdf(one, y)
     with np.errstate(over="ignore"):
         expected = torch.as_tensor(oracle.cdf(y.numpy()))
-    assert found.dtype == torch.float64 and univariate.known(one, CPU)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-13)
+    assert result.dtype == torch.float64 and univariate.known(one, CPU)
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_quantiles_of_counts_are_the_smallest_that_reach_the_level(name: str) -> None:
     one, oracle = COUNTS[name]
-    found = univariate.quantile(one, LEVELS)
-    assert found.shape == (len(LEVELS), K, N) and torch.equal(found, found.round())
+    result = univariate.quantile(one, LEVELS)
+    assert result.shape == (len(LEVELS), K, N) and torch.equal(result, result.round())
     levels = LEVELS.numpy()
-    assert (oracle.cdf(found.numpy()) >= levels * (1 - 1e-12)).all()
-    assert (oracle.cdf(found.numpy() - 1) < levels).all()
+    assert (oracle.cdf(result.numpy()) >= levels * (1 - 1e-12)).all()
+    assert (oracle.cdf(result.numpy() - 1) < levels).all()
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -121,15 +121,15 @@ def test_many_quantiles_of_counts_are_those_of_each_level(name: str) -> None:
     """Many levels are looked up in a table, few are bisected: the same numbers."""
     one, _ = COUNTS[name]
     level = torch.rand(60, K, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = univariate.quantile(one, level)
-    assert torch.equal(found, torch.cat([univariate.quantile(one, part) for part in level.split(5)]))
+    result = univariate.quantile(one, level)
+    assert torch.equal(result, torch.cat([univariate.quantile(one, part) for part in level.split(5)]))
 
 
 @pytest.mark.parametrize("name", DENSITIES)
 def test_quantiles_of_numbers_are_scipy_s(name: str) -> None:
     one, oracle = DENSITIES[name]
-    found = univariate.quantile(one, LEVELS)
-    torch.testing.assert_close(found, torch.as_tensor(oracle.ppf(LEVELS.numpy())), rtol=1e-7, atol=1e-9)
+    result = univariate.quantile(one, LEVELS)
+    torch.testing.assert_close(result, torch.as_tensor(oracle.ppf(LEVELS.numpy())), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -137,11 +137,11 @@ def test_moments_are_scipy_s_and_say_where_there_are_none(name: str) -> None:
     one, oracle = ALL[name]
     mean, variance = univariate.moments(one, torch.Generator(), CPU)
     rough = 5e-5 if name == "folded-normal" else 1e-9  # by quadrature
-    for found, known in ((mean, oracle.mean()), (variance, oracle.var())):
+    for result, known in ((mean, oracle.mean()), (variance, oracle.var())):
         expected = torch.as_tensor(np.broadcast_to(known, SHAPE).copy())
         defined = expected.isfinite()
-        torch.testing.assert_close(found[defined], expected[defined], rtol=rough, atol=1e-12)
-        assert not found[~defined].isfinite().any()
+        torch.testing.assert_close(result[defined], expected[defined], rtol=rough, atol=1e-12)
+        assert not result[~defined].isfinite().any()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -150,10 +150,10 @@ def test_impossible_targets_have_no_probability(name: str) -> None:
     for value in (-1.0, 0.5, 1.5, 3.0, 1e3):
         y = torch.full(SHAPE, value, dtype=torch.float64)
         density = oracle.pmf(y.numpy()) if name in COUNTS else oracle.pdf(y.numpy())
-        found = univariate.log_prob(one, y)
-        torch.testing.assert_close(found.exp(), torch.as_tensor(density), rtol=1e-8, atol=1e-14)
+        result = univariate.log_prob(one, y)
+        torch.testing.assert_close(result.exp(), torch.as_tensor(density), rtol=1e-8, atol=1e-14)
         torch.testing.assert_close(
-            univariate.mass(one, y), found.exp() if name in COUNTS else torch.zeros_like(y), rtol=0, atol=0
+            univariate.mass(one, y), result.exp() if name in COUNTS else torch.zeros_like(y), rtol=0, atol=0
         )
 
 
@@ -216,9 +216,9 @@ def test_moments_of_an_angle_are_those_of_a_number() -> None:
     one = d.VonMises(2.5 * ONE, B)
     density = one.log_prob(y).exp()
     mean = torch.trapezoid(y * density, y, dim=0)
-    found, variance = univariate.moments(one, torch.Generator().manual_seed(0), CPU)
+    result, variance = univariate.moments(one, torch.Generator().manual_seed(0), CPU)
     spread = torch.trapezoid((y - mean).square() * density, y, dim=0)
-    assert ((found - mean).abs() < 5 * (spread / 4096).sqrt()).all()
+    assert ((result - mean).abs() < 5 * (spread / 4096).sqrt()).all()
     torch.testing.assert_close(variance, spread, rtol=0.15, atol=0)
 
 
@@ -255,8 +255,8 @@ def test_broken_parameters_give_no_number_and_end() -> None:
     bad[0, 1] = math.nan
     with torch.no_grad():
         for one in (d.Poisson(bad, validate_args=False), d.Gamma(bad, B, validate_args=False)):
-            found = univariate.quantile(one, LEVELS[2:4])
-            assert found[:, 0, 1].isnan().all() and found[:, 1].isfinite().all()
+            result = univariate.quantile(one, LEVELS[2:4])
+            assert result[:, 0, 1].isnan().all() and result[:, 1].isfinite().all()
 
 
 def test_float32_parameters_give_float64_numbers() -> None:

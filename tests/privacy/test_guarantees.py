@@ -85,7 +85,7 @@ def test_gaussian_noise_pays_for_a_replaced_client_at_the_best_point_of_its_curv
 ) -> None:
     cohorts = Cohorts(24)
     multiplier = noise_multiplier("gaussian", Budget(*budget), 50, cohorts)
-    found = replacement([gaussian(multiplier, cohorts)] * 50, 0.05)
+    result = replacement([gaussian(multiplier, cohorts)] * 50, 0.05)
     mu = 2 * math.sqrt(50) / multiplier  # zeros, and from them to other data: one step of twice the length
 
     def paid(logarithm: float) -> float:
@@ -94,19 +94,19 @@ def test_gaussian_noise_pays_for_a_replaced_client_at_the_best_point_of_its_curv
         return (0.0 if exact else gaussian_epsilon(mu, spent)) - math.log1p(-spent / 0.05)
 
     best = optimize.minimize_scalar(paid, bounds=(math.log(1e-12), math.log(0.0499)), method="bounded").fun
-    assert best - 1e-9 <= found.nats(0.05) <= best + 0.02 and found.nats(0.05) <= nats
-    if found.epsilon > 0:
-        assert found.epsilon == pytest.approx(gaussian_epsilon(mu, found.delta), rel=1e-6)
+    assert best - 1e-9 <= result.nats(0.05) <= best + 0.02 and result.nats(0.05) <= nats
+    if result.epsilon > 0:
+        assert result.epsilon == pytest.approx(gaussian_epsilon(mu, result.delta), rel=1e-6)
     known = [gaussian(multiplier, Cohorts(24, neighbours="replace"))] * 50
-    assert found.delta >= delta(known, found.epsilon) * (1 - 1e-9)
+    assert result.delta >= delta(known, result.epsilon) * (1 - 1e-9)
 
 
 def test_pure_noise_costs_at_most_its_epsilon_twice_and_less_over_many_rounds() -> None:
     for kind in ("laplace", "knorm"):
         many = [Charge(kind, 100.0, 7, ALL)] * 100
-        found = replacement(many, 0.05)
-        assert found.nats(0.05) < 0.6 < 2.0 == pytest.approx(2 * pure_epsilon(many))
-        assert found.delta >= delta([replace(c, cohorts=ANY) for c in many], found.epsilon, "pld") * (1 - 1e-6)
+        result = replacement(many, 0.05)
+        assert result.nats(0.05) < 0.6 < 2.0 == pytest.approx(2 * pure_epsilon(many))
+        assert result.delta >= delta([replace(c, cohorts=ANY) for c in many], result.epsilon, "pld") * (1 - 1e-6)
         one = replacement([Charge(kind, 2.0, 7, ALL)], 0.05)
         assert one.nats(0.05) <= 1.0 and replacement(many[:1], 1e-9) == pytest.approx((0.02, 0.0))
     replaced = [Charge("laplace", 2.0, 7, ANY)]
@@ -125,12 +125,12 @@ def hockey_stick(sigma: float, share: float, eps: float) -> float:
 
 @pytest.mark.parametrize(("sigma", "share"), [(1.0, 0.1), (0.5, 0.5), (3.0, 0.05), (0.8, 0.02)])
 def test_a_client_replaced_in_a_poisson_cohort_is_hidden_as_said(sigma: float, share: float) -> None:
-    found = replacement([gaussian(sigma, Cohorts(1000, 1000 * share, "poisson"))], 0.05)
-    assert hockey_stick(sigma, share, found.epsilon) <= found.delta * (1 + 1e-6) + 1e-12
+    result = replacement([gaussian(sigma, Cohorts(1000, 1000 * share, "poisson"))], 0.05)
+    assert hockey_stick(sigma, share, result.epsilon) <= result.delta * (1 + 1e-6) + 1e-12
     everybody = replacement([gaussian(sigma, Cohorts(1000))], 0.05)
-    assert found.nats(0.05) <= everybody.nats(0.05) * (1 + 1e-9)
+    assert result.nats(0.05) <= everybody.nats(0.05) * (1 + 1e-9)
     if share < 0.2:
-        assert found.nats(0.05) < 0.5 * everybody.nats(0.05)
+        assert result.nats(0.05) < 0.5 * everybody.nats(0.05)
 
 
 def test_a_bound_pays_for_what_it_may_fail_with() -> None:

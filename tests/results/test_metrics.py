@@ -58,8 +58,8 @@ def test_what_tables_and_figures_show_by_default() -> None:
 
 def test_a_column_is_looked_up_by_its_metric() -> None:
     for column, name in {"rmse": "rmse", "rmse_raw": "rmse", "pm.mean_weights.ece": "ece", "pm.kept": None}.items():
-        found = table.metric_of(column)
-        assert (found.name if found else None) == name
+        result = table.metric_of(column)
+        assert (result.name if result else None) == name
     assert [column for column in ("rmse", "rmse_raw", "pm.ece", "own_raw") if table.is_raw(column)] == ["rmse_raw"]
 
 

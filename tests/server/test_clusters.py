@@ -47,9 +47,9 @@ def test_clients_outside_a_cluster_do_not_shrink_its_mean() -> None:
 def test_sums_of_chunks_are_the_sum_of_all() -> None:
     whole = clusters.sums(UPLOADS, CLUSTER, WEIGHT, J)
     parts = [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6])]
-    found = [clusters.sums(tensors.select(UPLOADS, part), CLUSTER[part], WEIGHT[part], J) for part in parts]
-    torch.testing.assert_close(found[0][0].loc + found[1][0].loc, whole[0].loc, rtol=1e-13, atol=1e-15)
-    torch.testing.assert_close(found[0][1] + found[1][1], whole[1], rtol=0, atol=0)
+    result = [clusters.sums(tensors.select(UPLOADS, part), CLUSTER[part], WEIGHT[part], J) for part in parts]
+    torch.testing.assert_close(result[0][0].loc + result[1][0].loc, whole[0].loc, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(result[0][1] + result[1][1], whole[1], rtol=0, atol=0)
 
 
 def test_float32_uploads_with_float64_weights() -> None:
@@ -72,18 +72,18 @@ def blobs(groups: int, seed: int, spread: float = 0.3) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(0, 10, 2))
 def test_clear_groups_are_found_and_are_scikit_learn_s(groups: int, seed: int) -> None:
     points, truth = blobs(groups, seed)
-    found = clusters.k_means(points, torch.ones(30, dtype=torch.float64), groups)
-    assert found.dtype == torch.int64 and set(found.tolist()) == set(range(groups))
-    assert adjusted_rand_score(truth.numpy(), found.numpy()) == 1.0
+    result = clusters.k_means(points, torch.ones(30, dtype=torch.float64), groups)
+    assert result.dtype == torch.int64 and set(result.tolist()) == set(range(groups))
+    assert adjusted_rand_score(truth.numpy(), result.numpy()) == 1.0
     theirs = KMeans(groups, n_init=5, random_state=0).fit_predict(points.numpy())
-    assert adjusted_rand_score(theirs, found.numpy()) == 1.0
+    assert adjusted_rand_score(theirs, result.numpy()) == 1.0
 
 
 def test_a_grouping_is_a_fixed_point_of_lloyd_s_algorithm() -> None:
     points = randn(5, 40, 3)
-    found = clusters.k_means(points, torch.ones(40, dtype=torch.float64), 4, steps=100)
-    centres = torch.stack([points[found == j].mean(0) for j in range(4)])
-    assert torch.equal(torch.cdist(points, centres).argmin(1), found)
+    result = clusters.k_means(points, torch.ones(40, dtype=torch.float64), 4, steps=100)
+    centres = torch.stack([points[result == j].mean(0) for j in range(4)])
+    assert torch.equal(torch.cdist(points, centres).argmin(1), result)
 
 
 def test_the_order_of_clients_only_renames_groups() -> None:
@@ -99,12 +99,12 @@ def test_clients_of_no_weight_found_no_group() -> None:
     weight = torch.ones(30, dtype=torch.float64)
     weight[7] = 0.0
     rest = torch.arange(30) != 7
-    found = clusters.k_means(points, weight, 2)
+    result = clusters.k_means(points, weight, 2)
     alone = clusters.k_means(points[rest], weight[rest], 2)
-    assert adjusted_rand_score(alone.numpy(), found[rest].numpy()) == 1.0 and set(found[rest].tolist()) == {0, 1}
+    assert adjusted_rand_score(alone.numpy(), result[rest].numpy()) == 1.0 and set(result[rest].tolist()) == {0, 1}
 
 
 def test_fewer_clients_than_groups_leave_some_empty() -> None:
-    found = clusters.k_means(randn(0, 2, 3), torch.ones(2, dtype=torch.float64), 5)
-    assert sorted(found.tolist()) == [0, 1]
+    result = clusters.k_means(randn(0, 2, 3), torch.ones(2, dtype=torch.float64), 5)
+    assert sorted(result.tolist()) == [0, 1]
     assert clusters.k_means(torch.ones(3, 2), torch.ones(3), 2).tolist() == [0, 0, 0]  # nothing tells them apart

@@ -29,16 +29,16 @@ def published() -> Moments:
 
 @pytest.mark.quick
 def test_published_numbers() -> None:
-    found = average(published(), torch.ones(3, dtype=torch.float64))
-    assert found.mean.tolist() == pytest.approx([0.2, 0.2, 0.1, 0.2], rel=1e-14)
-    assert found.variance.tolist() == pytest.approx([0.8 / 3, 0.0, 0.2, 0.2 / 3], rel=1e-14)
-    assert prior_variance(found.variance, 1e-4).tolist() == pytest.approx([0.8 / 3, 1e-4, 0.2, 0.2 / 3], rel=1e-14)
+    result = average(published(), torch.ones(3, dtype=torch.float64))
+    assert result.mean.tolist() == pytest.approx([0.2, 0.2, 0.1, 0.2], rel=1e-14)
+    assert result.variance.tolist() == pytest.approx([0.8 / 3, 0.0, 0.2, 0.2 / 3], rel=1e-14)
+    assert prior_variance(result.variance, 1e-4).tolist() == pytest.approx([0.8 / 3, 1e-4, 0.2, 0.2 / 3], rel=1e-14)
 
 
 def test_weights_count_and_clients_without_any_do_not() -> None:
     moments, weight = Moments(randn(1, 3, 5), randn(2, 3, 5).square()), float64([2.0, 0.0, 6.0])
-    found = average(moments, weight)
-    for mine, leaf in zip(found, moments, strict=True):
+    result = average(moments, weight)
+    for mine, leaf in zip(result, moments, strict=True):
         torch.testing.assert_close(mine, 0.25 * leaf[0] + 0.75 * leaf[2], rtol=1e-14, atol=1e-15)
 
 
@@ -54,7 +54,7 @@ def test_the_floor_lifts_what_somebody_is_uncertain_of_and_nothing_else() -> Non
 def test_matching_is_the_minimiser_of_the_summed_divergences() -> None:
     """Against scipy on sum_k w_k KL(q_k || w), weight by weight (pFedBayes, journal eqs. A.6-A.7)."""
     sent, weight = Moments(randn(1, 4, 3), 0.1 + randn(2, 4, 3).square()), float64([1.0, 2.0, 0.0, 0.5])
-    found = match(sent, weight)
+    result = match(sent, weight)
     for d in range(3):
 
         def loss(v: Any, d: int = d) -> float:
@@ -64,7 +64,7 @@ def test_matching_is_the_minimiser_of_the_summed_divergences() -> None:
             return float((weight * kl).sum())
 
         best = minimize(loss, [0.1, 0.1], method="BFGS", options={"gtol": 1e-9}).x
-        assert (found.mean[d].item(), found.variance[d].item()) == pytest.approx(
+        assert (result.mean[d].item(), result.variance[d].item()) == pytest.approx(
             (best[0], math.exp(2 * best[1])), rel=1e-6
         )
 
@@ -95,12 +95,12 @@ def test_tiny_variances_survive_means_that_are_far_away() -> None:
 @pytest.mark.parametrize("beta", [0.3, 1.0, 1.6])
 def test_extrapolation_is_of_first_and_second_moments(beta: float) -> None:
     old, new = Moments(randn(1, 4), 1.0 + randn(2, 4).square()), Moments(randn(3, 4), 1.0 + randn(4, 4).square())
-    found = extrapolate(old, new, beta)
+    result = extrapolate(old, new, beta)
     first = (1 - beta) * old.mean + beta * new.mean
     second = (1 - beta) * (old.variance + old.mean**2) + beta * (new.variance + new.mean**2)
-    torch.testing.assert_close(found.mean, first, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(result.mean, first, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(
-        found.variance, (second - first**2).maximum(LEAST * old.variance), rtol=1e-12, atol=1e-13
+        result.variance, (second - first**2).maximum(LEAST * old.variance), rtol=1e-12, atol=1e-13
     )
 
 

@@ -81,9 +81,9 @@ def test_the_geometric_median_may_be_a_point_and_is_near_it_after_four_steps_fro
 
 def test_the_geometric_median_of_triangles() -> None:
     right = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    found = robust.geometric_median(right, ones(right))
-    assert found.tolist() == pytest.approx([0.751176106505, 0.695788534088], abs=1e-10)
-    assert float((right - found).norm(dim=1).sum()) == pytest.approx(math.sqrt(25 + 12 * math.sqrt(3)), rel=1e-12)
+    result = robust.geometric_median(right, ones(right))
+    assert result.tolist() == pytest.approx([0.751176106505, 0.695788534088], abs=1e-10)
+    assert float((right - result).norm(dim=1).sum()) == pytest.approx(math.sqrt(25 + 12 * math.sqrt(3)), rel=1e-12)
     equal = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, math.sqrt(3)]], dtype=torch.float64)
     assert robust.geometric_median(equal, ones(equal)).tolist() == pytest.approx([1.0, 1 / math.sqrt(3)], rel=1e-12)
 
@@ -109,9 +109,9 @@ def test_the_geometric_median_is_what_another_optimiser_finds(seed: int) -> None
         return float((weight * (steps - torch.as_tensor(z)).norm(dim=1)).sum())
 
     best = minimize(total, steps.mean(0), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14})
-    found = robust.geometric_median(steps, weight)
-    assert total(found) == pytest.approx(best.fun, rel=1e-7)  # the smoothing's, where it is one of the points
-    assert found.tolist() == pytest.approx(best.x.tolist(), abs=1e-4)
+    result = robust.geometric_median(steps, weight)
+    assert total(result) == pytest.approx(best.fun, rel=1e-7)  # the smoothing's, where it is one of the points
+    assert result.tolist() == pytest.approx(best.x.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(("n", "faulty", "keep"), [(5, 1, 4), (7, 2, 5), (7, 1, 1), (9, 3, 6)])
@@ -222,10 +222,10 @@ def test_nobody_moves_nothing(name: str) -> None:
 def test_few_clients_leave_a_rule_what_it_can_do(name: str, n: int) -> None:
     """With no room for a fault the rules are means or medians of those who are there."""
     steps = cloud(n, n, 3)
-    found = RULES[name](steps, ones(steps))
-    assert found.isfinite().all()
+    result = RULES[name](steps, ones(steps))
+    assert result.isfinite().all()
     if n == 1:
-        torch.testing.assert_close(found, steps[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(result, steps[0], rtol=1e-12, atol=0)
 
 
 @every_rule
@@ -273,9 +273,9 @@ def test_the_running_median_is_that_of_the_last_rounds() -> None:
     random, medians = np.random.default_rng(0), list[float]()
     for t in range(25):
         lengths = random.lognormal(size=1 + t % 4)
-        found = float(robust.running_median(medians, torch.tensor(lengths)))
+        result = float(robust.running_median(medians, torch.tensor(lengths)))
         medians.append(statistics.median_low(lengths.tolist()))
-        assert found == statistics.median_low(medians[-robust.WINDOW :])
+        assert result == statistics.median_low(medians[-robust.WINDOW :])
     assert float(robust.running_median([1.0], torch.tensor([1e9]))) == 1.0
     assert float(robust.running_median([], torch.tensor([1e9, 1.0]))) == 1.0
 
@@ -286,7 +286,7 @@ def test_options_that_mean_nothing_are_refused(multiple: float) -> None:
         FederationPlan(aggregate="clipped", clip_multiple=multiple)
     with pytest.raises(StudyError, match="faulty must be at least 0, got -1"):
         FederationPlan(aggregate="trimmed", faulty=-1)
-    with pytest.raises(StudyError, match="aggregate must be one of clipped, mean, median"):
+    with pytest.raises(StudyError, match="aggregate must be one of 'clipped', 'mean', 'median'"):
         FederationPlan(aggregate="krum")  # type: ignore[arg-type]
     assert FederationPlan(aggregate="trimmed", faulty=0).suspects == 0 and FederationPlan().multiple == robust.MULTIPLE
 

@@ -50,23 +50,23 @@ def result(values: Sequence[float], group: str = "existing", method: str = "a", 
 
 
 def test_runs_come_method_by_method_and_seed_by_seed(compared: tuple[Path, list[Result]]) -> None:
-    out, found = compared
-    assert [(one.method, one.seed) for one in found] == [(name, seed) for name in RIDGES for seed in (3, 4)]
-    assert found[0] != found[1] and found[0].column("new", "rsmse") != found[1].column("new", "rsmse")
+    out, result = compared
+    assert [(one.method, one.seed) for one in result] == [(name, seed) for name in RIDGES for seed in (3, 4)]
+    assert result[0] != result[1] and result[0].column("new", "rsmse") != result[1].column("new", "rsmse")
     alone = run(tiny("method.name=pooled-ridge", "data.follow_seed=true", "seed=4"))
-    assert alone.clients == found[3].clients
-    for one in found:
+    assert alone.clients == result[3].clients
+    for one in result:
         assert results.load(out / f"{one.method}-seed{one.seed}") == one
 
 
 def test_every_cell_is_the_bootstrap_of_its_runs(compared: tuple[Path, list[Result]]) -> None:
-    _, found = compared
-    cells = table(found)
+    _, result = compared
+    cells = table(result)
     assert [cell[:3] for cell in cells] == [
         (m, g, n) for m in RIDGES for g in ("existing", "new") for n in comparison_columns("regression")
     ]
     for cell in cells:
-        values = [one.column(cell.group, cell.metric) for one in found if one.method == cell.method]
+        values = [one.column(cell.group, cell.metric) for one in result if one.method == cell.method]
         assert cell[3:6] == nested_bootstrap(values)
         assert cell.median == pytest.approx(statistics.median([v for row in values for v in row]), rel=1e-12)
         assert cell.low <= cell.mean <= cell.high and cell.seeds == 2
@@ -87,8 +87,8 @@ def test_clients_without_a_number_are_left_out_and_named() -> None:
 
 
 def test_the_table_on_disk_is_the_table(compared: tuple[Path, list[Result]]) -> None:
-    out, found = compared
-    cells = table(found, found[0].metrics)
+    out, result = compared
+    cells = table(result, result[0].metrics)
     with (out / "compare.csv").open(newline="") as file:
         lines = list(csv.reader(file))
     assert tuple(lines[0]) == Cell._fields
@@ -208,23 +208,23 @@ def test_each_method_runs_once_per_value_and_is_named_after_it(tmp_path: Path, m
         (method, rate) for method in ("pac-pfl", "pfedgp") for rate in (0.001, 0.1)
     ]
     out = tmp_path / "out"
-    found = compare(both, 2, out, vary="method.rate")
+    result = compare(both, 2, out, vary="method.rate")
     names = [f"{method} rate={rate}" for method in ("pac-pfl", "pfedgp") for rate in ("0.001", "0.1")]
-    assert [one.method for one in found] == [name for name in names for _ in range(2)]
+    assert [one.method for one in result] == [name for name in names for _ in range(2)]
     assert {folder.name for folder in out.glob("*-seed*")} == {
         f"{name}-seed{seed}" for name in names for seed in (3, 4)
     }
     alone = run(tiny("method.rate=0.1", short, "seed=4"))
-    assert found[3].clients == alone.clients and found[3].clients != found[1].clients
+    assert result[3].clients == alone.clients and result[3].clients != result[1].clients
     kept = results.load(out / "pac-pfl rate=0.1-seed4")  # the folder is a run's as any other
     assert (kept.method, kept.clients, kept.labels) == ("pac-pfl", alone.clients, alone.labels)
-    assert found[3].labels["varied"] == {"key": "method.rate", "value": 0.1, "method": "pac-pfl"}
+    assert result[3].labels["varied"] == {"key": "method.rate", "value": 0.1, "method": "pac-pfl"}
     summary = json.loads((out / "compare.json").read_text())
     assert list(summary["varied"]) == names == list(dict.fromkeys(cell["method"] for cell in summary["cells"]))
     assert summary["varied"][names[2]] == {"key": "method.rate", "value": 0.001, "method": "pfedgp"}
     assert {"sweep.png", "sweep.svg"} <= {path.name for path in (out / "figures").iterdir()}
     monkeypatch.setattr(study_compare, "run", lambda *_, **__: pytest.fail("run again"))
-    assert compare(both, 2, out, vary="method.rate") == found
+    assert compare(both, 2, out, vary="method.rate") == result
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def test_all_that_is_listed_can_be_described() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_are_commands_and_studies(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for found in describe(name):
-        assert found.name == name and found.title and found.examples
-        for example in found.examples:
+    for result in describe(name):
+        assert result.name == name and result.title and result.examples
+        for example in result.examples:
             program, *arguments = shlex.split(example)
             if program == "python":
                 exec(arguments[1])
@@ -51,8 +51,8 @@ def test_examples_are_commands_and_studies(name: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_shows_every_option_with_the_values_of_its_presets(name: str) -> None:
-    (found,) = describe(name)
-    shown = {row.cells[0]: row for table in found.options for row in table.rows}
+    (result,) = describe(name)
+    shown = {row.cells[0]: row for table in result.options for row in table.rows}
     presets = METHODS[name].presets
     assert set(options_of(METHODS[name].options)) <= set(shown)
     for column, preset in enumerate(presets, start=1):
@@ -66,17 +66,17 @@ def test_a_method_shows_every_option_with_the_values_of_its_presets(name: str) -
 
 
 def test_an_option_says_what_it_may_be_and_what_it_means() -> None:
-    (found,) = describe("federation")
-    (row,) = (row for table in found.options for row in table.rows if row.cells[0] == "min_clients")
+    (result,) = describe("federation")
+    (row,) = (row for table in result.options for row in table.rows if row.cells[0] == "min_clients")
     assert row.cells[1] == "1"
     assert row.text.startswith("A whole number (at least 1). ") and "good clients" in row.text
 
 
 def test_a_bound_says_what_it_assumes_and_a_metric_which_end_is_good() -> None:
-    (found,) = describe("seeger")
-    assert [text for label, text in found.facts if label == "assumes"] == [*BOUNDS["seeger"].assumptions]
-    (found,) = describe("accuracy")
-    assert dict(found.facts)["better"] == "higher" and dict(found.facts)["task"] == "classification"
+    (result,) = describe("seeger")
+    assert [text for label, text in result.facts if label == "assumes"] == [*BOUNDS["seeger"].assumptions]
+    (result,) = describe("accuracy")
+    assert dict(result.facts)["better"] == "higher" and dict(result.facts)["task"] == "classification"
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_a_name_that_nothing_has_is_refused_with_the_nearest(word: str, hint: st
 
 def test_a_name_of_two_things_is_described_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_describe, "PARTITIONS", {**PARTITIONS, "mlp": PARTITIONS["labels"]})
-    assert [found.family for found in describe("mlp")] == ["kind of model", "partition"]
+    assert [result.family for result in describe("mlp")] == ["kind of model", "partition"]

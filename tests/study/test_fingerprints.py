@@ -26,8 +26,8 @@ def test_they_are_the_salted_hash_of_what_the_rows_hold() -> None:
     train = dataset.groups["existing"].train
     for k, name in enumerate(train.names):
         text = f"ab {split.split_hash(train.select(torch.tensor([k])))}"
-        found = study_fingerprints.of_training_rows(dataset, "ab")
-        assert found[name] == hashlib.sha256(text.encode()).hexdigest()
+        result = study_fingerprints.of_training_rows(dataset, "ab")
+        assert result[name] == hashlib.sha256(text.encode()).hexdigest()
     for name, (group, text) in rows_by_client(dataset).items():
         code = hashlib.sha256(f"ab {text}".encode()).hexdigest()
         assert study_fingerprints.of_all_rows(dataset, "ab")[name] == [group, code]

@@ -24,8 +24,8 @@ def test_an_empty_folder_holds_no_run(tmp_path: Path) -> None:
     assert not holds_run(tmp_path) and not holds_run(tmp_path / "absent")
     with lock.RunLock(tmp_path / "new"):
         assert not holds_run(tmp_path / "new")
-    found = recall(tiny(), tmp_path, resume=True)
-    assert found.study == tiny() and found.saved is None and found.fell_back == () and found.notes == {}
+    result = recall(tiny(), tmp_path, resume=True)
+    assert result.study == tiny() and result.saved is None and result.fell_back == () and result.notes == {}
 
 
 @pytest.mark.parametrize("lost", ["study.toml", "trained.json", "checkpoints", "metrics.json"])
@@ -37,8 +37,8 @@ def test_what_is_left_of_a_run_is_still_one(folder: Path, lost: str) -> None:
 
 
 def test_a_whole_run_goes_on_without_a_word(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
-    found = recall(tiny(), folder, resume=True)
-    assert found.saved is not None and found.saved.round == ROUNDS and found.fell_back == ()
+    result = recall(tiny(), folder, resume=True)
+    assert result.saved is not None and result.saved.round == ROUNDS and result.fell_back == ()
     assert not [one for one in recwarn if issubclass(one.category, DamageWarning)]
 
 

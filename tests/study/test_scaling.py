@@ -17,7 +17,7 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 from pacbayes_fl.study.prepare import prepare
-from pacbayes_fl.study.scaling import FILE, read, save, settle, words
+from pacbayes_fl.study.scaling import FILE, labels, read, save, settle
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
@@ -44,13 +44,13 @@ def test_columns_are_settled_by_default_by_one_word_and_by_name(path: Path) -> N
     shared, dataset = settled(path)
     assert scaling.names(dataset) == ["lag_1", "wind", "cap", "y"]
     assert shared.kinds == ("client", "client", "pooled", "client")
-    assert words(shared, dataset) == {"scaling": {"across clients": "cap"}}
+    assert labels(shared, dataset) == {"scaling": {"across clients": "cap"}}
     assert settled(path, scale="pooled")[0].kinds == ("pooled",) * 4
     some = settled(path, scale="none", column_scale={"wind": "client", "y": "pooled"})
     assert some[0].kinds == ("none", "client", "none", "pooled")
-    assert words(*some) == {"scaling": {"across clients": "y", "own units": "lag_1, cap"}}
+    assert labels(*some) == {"scaling": {"across clients": "y", "own units": "lag_1, cap"}}
     assert settled(path, column_scale={"cap": "client"})[0].kinds == ("client",) * 4  # who asks for it gets it
-    assert words(*settled(path, column_scale={"cap": "client"})) == {}
+    assert labels(*settled(path, column_scale={"cap": "client"})) == {}
 
 
 def test_assignments_choose_columns_too(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_images_are_left_as_they_are(tmp_path: Path) -> None:
     study = tiny_images(write_root(tmp_path))
     dataset = load(study)
     shared = settle(study, dataset)
-    assert words(shared, dataset) == {}
+    assert labels(shared, dataset) == {}
     save(tmp_path, shared, dataset)
     assert not (tmp_path / FILE).exists() and read(tmp_path, dataset).kinds == shared.kinds
     with pytest.raises(StudyError, match="scale is for columns, and images are left as they are"):
@@ -154,4 +154,4 @@ def test_a_labelled_table_scales_its_features_alone(tmp_path: Path) -> None:
     dataset = load(study)
     shared = settle(study, dataset)
     assert shared.kinds == ("client", "client", "pooled", "none")
-    assert words(shared, dataset) == {"scaling": {"across clients": "cap"}}
+    assert labels(shared, dataset) == {"scaling": {"across clients": "cap"}}

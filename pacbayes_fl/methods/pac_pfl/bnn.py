@@ -120,12 +120,12 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
 
     def about(self) -> dict[str, Any]:
         """Which posterior it predicts with, and over how many draws or particles."""
-        each, words = {
+        each, text = {
             "importance": (self.importance_draws, "draws of every prior, weighed by their likelihood"),
             "svi": (self.draws, "draws of the mean-field posterior under every prior"),
             "svgd": (self.svgd_particles, "particles under every prior"),
         }[self.posterior]
-        average = f"predictions averaged over {each} {words}; mean_weights: over the posteriors' means"
+        average = f"predictions averaged over {each} {text}; mean_weights: over the posteriors' means"
         return {"draws": each, "average": average, "inference": f"sampled evidence (eq. 38), then {self.posterior}"}
 
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
@@ -149,12 +149,13 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
         """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
         priors = sampled_evidence.prior_of(message.particles)
-        mine, kept = _one_by_one(priors, batch.clients), noise.copy()  # what others draw next must not move a posterior
+        components = _one_by_one(priors, batch.clients)
+        kept = noise.copy()  # draws of others after this one must not move a posterior
         if self.posterior == "importance":
             log_weights, means, doubts = self._weighed(priors, batch, noise)
-            return WeightedSamples(self.model, mine, log_weights, kept, means, batch, doubts)
-        fits = [found for prior in mine for found in self._fits(prior, batch, noise)]
-        each, seen = len(fits) // len(mine), self.draws if self.posterior == "svi" else 1
+            return WeightedSamples(self.model, components, log_weights, kept, means, batch, doubts)
+        fits = [result for prior in components for result in self._fits(prior, batch, noise)]
+        each, seen = len(fits) // len(components), self.draws if self.posterior == "svi" else 1
         share, doubts = self._shares(priors, batch, noise)
         share = share.repeat_interleave(each, 1) - math.log(each * seen)
         means, log_weights = tuple(fit.mean() for fit in fits), share.unsqueeze(-1).expand(-1, -1, seen)
@@ -186,43 +187,45 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             )
         if not prior.noise.ids == seen.ids == rows.ids:
             raise ShapeError(f"rows must be of clients {prior.noise.ids}, got those of {seen.ids} and {rows.ids}")
-        found: FamilyMixture | WeightedSamples
+        result: FamilyMixture | WeightedSamples
         if self.posterior == "importance":
             priors = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *prior.components)
             log_weights, means, doubts = self._weighed(priors, seen.extend(rows), prior.noise)
-            found = replace(prior, log_weights=log_weights, means=means, doubts=doubts)
+            result = replace(prior, log_weights=log_weights, means=means, doubts=doubts)
         else:
             fits = tuple(self._fitted_on(one, rows, noise) for one in prior.components)
-            found = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
-        return RefinedPosterior(found, found.kl(prior))
+            result = replace(prior, components=fits, means=tuple(fit.mean() for fit in fits))
+        return RefinedPosterior(result, result.kl(prior))
 
     def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> FamilyMixture:
         """The priors themselves, all alike: what is known of a client without rows."""
-        mine = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
-        alike = torch.zeros(batch.clients, len(mine), self.draws, dtype=torch.float64, device=batch.x.device)
-        means = tuple(prior.loc for prior in mine)
-        return FamilyMixture(self.model, mine, alike - math.log(len(mine) * self.draws), noise, means, batch)
+        components = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
+        alike = torch.zeros(batch.clients, len(components), self.draws, dtype=torch.float64, device=batch.x.device)
+        means = tuple(prior.loc for prior in components)
+        return FamilyMixture(
+            self.model, components, alike - math.log(len(components) * self.draws), noise, means, batch
+        )
 
     def _fits(self, prior: MeanField, batch: ClientBatch, noise: Noise) -> list[Any]:
         """Posteriors under one prior, leaves [K, D]; all priors see the same minibatches and draws."""
         if self.posterior == "svi":
             return [self._fitted(prior, batch, noise)]
-        local, apart = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
-        start = torch.stack([prior.weights(prior.draw(apart)) for _ in range(self.svgd_particles)], 1)
+        local, forked = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
+        start = torch.stack([prior.weights(prior.draw(forked)) for _ in range(self.svgd_particles)], 1)
         towards = partial(svgd.direction, rule=self.bandwidth)
-        found = weight_svgd.fit(self.model, local, prior, start, batch, apart, towards)
-        return [PointMass(theta) for theta in found.unbind(1)]
+        result = weight_svgd.fit(self.model, local, prior, start, batch, forked, towards)
+        return [PointMass(theta) for theta in result.unbind(1)]
 
     def _fitted(self, prior: MeanField, batch: ClientBatch, noise: Noise, free: Tensor | None = None) -> MeanField:
         """Fit a mean field [K, D] from its prior and against it; weights that are not `free` [D] stay as they are."""
         local = Tempered(**asdict(self.local), beta=self.beta)
-        found: MeanField = svi.fit(self.model, local, prior, batch, noise.fork(), 1, svi.draw_of, free)
-        return found
+        result: MeanField = svi.fit(self.model, local, prior, batch, noise.fork(), 1, svi.draw_of, free)
+        return result
 
     def _fitted_on(self, prior: MeanField, rows: ClientBatch, noise: Noise) -> MeanField:
         """Fit a mean field [K, D] on; weights that are numbers stay as they are, and so does all where a fit fails."""
-        found = self._fitted(prior, rows, noise, self.model.stochastic_columns().to(prior.loc.device))
-        return tensors.where(tensors.finite(found), found, prior)
+        result = self._fitted(prior, rows, noise, self.model.stochastic_columns().to(prior.loc.device))
+        return tensors.where(tensors.finite(result), result, prior)
 
     def _values(self, priors: MeanField, batch: ClientBatch, noise: Noise) -> Tensor:
         """Terms of eq. 38 for all rows [K, P, L'], of the draws that `noise` gives next; it still gives them."""

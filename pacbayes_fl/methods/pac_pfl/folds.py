@@ -114,27 +114,27 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Work for all folds but the client's own: one call of K (F - 1) pairs, with the same draws for every fold."""
         device = batch.x.device
-        mine = self._folds(batch.ids)
-        client, fold = (torch.arange(self.folds) != mine.unsqueeze(1)).nonzero().unbind(1)
-        theirs, pairs = tensors.select(message, fold.to(device)), batch.select(client)
-        found, _ = self.inner.client(theirs, state, pairs, noise.select(client.tolist()))
-        found = self._apart_from_failures(found, client.to(device), batch.clients)
+        own_fold = self._folds(batch.ids)
+        client, fold = (torch.arange(self.folds) != own_fold.unsqueeze(1)).nonzero().unbind(1)
+        messages, pairs = tensors.select(message, fold.to(device)), batch.select(client)
+        result, _ = self.inner.client(messages, state, pairs, noise.select(client.tolist()))
+        result = self._apart_from_failures(result, client.to(device), batch.clients)
 
         def by_fold(leaf: Tensor) -> Tensor:
             spread = leaf.new_zeros(batch.clients, self.folds, *leaf.shape[1:])
             spread[client.to(device), fold.to(device)] = leaf
             return spread
 
-        return Update(tensors.tree_map(by_fold, found), torch.ones_like(batch.size)), state
+        return Update(tensors.tree_map(by_fold, result), torch.ones_like(batch.size)), state
 
-    def _apart_from_failures(self, found: Any, client: Tensor, clients: int) -> Any:
+    def _apart_from_failures(self, update: Any, client: Tensor, clients: int) -> Any:
         """Leave a pair out whose update is not finite: what fails under one fold's priors must not touch another fold.
 
         A client that fails for all folds stays as it is, for the engine to see.
         """
-        good = tensors.finite(found)
+        good = tensors.finite(update)
         worked = torch.zeros(clients, device=good.device).index_add(0, client, good.float()) > 0
-        return tensors.where(good | ~worked[client], found, tensors.tree_map(torch.zeros_like, found))
+        return tensors.where(good | ~worked[client], update, tensors.tree_map(torch.zeros_like, update))
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Move every fold by its own clients' updates, as in a federation of them alone.
@@ -159,8 +159,8 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     def client_deltas(self, message: Message, update: Update) -> Any:
         """What moves every fold [K, F, *]; 0 in the client's own."""
         parts = zip(self._apart(message), self._updates(update), strict=True)
-        found = [self.inner.client_deltas(one, sent) for one, sent in parts]
-        return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+        result = [self.inner.client_deltas(one, sent) for one, sent in parts]
+        return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *result)
 
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior:
         """Give each client its posterior under the priors of its fold."""
@@ -202,10 +202,10 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         own = (self._folds(ids).unsqueeze(1) == torch.arange(self.folds)).to(sent.device)
         counts = torch.where(~own & (sent > 0), self.inner.weight(rows).unsqueeze(1), 0.0)
 
-        def apart(leaf: Tensor) -> Tensor:
+        def split(leaf: Tensor) -> Tensor:
             return torch.where(counts.view(*counts.shape, *[1] * (leaf.dim() - 2)) > 0, leaf, 0.0).to(leaf)
 
-        by_fold = tensors.tree_map(apart, update.by_fold)
+        by_fold = tensors.tree_map(split, update.by_fold)
         return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
 
     def check_robust(self, aggregate: Aggregate) -> None:
@@ -220,8 +220,8 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
         """Join the steps of every fold's clients by themselves."""
         parts = zip(self._apart(message), self._updates(update), strict=True)
-        found = [self.inner.aggregated(one, sent, rule) for one, sent in parts]
-        by_fold = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *found)
+        result = [self.inner.aggregated(one, sent, rule) for one, sent in parts]
+        by_fold = tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *result)
         return Update(by_fold, update.weight.sum().view(1))
 
     def reduce(self, update: Update) -> Update:

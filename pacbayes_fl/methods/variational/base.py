@@ -122,8 +122,8 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def about(self) -> dict[str, Any]:
         """Over how many draws it predicts, and which path the gradient takes."""
         path = "closed-form KL, written-out gradient" if isinstance(self.model, BayesianNetwork) else "Pyro traces"
-        words = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
-        return {"draws": self.draws, "average": words, "inference": path}
+        text = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
+        return {"draws": self.draws, "average": text, "inference": path}
 
     def broadcast(self, server: Server) -> Server:
         """Send everything."""
@@ -235,19 +235,19 @@ def moments_of(q: MeanField) -> Moments:
     return Moments(q.loc, q.scale.square())
 
 
-def towards(old: MeanField, found: Moments, beta: float, stochastic: Tensor) -> MeanField:
+def towards(old: MeanField, fitted: Moments, beta: float, stochastic: Tensor) -> MeanField:
     """Go from the server's distribution towards matched moments, or beyond them.
 
     Args:
         old: leaves [*, D].
-        found: leaves [*, D].
+        fitted: leaves [*, D].
         beta: of `moments.extrapolate`.
         stochastic: bool [D], False for weights without uncertainty, which have a mean alone.
 
     Returns:
         Leaves [*, D].
     """
-    mean, variance = moments.extrapolate(moments_of(old), found, beta)
+    mean, variance = moments.extrapolate(moments_of(old), fitted, beta)
     rho = torch.where(stochastic.to(old.rho.device), rho_of(variance), old.rho)
     return MeanField(mean, rho).bounded()
 

@@ -97,11 +97,11 @@ class BPFed(Variational[Server, Client, Update]):
 
     def about(self) -> dict[str, Any]:
         """Say what the personal part's variances stand for, beside what all variational methods say."""
-        words = {
+        texts = {
             "cumulative": "the last posterior: rows of the personal part are counted once per round",
             "divide": "the first one: rows of the personal part are counted once",
         }
-        return {**super().about(), "personal_prior": words[self.prior]}
+        return {**super().about(), "personal_prior": texts[self.prior]}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw zeta^0 and the eta^0 with which every client begins."""
@@ -134,8 +134,8 @@ class BPFed(Variational[Server, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average the shared part (Algorithm 1, last line of the server), or match its moments."""
         if self.sends_moments:
-            found, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
-            mean = towards(self._sent(server), found, 1.0, stochastic)
+            result, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
+            mean = towards(self._sent(server), result, 1.0, stochastic)
         else:
             mean = tensors.weighted_mean(update.w, update.weight)
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)

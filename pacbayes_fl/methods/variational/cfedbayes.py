@@ -123,8 +123,8 @@ class CFedBayes(Variational[Server, Client, Update]):
         with torch.no_grad():
             for k in range(self.clusters):
                 w = tensors.expand(tensors.tree_map(lambda leaf, k=k: leaf[k], message.w), batch.clients)
-                found = [self.model.log_likelihood(w.weights(draw), batch) for draw in draws]
-                scores.append(torch.stack(found).mean(0))
+                result = [self.model.log_likelihood(w.weights(draw), batch) for draw in draws]
+                scores.append(torch.stack(result).mean(0))
         return torch.stack(scores).argmax(0)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
@@ -155,8 +155,8 @@ class CFedBayes(Variational[Server, Client, Update]):
             grouped = clusters.k_means(update.w[0], update.weight, self.clusters)
             cluster = torch.where(server.rounds == 0, grouped, cluster)
         if self.sends_moments:
-            found = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
-            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()), server.rounds + 1)
+            result = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
+            return Server(towards(server.w, result, self.beta, self.model.stochastic_columns()), server.rounds + 1)
         totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
@@ -164,8 +164,8 @@ class CFedBayes(Variational[Server, Client, Update]):
     def client_deltas(self, message: Server, update: Update) -> Any:
         """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
         moved = deltas_of(update.w, tensors.select(message.w, update.cluster))
-        mine = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
-        return tensors.tree_map(lambda leaf: mine.to(leaf) * leaf.unsqueeze(1), moved)
+        member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
+        return tensors.tree_map(lambda leaf: member.to(leaf) * leaf.unsqueeze(1), moved)
 
     def check_private(self) -> None:
         """Refuse to group what single clients send too."""
@@ -195,29 +195,27 @@ class CFedBayes(Variational[Server, Client, Update]):
     def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
         """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
         steps, rows = self.client_deltas(message, update), []
-        fit, moved = (
-            rule.told(update.fit, update.weight),
-            rule.told(update.moved, update.weight),
-        )  # a cluster may be few
+        # Statistics are joined over all clients: a cluster may have few members.
+        fit, moved = rule.statistics(update.fit, update.weight), rule.statistics(update.moved, update.weight)
         present = (update.weight > 0).sum().clamp_min(1)
         for j in range(self.clusters):
-            mine = torch.where(update.cluster == j, update.weight, 0.0)
-            count = (mine > 0).sum()
-            step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), mine)
-            trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(mine)
+            members = torch.where(update.cluster == j, update.weight, 0.0)
+            count = (members > 0).sum()
+            step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), members)
+            trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(members)
             share = count.double() / present
             part: Fit = tensors.tree_map(lambda leaf, share=share: share * leaf, fit)
-            rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(mine), part, share * moved))
+            rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(members), part, share * moved))
         joined: Update = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
         return joined._replace(w=apply_delta_to(joined.w, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
-        fresh, apart = is_new(pfedbayes.Client(*state[:3])), noise.fork()
+        fresh, forked = is_new(pfedbayes.Client(*state[:3])), noise.fork()
         if tensors.on_host(fresh) and not bool(fresh.any()):
             return self.personalise_trained(message, state, batch, noise)
-        w = tensors.select(message.w, self.assign(message, batch, apart))
-        return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, apart), batch, noise)
+        w = tensors.select(message.w, self.assign(message, batch, forked))
+        return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, forked), batch, noise)
 
     def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""

@@ -120,27 +120,29 @@ def track_prior(
         for adam in (state.adam_q, state.adam_w)
     )
     tracks = all(moment.shape == leaf.shape for moment, leaf in zip(adam_w.first, w, strict=True))
-    mine, theirs = svi.Fitting(q, q.precompute(), adam_q), w.precompute()
+    fitting, w_terms = svi.Fitting(q, q.precompute(), adam_q), w.precompute()
     total = torch.zeros(batch.clients, dtype=q.loc.dtype, device=q.loc.device)
     for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, q.loc.dtype)
-        mine, log_likelihood = svi.personal_steps(
-            model, local, mine, (w, theirs), rows, scale, noise, draw, active=active
+        fitting, log_likelihood = svi.personal_steps(
+            model, local, fitting, (w, w_terms), rows, scale, noise, draw, active=active
         )
         total += log_likelihood
         if not tracks:
             continue
         forward = local.divergence == "forward"
-        slope = mine.precomputed.kl_gradient_wrt_prior(theirs) if forward else theirs.kl_gradient(mine.precomputed)
+        slope = (
+            fitting.precomputed.kl_gradient_wrt_prior(w_terms) if forward else w_terms.kl_gradient(fitting.precomputed)
+        )
         slope = elbo.only_stochastic(model, slope)
         if follows is not None:
             slope = tensors.tree_map(lambda leaf: leaf * follows, slope)
         adam_w = step_(w, slope, adam_w, tracking.rate, tracking.optimiser, active)
-        theirs = w.bounded().precompute()
+        w_terms = w.bounded().precompute()
     if model.deterministic:  # no divergence draws these along
         keep = model.stochastic_columns().to(w.loc.device)
         w.loc.copy_(torch.where(keep, w.loc, q.loc))
-    return Client(q, mine.adam, adam_w), w, turns.mean_over(local, batch, total)
+    return Client(q, fitting.adam, adam_w), w, turns.mean_over(local, batch, total)
 
 
 def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
@@ -296,8 +298,8 @@ class PFedBayes(Variational[Server, Client, Update]):
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average and extrapolate (Algorithm 1, last line), or match moments."""
         if self.sends_moments:
-            found = moments.match(update.w, update.weight)
-            return Server(towards(server.w, found, self.beta, self.model.stochastic_columns()))
+            result = moments.match(update.w, update.weight)
+            return Server(towards(server.w, result, self.beta, self.model.stochastic_columns()))
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
 

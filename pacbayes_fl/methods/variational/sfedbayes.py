@@ -141,20 +141,22 @@ class SFedBayes(Variational[Server, Client, Update]):
         )
         fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
         weight = self.weight(batch.size)
-        told = new.q if self.sends_moments else w
-        keep = told.inclusion >= self.threshold
-        slab, known = self._form(told.slab), self._form(start.slab)
-        slab = tensors.tree_map(lambda own, theirs: torch.where(keep, own, theirs), slab, known)
-        sent = SparseUpload(slab, told.inclusion * keep)
+        uploaded = new.q if self.sends_moments else w
+        keep = uploaded.inclusion >= self.threshold
+        slab, known = self._form(uploaded.slab), self._form(start.slab)
+        slab = tensors.tree_map(lambda own, other: torch.where(keep, own, other), slab, known)
+        sent = SparseUpload(slab, uploaded.inclusion * keep)
         shares = keep.double().mean(1), self.describe(new)["kept"]
         return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
-        found, old = self._joined(update.w, update.weight), server.w
-        inclusion = torch.lerp(old.inclusion, found.inclusion, self.beta).clamp(0.0, 1.0)
-        kept = found.inclusion > 0 if self.slab_average == "inclusion" else torch.ones_like(inclusion, dtype=torch.bool)
-        slab = tensors.tree_map(lambda new, own: torch.where(kept, new, own), found.slab, self._form(old.slab))
+        result, old = self._joined(update.w, update.weight), server.w
+        inclusion = torch.lerp(old.inclusion, result.inclusion, self.beta).clamp(0.0, 1.0)
+        kept = (
+            result.inclusion > 0 if self.slab_average == "inclusion" else torch.ones_like(inclusion, dtype=torch.bool)
+        )
+        slab = tensors.tree_map(lambda new, own: torch.where(kept, new, own), result.slab, self._form(old.slab))
         if isinstance(slab, Moments):
             new = towards(old.slab, slab, self.beta, self.model.stochastic_columns())
         else:

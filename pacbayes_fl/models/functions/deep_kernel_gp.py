@@ -229,5 +229,5 @@ def _by_network(values: Tensor, groups: int) -> Tensor:
 
 def _by_client(values: Tensor, particles: int, groups: int) -> Tensor:
     """Undo `_by_network`: [B, groups * N, F] to [K, P, N, F]."""
-    apart: Tensor = values.unflatten(0, (-1, particles)).unflatten(2, (groups, -1))  # [*, P, groups, N, F]
-    return apart.transpose(1, 2).flatten(0, 1)
+    split: Tensor = values.unflatten(0, (-1, particles)).unflatten(2, (groups, -1))  # [*, P, groups, N, F]
+    return split.transpose(1, 2).flatten(0, 1)

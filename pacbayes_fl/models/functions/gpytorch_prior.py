@@ -172,13 +172,13 @@ class GPyTorchPrior(FunctionModel):
         for part, alone in zip(("mean", "covariance", "variance"), one, strict=True):
             try:
                 together = self._call(part, theta, x, x)
-                apart = self._functional(part, theta[1, 0], x[1], x[1])
+                single = self._functional(part, theta[1, 0], x[1], x[1])
             except RuntimeError:
                 return False
             if (
                 together.shape[:2] != (2, 2)
                 or not torch.allclose(together[0, 0], alone)
-                or not torch.allclose(together[1, 0], apart)
+                or not torch.allclose(together[1, 0], single)
             ):
                 return False
         return True
@@ -206,8 +206,8 @@ def _check_part(label: str, part: object, kind: type[nn.Module]) -> None:
         hint = f"write {part.__name__}(...)" if known and isinstance(part, type) else None
         raise StudyError(f"{label} must be an object of gpytorch's {kind.__name__}, got {got}", hint=hint)
     priors: Any = part
-    if found := [(name, type(prior).__name__) for name, _, prior, *_ in priors.named_priors()]:
-        names = ", ".join(f"{label}.{name} ({prior})" for name, prior in found)
+    if result := [(name, type(prior).__name__) for name, _, prior, *_ in priors.named_priors()]:
+        names = ", ".join(f"{label}.{name} ({prior})" for name, prior in result)
         raise StudyError(
             f"GPyTorch priors on hyper-parameters would count for nothing: {names}",
             hint="leave them out and give the method a hyper-prior: GaussianHyperPrior(prior.location(), std), or a "

@@ -102,15 +102,15 @@ class LayerJacobian:
         """
         _, rows, outputs, _ = self.sensitivities.shape
         unit, entry = self.layout.unit_of[index], self.layout.entry_of[index]
-        found = _gathered(self.sensitivities, unit.clamp_min(0), rows, outputs)
-        found = found * self.inputs.gather(2, _spread_rows(self.layout.input_of[index], rows)).unsqueeze(2)
+        result = _gathered(self.sensitivities, unit.clamp_min(0), rows, outputs)
+        result = result * self.inputs.gather(2, _spread_rows(self.layout.input_of[index], rows)).unsqueeze(2)
         if self.layout.linear:
-            return found
-        found = torch.where((unit >= 0)[:, None, None, :], found, 0.0)
+            return result
+        result = torch.where((unit >= 0)[:, None, None, :], result, 0.0)
         if not len(self.layout.columns):
-            return found
+            return result
         convolved = _gathered(self.entries, entry.clamp_min(0), rows, outputs)
-        return torch.where((entry >= 0)[:, None, None, :], convolved, found)
+        return torch.where((entry >= 0)[:, None, None, :], convolved, result)
 
     def combined(self, factor: Tensor) -> LayerJacobian:
         """Combine the outputs.
@@ -172,8 +172,8 @@ class LayerJacobian:
             square = step[:, weight].unflatten(1, (inputs.stop - inputs.start, units.stop - units.start))
             parts.append(self.inputs[..., inputs] @ square + step[:, None, bias])
         convolved = step[:, None, self.layout.columns, None]
-        found: Tensor = self.sensitivities @ torch.cat(parts, -1).unsqueeze(-1) + self.entries @ convolved
-        return found.squeeze(-1)
+        result: Tensor = self.sensitivities @ torch.cat(parts, -1).unsqueeze(-1) + self.entries @ convolved
+        return result.squeeze(-1)
 
     def numel(self) -> int:
         """Numbers of all factors."""
@@ -208,8 +208,8 @@ class DenseJacobian:
 
     def moved(self, step: Tensor) -> Tensor:
         """J v [K, N, C] of a step v of the weights, step [K, D]."""
-        found: Tensor = self.entries @ step[:, None, :, None]
-        return found.squeeze(-1)
+        result: Tensor = self.entries @ step[:, None, :, None]
+        return result.squeeze(-1)
 
     def numel(self) -> int:
         """Numbers of all entries."""
@@ -314,8 +314,10 @@ def dense(model: WeightModel, weights: Tensor, rows: ClientBatch, reference: Cli
 
 def _outputs(observation: TorchDistribution) -> Tensor:
     """What a likelihood is a function of: logits [K, N, C], as Pyro normalises them, or means [K, N, 1]."""
-    found: Tensor = observation.logits if isinstance(observation, Categorical) else _normal(observation).mean[..., None]
-    return found
+    result: Tensor = (
+        observation.logits if isinstance(observation, Categorical) else _normal(observation).mean[..., None]
+    )
+    return result
 
 
 def _normal(observation: TorchDistribution) -> Normal:

@@ -168,8 +168,8 @@ def _no_parameters(model: WeightModel) -> None:
 def _probes(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
     """Take a few rows of the smallest and the largest client and a row of padding more, with padding of two kinds."""
     size = batch.size
-    some = sorted({0, int(size.argmin()), int(size.argmax())})
-    rows = batch.select(torch.tensor(some)).trim(min(_ROWS, batch.mask.shape[1]))
+    subset = sorted({0, int(size.argmin()), int(size.argmax())})
+    rows = batch.select(torch.tensor(subset)).trim(min(_ROWS, batch.mask.shape[1]))
     more = rows.x.new_zeros(rows.clients, 1, *rows.x.shape[2:]), rows.y.new_zeros(rows.clients, 1)
     x, y = (torch.cat((kept, added), 1) for kept, added in zip((rows.x, rows.y), more, strict=True))
     plain = replace(rows, x=x, y=y, mask=torch.cat((rows.mask, torch.zeros_like(rows.mask[:, :1])), 1))
@@ -238,11 +238,11 @@ def _sites(
             f"the program fails on x {list(rows.x.shape)}, y {list(rows.y.shape)}: {type(error).__name__}: {reason}",
             hint="weights are [K, *shape], and rows are event dimensions: .mask(batch.mask).to_event(1)",
         ) from error
-    found = observed(trace)
-    if len(found) != 1:
-        names = "".join(f" {name!r}" for name, _ in found)
-        raise StudyError(f"the Pyro program must observe one site, found {len(found)}{names}")
-    return {name: trace.nodes[name] for name in trace.stochastic_nodes}, found[0]
+    result = observed(trace)
+    if len(result) != 1:
+        names = "".join(f" {name!r}" for name, _ in result)
+        raise StudyError(f"the Pyro program must observe one site, found {len(result)}{names}")
+    return {name: trace.nodes[name] for name in trace.stochastic_nodes}, result[0]
 
 
 def _elsewhere(name: str, shape: tuple[int, ...], came: str) -> StudyError:
@@ -292,8 +292,8 @@ def _observation(rows: ClientBatch, name: str, node: Any, scale: Tensor) -> None
         )
 
 
-def _alike(found: Any, expected: Tensor) -> bool:
-    wide = torch.as_tensor(found).to(expected)
+def _alike(got: Any, expected: Tensor) -> bool:
+    wide = torch.as_tensor(got).to(expected)
     return wide.dim() <= 1 and torch.allclose(wide.expand_as(expected), expected, rtol=1e-5)
 
 
@@ -304,39 +304,41 @@ def _shown(scale: Any) -> str:
 def _told(node: Any) -> Tensor:
     """Log likelihood [K] of an observed site, where padding may hold impossible targets."""
     with pyro.validation_enabled(False):
-        found: Tensor = node["fn"].log_prob(node["value"])
-    return found
+        result: Tensor = node["fn"].log_prob(node["value"])
+    return result
 
 
-def _unmoved(name: str, expected: Tensor, found: Tensor, clients: tuple[str, ...], rule: _Rule) -> None:
+def _unmoved(name: str, expected: Tensor, got: Tensor, clients: tuple[str, ...], rule: _Rule) -> None:
     """Compare the log likelihood [K] of the same rows, told in another way."""
-    apart = ~((found - expected).abs() <= _SLIGHT * (1.0 + expected.abs()))  # what is no number has moved too
-    if bool(apart.any()):
-        k = int(apart.nonzero()[0])
-        by = f"{expected[k].item():g} to {found[k].item():g}"
+    differs = ~((got - expected).abs() <= _SLIGHT * (1.0 + expected.abs()))  # what is no number has moved too
+    if bool(differs.any()):
+        k = int(differs.nonzero()[0])
+        by = f"{expected[k].item():g} to {got[k].item():g}"
         raise StudyError(f"site {name!r}: {rule.what} its log likelihood, {by}", client=clients[k], hint=rule.hint)
 
 
 def _prediction(model: WeightModel, name: str, flat: Tensor, rows: ClientBatch) -> Targets:
     """Ask the program for its distribution of targets that it is not told, and compare the targets with it."""
-    told = replace(rows, mask=torch.ones_like(rows.mask))
-    one, found = (model.observation(flat, each) for each in (told, replace(told, y=torch.zeros_like(rows.y).long())))
-    if tuple(found.batch_shape) != tuple(rows.y.shape) or tuple(found.event_shape):
-        got = f"{list(found.batch_shape)} and event shape {list(found.event_shape)}"
+    unmasked = replace(rows, mask=torch.ones_like(rows.mask))
+    one, result = (
+        model.observation(flat, each) for each in (unmasked, replace(unmasked, y=torch.zeros_like(rows.y).long()))
+    )
+    if tuple(result.batch_shape) != tuple(rows.y.shape) or tuple(result.event_shape):
+        got = f"{list(result.batch_shape)} and event shape {list(result.event_shape)}"
         raise StudyError(f"targets must be single numbers [K, N] = {list(rows.y.shape)}, got batch shape {got}")
-    targets = _targets(found)
+    targets = _targets(result)
     wrong = rows.mask & ~targets.allows(rows.y)
     if bool(wrong.any()):
         raise _forbidden(targets, rows, wrong)
     with pyro.validation_enabled(False):
-        by_row, other = (torch.where(rows.mask, each.log_prob(rows.y), 0.0) for each in (one, found))
+        by_row, other = (torch.where(rows.mask, each.log_prob(rows.y), 0.0) for each in (one, result))
     if not bool(by_row.isfinite().all()):
         raise StudyError(
             f"site {name!r}: the log likelihood is not finite at weights near their centre",
             hint="bring every parameter of the likelihood into its range, by softplus, exp or sigmoid",
         )
     with pyro.validation_enabled(False):
-        again = torch.where(rows.mask, model.observation(flat, told).log_prob(rows.y), 0.0)
+        again = torch.where(rows.mask, model.observation(flat, unmasked).log_prob(rows.y), 0.0)
     if not torch.allclose(by_row, again, rtol=_SLIGHT, atol=_SLIGHT):
         raise StudyError(
             f"site {name!r}: the same weights and rows have another log likelihood at every call",
@@ -350,10 +352,10 @@ def _prediction(model: WeightModel, name: str, flat: Tensor, rows: ClientBatch) 
     return targets
 
 
-def _targets(found: TorchDistribution) -> Targets:
+def _targets(observation: TorchDistribution) -> Targets:
     """Read what a distribution allows, as far as neither weights nor inputs have a say."""
     try:
-        support: Any = found.support
+        support: Any = observation.support
     except NotImplementedError:
         support = torch.distributions.constraints.real
     ends = ("lower_bound", -math.inf), ("upper_bound", math.inf)
@@ -361,4 +363,4 @@ def _targets(found: TorchDistribution) -> Targets:
     if support is torch.distributions.constraints.boolean:
         low, high = 0.0, 1.0
     low, high = (None if isinstance(end, Tensor) else float(end) for end in (low, high))
-    return Targets(type(found).__name__, low, high, bool(support.is_discrete))
+    return Targets(type(observation).__name__, low, high, bool(support.is_discrete))

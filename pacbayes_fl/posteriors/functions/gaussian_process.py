@@ -194,8 +194,8 @@ class GPPosterior:
         Returns:
             Mixture over particles [K, P, M], in units of y, noise included.
         """
-        found = self.function(x)
-        return replace(found, variances=found.variances + self._noise)
+        result = self.function(x)
+        return replace(result, variances=result.variances + self._noise)
 
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself (PAC-PFL eqs. 35 and 37 without the noise of new targets).
@@ -256,10 +256,10 @@ def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
     Raises:
         RuntimeError: when a covariance is not positive definite (torch's LinAlgError).
     """
-    mine, theirs = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
-    spread = torch.linalg.solve_triangular(theirs, mine, upper=False).square().sum((-2, -1))
-    moved = torch.linalg.solve_triangular(theirs, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
-    ratio = (theirs.diagonal(dim1=-2, dim2=-1) / mine.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
+    factor, other_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
+    spread = torch.linalg.solve_triangular(other_factor, factor, upper=False).square().sum((-2, -1))
+    moved = torch.linalg.solve_triangular(other_factor, (other_mean - mean).unsqueeze(-1), upper=False).squeeze(-1)
+    ratio = (other_factor.diagonal(dim1=-2, dim2=-1) / factor.diagonal(dim1=-2, dim2=-1)).log().sum(-1)
     kl: Tensor = 0.5 * (spread + moved.square().sum(-1) - mean.shape[-1]) + ratio
     return kl
 

@@ -122,5 +122,5 @@ def _slopes(value: Tensor, leaf: Any, grad_value: Tensor) -> Any:
     if not value.requires_grad:
         return tensors.tree_map(torch.zeros_like, leaf)
     flat = list(tensors.leaves(leaf).values())
-    found = iter(torch.autograd.grad(value, flat, grad_value, allow_unused=True, materialize_grads=True))
-    return tensors.tree_map(lambda _: next(found).clone(memory_format=torch.contiguous_format), leaf)
+    result = iter(torch.autograd.grad(value, flat, grad_value, allow_unused=True, materialize_grads=True))
+    return tensors.tree_map(lambda _: next(result).clone(memory_format=torch.contiguous_format), leaf)

@@ -278,8 +278,8 @@ def from_distribution(
     for parameter in start:
         if not parameter.isidentifier() or iskeyword(parameter) or parameter.startswith("_"):
             raise StudyError(f"{title}: a parameter must have a name, got {parameter!r}")
-    found = {one: _transform(title, one, known, transforms or {}) for one in start}
-    return DistributionFamily(make, start, found, title)
+    result = {one: _transform(title, one, known, transforms or {}) for one in start}
+    return DistributionFamily(make, start, result, title)
 
 
 def _loc(start: Start) -> Tensor:
@@ -302,8 +302,8 @@ def _transform(title: str, name: str, known: Mapping[str, Any], given: Mapping[s
     if constraint is constraints.real:
         return identity_transform
     try:
-        found: Transform = transform_to(constraint)
+        result: Transform = transform_to(constraint)
     except NotImplementedError:
         hint = f"transforms = {{{name!r}: SoftplusTransform()}}, or identity_transform where any number will do"
         raise StudyError(f"{title}: how {name!r} is made of any number is not known", hint=hint) from None
-    return found
+    return result

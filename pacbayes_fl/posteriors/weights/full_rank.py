@@ -72,8 +72,8 @@ class FullRankNormal(_Parameters, ByAutograd):
             [K], in nats, float64.
         """
         q, w = (FullRankNormal(*(leaf.double() for leaf in family)) for family in (self, prior))
-        apart = torch.cat((q.factor, (q.loc - w.loc).unsqueeze(-1)), -1)
-        squares = torch.linalg.solve_triangular(w.factor, apart, upper=False).square().sum((-2, -1))
+        columns = torch.cat((q.factor, (q.loc - w.loc).unsqueeze(-1)), -1)
+        squares = torch.linalg.solve_triangular(w.factor, columns, upper=False).square().sum((-2, -1))
         kl: Tensor = (log_softplus(w.rho) - log_softplus(q.rho)).sum(-1) + 0.5 * (squares - q.loc.shape[-1])
         return kl
 

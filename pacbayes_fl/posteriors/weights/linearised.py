@@ -152,23 +152,23 @@ class LinearisedPosterior:
         held = 0 if self._drawn(one) else self.gaussian.held
         return max(1, _NUMBERS // max(1, one.outputs.numel() * held + one.jacobian.numel()))
 
-    def _drawn(self, found: Linearised) -> bool:
+    def _drawn(self, linearised: Linearised) -> bool:
         """Whether predictions are averages over draws of the linearised outputs."""
-        return found.noise is None and self.predictive == "monte-carlo"
+        return linearised.noise is None and self.predictive == "monte-carlo"
 
     def _block(self, x: Tensor) -> Predictive:
-        found = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
-        if self._drawn(found):
-            return ClassMixture(average_log_probs(self._log_probs(found)))
-        covariance, outputs = self.gaussian.output_covariance(found.jacobian), found.outputs.double()
-        if found.noise is not None:
-            variance = covariance[..., 0, 0] + found.noise.double()
+        linearised = linearise(self.model, self.loc, rows_of(x, self.noise), self.reference)
+        if self._drawn(linearised):
+            return ClassMixture(average_log_probs(self._log_probs(linearised)))
+        covariance, outputs = self.gaussian.output_covariance(linearised.jacobian), linearised.outputs.double()
+        if linearised.noise is not None:
+            variance = covariance[..., 0, 0] + linearised.noise.double()
             return NormalMixture(outputs.new_zeros(len(x), 1), outputs.mT, variance.unsqueeze(1))
         return ClassMixture(probit_log_probs(outputs, covariance.diagonal(dim1=-2, dim2=-1)))
 
-    def _log_probs(self, found: Linearised) -> Iterator[Tensor]:
+    def _log_probs(self, linearised: Linearised) -> Iterator[Tensor]:
         """Log probabilities [K, N, C] of every draw of the weights, the same draws for every row."""
-        noise, outputs = self.noise.copy(), found.outputs.double()
+        noise, outputs = self.noise.copy(), linearised.outputs.double()
         for _ in range(self.draws):
             step = self.gaussian.step(self.gaussian.draw(noise))
-            yield (outputs + found.jacobian.moved(step)).log_softmax(-1)
+            yield (outputs + linearised.jacobian.moved(step)).log_softmax(-1)

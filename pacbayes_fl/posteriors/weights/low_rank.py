@@ -82,15 +82,17 @@ class LowRankNormal(_Parameters, ByAutograd):
             [K], in nats, float64.
         """
         q, w = (LowRankNormal(*(leaf.double() for leaf in family)) for family in (self, prior))
-        (_, ours), (inner, theirs) = (_capacitance(family) for family in (q, w))
+        (_, q_capacity), (inner, w_capacity) = (_capacitance(family) for family in (q, w))
         precise = w.scale.reciprocal().unsqueeze(-1)
         columns = torch.cat((q.factor, (q.loc - w.loc).unsqueeze(-1)), -1) * precise  # [K, D, R + 1]
         ratio = (q.scale / w.scale).square()
         reached = inner.mT @ columns
         moments = reached @ reached.mT + inner.mT @ (ratio.unsqueeze(-1) * inner)  # [K, R, R]
-        explained = torch.cholesky_solve(moments, theirs).diagonal(dim1=-2, dim2=-1).sum(-1)
+        explained = torch.cholesky_solve(moments, w_capacity).diagonal(dim1=-2, dim2=-1).sum(-1)
         squares = ratio.sum(-1) + columns.square().sum((-2, -1)) - explained
-        logs = (log_softplus(w.rho) - log_softplus(q.rho)).sum(-1) + _log_diagonal(theirs) - _log_diagonal(ours)
+        logs = (
+            (log_softplus(w.rho) - log_softplus(q.rho)).sum(-1) + _log_diagonal(w_capacity) - _log_diagonal(q_capacity)
+        )
         kl: Tensor = logs + 0.5 * (squares - q.loc.shape[-1])
         return kl
 

@@ -202,10 +202,12 @@ class MeanFieldTerms(NamedTuple):
         Returns:
             Gradient by mu_w and rho_w [K, D].
         """
-        variance, apart = prior.scale.square(), prior.loc - self.loc
-        grad_rho = (prior.scale - self.scale).mul_(prior.scale + self.scale).addcmul_(apart, apart, value=-1.0)
+        variance, difference = prior.scale.square(), prior.loc - self.loc
+        grad_rho = (
+            (prior.scale - self.scale).mul_(prior.scale + self.scale).addcmul_(difference, difference, value=-1.0)
+        )
         grad_rho.div_(variance * prior.scale).mul_(prior.slope)
-        return MeanField(apart.div_(variance), grad_rho)
+        return MeanField(difference.div_(variance), grad_rho)
 
 
 def initial_mean_field(

@@ -92,15 +92,15 @@ class MixturePosterior:
             draw = self.components[0].draw(noise)
             for m, family in enumerate(self.components):
                 with torch.no_grad():  # not around the loop: between draws the mode is the caller's
-                    found = self.model.observation(family.weights(draw), rows, self.reference)
-                yield self.log_weights[:, m, s], found
+                    result = self.model.observation(family.weights(draw), rows, self.reference)
+                yield self.log_weights[:, m, s], result
 
     def _means(self, x: Tensor) -> Weighted:
         rows, share = rows_of(x, self.noise), self.log_weights.logsumexp(-1)
         for m, mean in enumerate(self.means):
             with torch.no_grad():
-                found = self.model.observation(mean, rows, self.reference)
-            yield share[:, m], found
+                result = self.model.observation(mean, rows, self.reference)
+            yield share[:, m], result
 
 
 class FamilyMixture(MixturePosterior):
@@ -131,8 +131,8 @@ class FamilyMixture(MixturePosterior):
             with torch.no_grad():
                 which = (noise.weights(steps.new_empty(len(x), 1), "uniform") > steps).sum(-1)
                 family = tensors.tree_map(lambda leaf, which=which: leaf[clients, which], families)
-                found = self.model.observation(family.weights(family.draw(noise)), rows, self.reference)
-            yield found
+                result = self.model.observation(family.weights(family.draw(noise)), rows, self.reference)
+            yield result
 
     def kl(self, prior: FamilyMixture) -> Tensor:
         """Bound the KL divergence from a mixture of as many families; see `log_mixture_kl`.
@@ -145,8 +145,8 @@ class FamilyMixture(MixturePosterior):
         """
         pairs = zip(self.components, prior.components, strict=True)
         divergences = torch.stack([one.kl(other) for one, other in pairs], 1)
-        mine, theirs = (one.log_weights.logsumexp(-1) for one in (self, prior))
-        return log_mixture_kl(mine, theirs, divergences)
+        log_q, log_prior = (one.log_weights.logsumexp(-1) for one in (self, prior))
+        return log_mixture_kl(log_q, log_prior, divergences)
 
 
 class WeightedSamples(MixturePosterior):

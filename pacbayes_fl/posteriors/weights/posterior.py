@@ -71,8 +71,8 @@ class WeightPosterior:
             As `predict`.
         """
         with torch.no_grad():
-            found = self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)
-            return averaged(iter([found]), self.noise)
+            result = self.model.observation(self.family.mean(), rows_of(x, self.noise), self.reference)
+            return averaged(iter([result]), self.noise)
 
     def sample_hypotheses(self, x: Tensor, draws: int, noise: Noise) -> Iterator[TorchDistribution]:
         """Draw networks from the family itself, also where a preset shrinks the draws of predictions by `noise_std`.
@@ -95,8 +95,8 @@ class WeightPosterior:
             with torch.no_grad():  # not around the loop: between draws the mode is the caller's
                 draw = self.family.draw(noise)
                 theta = self.family.weights(draw if std == 1.0 else draw * std)
-                found = self.model.observation(theta, rows, self.reference)
-            yield found
+                result = self.model.observation(theta, rows, self.reference)
+            yield result
 
 
 def rows_of(x: Tensor, noise: Noise) -> ClientBatch:

@@ -268,8 +268,8 @@ class SpikeSlabTerms(NamedTuple):
         """
         slab = self.slab.kl_gradient(prior.slab)
         ratio = self.slab.scale / prior.slab.scale
-        apart = ((self.slab.loc - prior.slab.loc) / prior.slab.scale).square_()
-        divergence = ratio.square().add_(apart).mul_(0.5).sub_(0.5).sub_(ratio.log())
+        distance = ((self.slab.loc - prior.slab.loc) / prior.slab.scale).square_()
+        divergence = ratio.square().add_(distance).mul_(0.5).sub_(0.5).sub_(ratio.log())
         grad_logit = (self.logit - prior.logit).add_(divergence).mul_(self.inclusion * (1.0 - self.inclusion))
         return SpikeSlab(slab.loc.mul_(self.inclusion), slab.rho.mul_(self.inclusion), grad_logit)
 

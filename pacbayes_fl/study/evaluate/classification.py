@@ -51,8 +51,8 @@ def _models(
     method: AnyMethod, state: FederationState, train: ClientBatch, plan: FederationPlan, then: Then
 ) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield the name of a model, positions [k] of clients, and what is made of its posterior for them."""
-    for name, found in zip(MODELS, (personalisation.personalise, personalisation.global_models), strict=True):
-        for index, made in found(method, state, train, plan, then):
+    for name, result in zip(MODELS, (personalisation.personalise, personalisation.global_models), strict=True):
+        for index, made in result(method, state, train, plan, then):
             yield name, index, made
 
 
@@ -84,9 +84,9 @@ def evaluate(
     columns: dict[str, Tensor] = {}
     probs: dict[str, Tensor] = {}
 
-    def score(prefix: str, index: Tensor, rows: ClientBatch, found: ClassPredictive) -> None:
+    def score(prefix: str, index: Tensor, rows: ClientBatch, predictions: ClassPredictive) -> None:
         for name, metric in metrics.items():
-            values = metric(found, rows.y, rows.mask)
+            values = metric(predictions, rows.y, rows.mask)
             columns.setdefault(f"{prefix}.{name}", values.new_full((test.clients,), torch.nan))[index] = values
 
     def both(index: Tensor, posterior: Any) -> tuple[ClassMixture, ClassMixture | None]:
@@ -94,14 +94,14 @@ def evaluate(
         return predictive(posterior, x), predictive(posterior, x, at_mean=True) if posterior.uncertain else None
 
     state = state_of(method, state, group, scaled)
-    for model, index, (found, at_mean) in _models(method, state, scaled.train, plan, both):
+    for model, index, (predictions, at_mean) in _models(method, state, scaled.train, plan, both):
         rows = test.select(index.cpu())
-        score(model, index, rows, found)
+        score(model, index, rows, predictions)
         if at_mean is not None:
             score(f"{model}.{MEAN_WEIGHTS}", index, rows, at_mean)
-        shape = (*test.y.shape, found.probs.shape[-1])
+        shape = (*test.y.shape, predictions.probs.shape[-1])
         blank = probs.setdefault(f"{group}.{model}.probs", torch.full(shape, torch.nan, device=test.x.device))
-        blank[index] = torch.where(rows.mask.unsqueeze(-1), found.probs.float(), torch.nan)
+        blank[index] = torch.where(rows.mask.unsqueeze(-1), predictions.probs.float(), torch.nan)
     lists = {name: column.tolist() for name, column in columns.items()}
     sizes = [int(m) for m in scaled.train.size.tolist()]
     out = [
@@ -129,13 +129,13 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
 
     def scores(index: Tensor, posterior: Any) -> dict[str, Tensor]:
         chosen = {part: batch.select(index.cpu()) for part, batch in parts.items()}
-        found = {part: predictive(posterior, rows.x, at_mean=True) for part, rows in chosen.items()}
-        return {part: metric(found[part], rows.y, rows.mask) for part, rows in chosen.items()}
+        result = {part: predictive(posterior, rows.x, at_mean=True) for part, rows in chosen.items()}
+        return {part: metric(result[part], rows.y, rows.mask) for part, rows in chosen.items()}
 
     for model, _, by_part in _models(method, state, scaled.train, plan, scores):
-        for part, found in by_part.items():
-            values.setdefault(f"{part}{model}.{metric.name}", []).append(found)
-    return {name: float(torch.cat(found).nanmean()) for name, found in values.items()}
+        for part, result in by_part.items():
+            values.setdefault(f"{part}{model}.{metric.name}", []).append(result)
+    return {name: float(torch.cat(result).nanmean()) for name, result in values.items()}
 
 
 def histograms(
@@ -155,20 +155,20 @@ def histograms(
         Shares of rows by bin, under "entropy.CLIENT".
     """
     first = range(min(_CLIENTS, scaled.train.clients))
-    some = scaled.select(torch.tensor(first))
-    state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).some(first))
-    found = {}
+    subset = scaled.select(torch.tensor(first))
+    state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).subset(first))
+    result = {}
 
     def predicted(index: Tensor, posterior: Any) -> ClassMixture:
-        return predictive(posterior, some.test.select(index.cpu()).x)
+        return predictive(posterior, subset.test.select(index.cpu()).x)
 
-    for index, mixture in personalisation.personalise(method, state, some.train, plan, predicted):
-        rows = some.test.select(index.cpu())
+    for index, mixture in personalisation.personalise(method, state, subset.train, plan, predicted):
+        rows = subset.test.select(index.cpu())
         share = mixture.entropy / math.log(mixture.probs.shape[-1])
         for name, values, mask in zip(rows.names, share.clamp(0.0, 1.0), rows.mask, strict=True):
             counts = torch.histc(values[mask].double().cpu(), _BINS, 0.0, 1.0)
-            found[f"{ENTROPY}.{name}"] = tuple((counts / counts.sum()).tolist())
-    return found
+            result[f"{ENTROPY}.{name}"] = tuple((counts / counts.sum()).tolist())
+    return result
 
 
 def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
@@ -192,13 +192,13 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     }
     out: dict[str, Any] = {}
     for model in MODELS:
-        for rule, (key, after, words) in rules.items():
+        for rule, (key, after, text) in rules.items():
             wanted = key.format(model)
             known = [r for r in rounds if r.round > after and math.isfinite(r.values.get(wanted, math.nan))]
             if known:
                 best = max(known, key=lambda record: record.values[wanted])  # the first of equals
                 value = best.values[f"{model}.{score}"]
-                out.setdefault(model, {})[rule] = {"round": best.round, score: value, "rule": words}
+                out.setdefault(model, {})[rule] = {"round": best.round, score: value, "rule": text}
     return out
 
 

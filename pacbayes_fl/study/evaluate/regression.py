@@ -52,16 +52,16 @@ def metrics_of(study: Study, task: str) -> dict[str, Metric]:
     Raises:
         StudyError: when a metric of one's own is not of this task, or two have one name.
     """
-    found = of_task(task)
+    result = of_task(task)
     for name in study.report.metrics:
         metric = study.metric(name)
         if task not in metric.tasks:
             what = f"[report] metrics: {name} is of {' and '.join(metric.tasks)}, and the study of {task}"
             raise StudyError(what, hint="drop it, or name the task among its tasks")
-        if (other := found.get(metric.name, metric)) != metric:
+        if (other := result.get(metric.name, metric)) != metric:
             raise StudyError(f"[report] metrics: two are called {other.name!r}", hint="give each a name of its own")
-        found[metric.name] = metric
-    return {name: metric.at(vars(study.report)) for name, metric in found.items()}
+        result[metric.name] = metric
+    return {name: metric.at(vars(study.report)) for name, metric in result.items()}
 
 
 def notes(metrics: Mapping[str, Metric]) -> JsonTable:
@@ -73,9 +73,9 @@ def notes(metrics: Mapping[str, Metric]) -> JsonTable:
     Returns:
         A part of `labels.json`: a note by metric, and the values of options that axes say.
     """
-    found = {name: value for metric in metrics.values() for name, value in metric.labels().items()}
+    result = {name: value for metric in metrics.values() for name, value in metric.labels().items()}
     own = {name: metric.meaning for name, metric in metrics.items() if name not in table.METRICS}
-    return found | ({"own_metrics": own} if own else {})
+    return result | ({"own_metrics": own} if own else {})
 
 
 def state_of(method: AnyMethod, state: FederationState, group: str, scaled: ScaledGroup) -> FederationState:
@@ -186,9 +186,9 @@ def evaluate(
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
     state = state_of(method, state, group, scaled)
-    for index, found in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    for index, result in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         own_rows = test.select(index.cpu())
-        standard, own, unit = units_of(found, scaled, index)
+        standard, own, unit = units_of(result, scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
         y = torch.where(own_rows.mask, standardised(own_rows.y, loc, std), 0.0)
         scores = {name: metric(standard, y, own_rows.mask) for name, metric in metrics.items()}
@@ -250,9 +250,9 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
         and "unscored", how many have none, where there are such.
     """
     metric, values = headline("regression"), []
-    for index, found in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    for index, result in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
         rows = scaled.test.select(index.cpu())
-        values.append(metric(found, rows.y, rows.mask))
+        values.append(metric(result, rows.y, rows.mask))
     scores = torch.cat(values)
     unscored = int(scores.isnan().sum())
     return {metric.name: float(scores.nanmean())} | ({"unscored": float(unscored)} if unscored else {})

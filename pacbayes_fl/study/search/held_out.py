@@ -138,10 +138,10 @@ def _after_training(
 ) -> tuple[Study, dict[str, Any]]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
     wanted = {one.option: one.candidates(study.method.options) for one in _later(study)}
-    found, notes = _trial(study, part, study.plan.rounds, wanted), {}
-    for one in found:
+    result, notes = _trial(study, part, study.plan.rounds, wanted), {}
+    for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
-    known = [one for one in found if math.isfinite(one.score)]
+    known = [one for one in result if math.isfinite(one.score)]
     best = max(known, key=lambda one: one.score, default=None)
     for asked in study.held_out:
         if asked is TEMPERATURE:
@@ -150,7 +150,7 @@ def _after_training(
                 note = {"chosen": best.temperature, "scores": scores, "rule": _words(study.plan.rounds)}
                 study, notes[asked.option] = _with(study, asked, best.temperature), note
             continue
-        by_value: dict[Any, float] = {one.values[asked.option]: math.nan for one in found}
+        by_value: dict[Any, float] = {one.values[asked.option]: math.nan for one in result}
         for one in known:
             before = by_value[one.values[asked.option]]
             by_value[one.values[asked.option]] = one.score if math.isnan(before) else max(before, one.score)
@@ -191,8 +191,8 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
 
     Options with these values are read by `personalise` alone, so that one training serves them all.
     """
-    combinations = [dict(zip(wanted, some, strict=True)) for some in product(*wanted.values())]
-    studies = [_settled(study, _later(study), some) for some in combinations]
+    combinations = [dict(zip(wanted, values, strict=True)) for values in product(*wanted.values())]
+    studies = [_settled(study, _later(study), values) for values in combinations]
     (method, groups), *others = [prepare(one, part) for one in studies]
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
@@ -203,11 +203,11 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
         others = (one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)
         return [held.log_prob(one, index) for one, held in zip(chain((first,), others), sums, strict=True)]
 
-    for index, found in personalisation.personal_calls(method, state, group.train, plan, scored):
-        for log_prob, held in zip(found, sums, strict=True):
+    for index, result in personalisation.personal_calls(method, state, group.train, plan, scored):
+        for log_prob, held in zip(result, sums, strict=True):
             held.add(log_prob, index)
     tempering = TEMPERATURE in study.held_out
-    return [_Scored(some, *held.score(tempering)) for some, held in zip(combinations, sums, strict=True)]
+    return [_Scored(values, *held.score(tempering)) for values, held in zip(combinations, sums, strict=True)]
 
 
 class _Held:
@@ -227,13 +227,13 @@ class _Held:
         units = units_of(posterior.predict(asked.x), self._group, index)
         return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
 
-    def add(self, found: Tensor, index: Tensor) -> None:
+    def add(self, predictive: Tensor, index: Tensor) -> None:
         """Take what `log_prob` has found."""
         own = self._group.raw.test.select(index.cpu())
         weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
-        self._log_probs.append(found[own.mask].double())
+        self._log_probs.append(predictive[own.mask].double())
         self._y.append(own.y[own.mask])
-        self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(found.device).double())
+        self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
 
     def score(self, tempering: bool) -> tuple[float, float, float]:
         """Mean log likelihood under the best temperature, that temperature, and the mean under 1."""
@@ -249,8 +249,8 @@ class _Held:
         plain = likelihood(1.0)
         if not tempering or not math.isfinite(plain):
             return plain, 1.0, plain
-        found = best_temperature(log_probs, y, weight)
-        return likelihood(found), found, plain
+        result = best_temperature(log_probs, y, weight)
+        return likelihood(result), result, plain
 
 
 def remember(folder: Path, notes: Mapping[str, Any]) -> None:

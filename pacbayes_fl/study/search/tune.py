@@ -100,17 +100,17 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
         if state.round in sums:
             settled = federation_state.at_rates(method, state)
             losses = partial(_losses, group, sums[state.round].unit)
-            for index, found in personalisation.personalise(settled, state, group.train, study.plan, losses):
-                sums[state.round].add(index, group.raw.test.mask[index], *found)
+            for index, result in personalisation.personalise(settled, state, group.train, study.plan, losses):
+                sums[state.round].add(index, group.raw.test.mask[index], *result)
 
 
 def _losses(group: ScaledGroup, unit: Tensor, index: Tensor, posterior: Any) -> tuple[Tensor, Tensor]:
     """Give a loss and a log density of every held-out row [k, N]: squared errors in units [K] of y, or mistakes."""
     asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
     if own.y.is_floating_point():
-        found = units_of(posterior.predict(asked.x), group, index)
-        error = own.y - found.own.mean * found.unit.unsqueeze(-1)
-        return (error / unit[index].unsqueeze(-1)).square(), found.log_prob(own.y)
+        result = units_of(posterior.predict(asked.x), group, index)
+        error = own.y - result.own.mean * result.unit.unsqueeze(-1)
+        return (error / unit[index].unsqueeze(-1)).square(), result.log_prob(own.y)
     mixture = predictive(posterior, asked.x)
     return (mixture.probs.argmax(-1) != own.y).double(), mixture.log_prob(own.y).double()
 
@@ -179,8 +179,8 @@ def asked(
     studies = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]).table() for name in methods}
     varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
     numbers = {"folds": folds, "seed": seed, "score": score, "budget": budget}
-    found: dict[str, Any] = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
-    return found | {"studies": json.loads(json.dumps(studies))}
+    result: dict[str, Any] = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
+    return result | {"studies": json.loads(json.dumps(studies))}
 
 
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
@@ -273,15 +273,15 @@ def tune(
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
     first = {key: values[0] for key, values in _open(base).items()}
     for number, values in enumerate([first, *(first | other for other in others)]):
-        if (found := log.known(method, number, values)) is None:
+        if (result := log.known(method, number, values)) is None:
             chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
             study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
             wish = marks if number else sorted({*marks, study.plan.rounds})
-            found = _tried(study, dataset, folds, wish, values, scores)
-            log.keep(method, found)
+            result = _tried(study, dataset, folds, wish, values, scores)
+            log.keep(method, result)
             if on_trial is not None:
-                on_trial(number, min(found, key=lambda trial: _rank(trial, wanted)))
-        trials += found
+                on_trial(number, min(result, key=lambda trial: _rank(trial, wanted)))
+        trials += result
     best = min(trials, key=lambda trial: _rank(trial, wanted))
     if not math.isfinite(_rank(best, wanted)):
         why = trials[-1].failure or "no score is finite"
@@ -303,7 +303,7 @@ def _tried(
     except PacBayesFLError as error:
         return [Trial(values, dict.fromkeys(scores, math.inf), str(error))]
     return [
-        Trial({**values, **({_ROUNDS: mark} if study.recipe.rounds else {})}, found) for mark, found in scored.items()
+        Trial({**values, **({_ROUNDS: mark} if study.recipe.rounds else {})}, result) for mark, result in scored.items()
     ]
 
 

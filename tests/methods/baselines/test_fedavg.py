@@ -74,14 +74,14 @@ def test_rounds_and_fine_tuning_are_torch_s(optimiser: Any, weighting: Any, nois
     for t in (1, 2):  # with a fresh optimiser in every round
         update, _ = algorithm.client(state, Nothing(), batch, Noise(3, t, batch.ids, engine=noise))
         state = algorithm.server(state, algorithm.reduce(update), K)
-        found = []
+        result = []
         for k, m in enumerate(SIZES):
             alone = Noise(3, t, batch.ids[k : k + 1], engine=noise)
             own, loss = fitted(theta, batch.x[k, :m], batch.y[k, :m], alone, local, 3)
             torch.testing.assert_close(update.theta[k], own, rtol=1e-9, atol=1e-9)
             assert update.loss[k].item() == pytest.approx(loss, rel=1e-9)
-            found.append(own)
-        theta = (weight.unsqueeze(1) * torch.stack(found)).sum(0) / weight.sum()
+            result.append(own)
+        theta = (weight.unsqueeze(1) * torch.stack(result)).sum(0) / weight.sum()
         torch.testing.assert_close(state.theta, theta, rtol=1e-9, atol=1e-9)
         for form in (update, algorithm.reduce(update)):
             assert algorithm.report(state, form)["loss"].item() == pytest.approx(update.loss.mean().item(), rel=1e-12)

@@ -74,9 +74,9 @@ def test_a_client_without_rows_gets_the_starting_prior() -> None:
 def test_more_rows_do_not_move_the_hyper_parameters_of_the_prior() -> None:
     seen, rows = (BATCH.rows(torch.arange(at, 9, 2).expand(4, -1)) for at in (0, 1))
     prior = fit(seen)
-    found, kl = METHOD.refine(prior, seen, rows, Noise(0, 0, BATCH.ids))
-    assert isinstance(found, GPPosterior) and torch.equal(found.theta, prior.theta)
-    assert_close(found.log_evidence, condition(METHOD.model, prior.theta, BATCH).log_evidence, 1e-9)
+    result, kl = METHOD.refine(prior, seen, rows, Noise(0, 0, BATCH.ids))
+    assert isinstance(result, GPPosterior) and torch.equal(result.theta, prior.theta)
+    assert_close(result.log_evidence, condition(METHOD.model, prior.theta, BATCH).log_evidence, 1e-9)
     assert (kl[rows.mask.any(1)] > 1e-3).all() and (kl[~rows.mask.any(1)] < 1e-9).all()
     none = BATCH.rows(torch.empty(4, 0, dtype=torch.int64))
     start = fit(none)

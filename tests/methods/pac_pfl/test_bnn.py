@@ -121,8 +121,8 @@ def test_a_minibatch_of_all_rows_is_no_minibatch(scale: Any, beta: float | None)
     noise.rows(batch.mask, 99)  # what a minibatch takes from the streams
     whole, _ = m.client(message, Nothing(), batch, noise)
     every = replace(m, minibatch=max(SIZES), minibatch_scale=scale)
-    found, _ = every.client(message, Nothing(), batch, Noise(0, 1, batch.ids))
-    assert_close(found, whole, 1e-12)
+    result, _ = every.client(message, Nothing(), batch, Noise(0, 1, batch.ids))
+    assert_close(result, whole, 1e-12)
 
 
 @pytest.mark.parametrize("scale", ["inside", "outside", "none"])
@@ -143,9 +143,9 @@ def test_a_minibatch_means_the_same_for_functions_and_for_networks(scale: Any) -
     gp = PacPFL(line, GaussianHyperPrior(line.location(), 1.0), particles=1, minibatch=b, minibatch_scale=scale)
     network = lines(particles=1, minibatch=b, minibatch_scale=scale, train_draws=30)
     exact, _ = gp.client(Message(theta.unsqueeze(0)), Nothing(), batch, Noise(0, 1, batch.ids))
-    found, _ = network.client(Message(phi), Nothing(), batch, Noise(0, 1, batch.ids))
+    result, _ = network.client(Message(phi), Nothing(), batch, Noise(0, 1, batch.ids))
     factor = m / b if scale == "outside" else 1.0
-    ratio = ((found.log_evidence - exact.log_evidence) / factor).exp()
+    ratio = ((result.log_evidence - exact.log_evidence) / factor).exp()
     assert exact.log_evidence.std() > 0.2  # other rows, another evidence
 
     def near(values: Tensor, expected: Tensor) -> None:
@@ -155,7 +155,7 @@ def test_a_minibatch_means_the_same_for_functions_and_for_networks(scale: Any) -
     assert ratio.std() < 1.0
     at = [name for name, shape in line.shapes.items() for _ in range(shape.numel())]
     means = torch.tensor([name.startswith("mean.") for name in at])
-    near(ratio * found.score[:, 0, :3] - exact.score[:, 0, means], torch.zeros(3))
+    near(ratio * result.score[:, 0, :3] - exact.score[:, 0, means], torch.zeros(3))
 
 
 @pytest.mark.parametrize("beta", [None, 3.0])
@@ -233,19 +233,19 @@ def test_every_posterior_comes_near_the_exact_one(posterior: Any) -> None:
     batch, phi = rows_of_lines(5, 0, 12), two_priors()
     x = randn(40, 3, 4, 2)
     steps = replace(STEPS, draws=4)
-    found = personal(
+    result = personal(
         lines(posterior=posterior, local=steps, draws=100, importance_draws=600, svgd_particles=15), phi, batch
     ).predict(x)
-    assert isinstance(found, NormalMixture)
+    assert isinstance(result, NormalMixture)
     for k in range(3):
         mean, variance = exact_mixture(phi, batch, k, x[k])
-        assert ((found.mean[k] - mean).abs() < 0.12 * variance.sqrt()).all()
-        assert ((found.variance[k] / variance - 1).abs() < 0.15).all()
+        assert ((result.mean[k] - mean).abs() < 0.12 * variance.sqrt()).all()
+        assert ((result.variance[k] / variance - 1).abs() < 0.15).all()
 
 
 def test_importance_weights_are_those_of_equation_37() -> None:
     batch, phi = rows_of_lines(5, 3), two_priors()
-    found = personal(lines(posterior="importance", importance_draws=7), phi, batch)
+    result = personal(lines(posterior="importance", importance_draws=7), phi, batch)
     equal = personal(lines(posterior="importance", importance_draws=7, weighting="equal"), phi, batch)
     noise = Noise(3, 0, batch.ids)
     eps = torch.stack([noise.weights(torch.empty(2, LINE.dim, dtype=torch.float64)) for _ in range(7)], 1)
@@ -257,13 +257,13 @@ def test_importance_weights_are_those_of_equation_37() -> None:
                 theta = mu + softplus(rho) * eps[k, j]
                 mean = batch.x[k, :m] @ theta[:2] + theta[2]
                 fit[p, j] = torch.distributions.Normal(mean, STD).log_prob(batch.y[k, :m]).sum()
-        torch.testing.assert_close(found.log_weights[k].exp(), (fit - fit.logsumexp((0, 1))).exp(), rtol=1e-10, atol=0)
+        torch.testing.assert_close(result.log_weights[k].exp(), (fit - fit.logsumexp((0, 1))).exp(), rtol=1e-10, atol=0)
         within = (fit - fit.logsumexp(1, keepdim=True)).exp()
         torch.testing.assert_close(equal.log_weights[k].exp(), within / 2, rtol=1e-10, atol=0)
         for p in range(2):
             mu, rho = phi[p].chunk(2)
             mean = (within[p].unsqueeze(-1) * (mu + softplus(rho) * eps[k])).sum(0)
-            torch.testing.assert_close(found.means[p][k], mean, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(result.means[p][k], mean, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("posterior", ["svi", "svgd"])
@@ -271,16 +271,16 @@ def test_fits_are_weighted_by_the_evidence_of_their_priors_or_alike(posterior: A
     batch, phi = rows_of_lines(5, 0), two_priors()
     phi[1, :2] -= 3.0
     m = lines(posterior=posterior, local=replace(STEPS, steps=2), draws=3, svgd_particles=3, importance_draws=1000)
-    found, alike = (personal(one, phi, batch) for one in (m, replace(m, weighting="equal")))
+    result, alike = (personal(one, phi, batch) for one in (m, replace(m, weighting="equal")))
     expected = torch.stack([exact_evidence(one, batch.x[0], batch.y[0], STD) for one in phi]).softmax(0)
-    shares = found.log_weights.exp().sum(-1).view(2, 2, -1).sum(-1)
+    shares = result.log_weights.exp().sum(-1).view(2, 2, -1).sum(-1)
     torch.testing.assert_close(shares[0], expected, rtol=0, atol=0.03)
     assert shares[1].tolist() == pytest.approx([0.5, 0.5]) and (expected - 0.5).abs().max() > 0.2
     assert alike.log_weights.exp().sum(-1).view(2, 2, -1).sum(-1).flatten().tolist() == pytest.approx([0.5] * 4)
     kinds = {"svi": (MeanField, 2, 3), "svgd": (PointMass, 6, 1)}
     kind, components, draws = kinds[posterior]
-    assert all(isinstance(one, kind) for one in found.components)
-    assert found.log_weights.shape == (2, components, draws)
+    assert all(isinstance(one, kind) for one in result.components)
+    assert result.log_weights.shape == (2, components, draws)
 
 
 def test_beta_tempers_what_clients_do() -> None:
@@ -307,9 +307,9 @@ def test_a_new_client_needs_no_training_and_one_without_rows_gets_the_priors() -
     server = engine.run_rounds(m, clients(*SIZES), FederationPlan(rounds=2)).server
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = personalisation.join(m, server, batch, seed=3)
+        result = personalisation.join(m, server, batch, seed=3)
     again = m.global_model(m.broadcast(server), Nothing(), batch, Noise(3, 0, batch.ids))
-    mine, theirs = found.predict(batch.x), again.predict(batch.x)
+    mine, theirs = result.predict(batch.x), again.predict(batch.x)
     assert isinstance(mine, ClassMixture) and isinstance(theirs, ClassMixture)
     torch.testing.assert_close(mine.probs[1], theirs.probs[1], rtol=1e-9, atol=1e-12)
     assert (mine.probs[0] - theirs.probs[0]).abs().max() > 1e-3
@@ -355,8 +355,8 @@ def test_all_posteriors_are_predicted_by_their_means_too() -> None:
         few = method(posterior=name, local=replace(STEPS, steps=3), importance_draws=5)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = personal(few, phi, batch)
-        at_mean, mixture = found.predict_at_mean(x), found.predict(x)
+            result = personal(few, phi, batch)
+        at_mean, mixture = result.predict_at_mean(x), result.predict(x)
         torch.testing.assert_close(at_mean.probs.sum(-1), torch.ones(K, 5, dtype=torch.float64))
         assert ((at_mean.probs - mixture.probs).abs().max() > 1e-3) == (name != "svgd")  # whose weights are points
 
@@ -391,40 +391,40 @@ def test_refined_importance_weighs_the_same_draws_by_all_rows(weighting: Any) ->
     streams = Noise(3, 0, batch.ids)
     prior = m.personalise(Message(phi), Nothing(), seen, streams)
     streams.normal(torch.empty(3, 5))  # what others draw meanwhile
-    found, kl = m.refine(prior, seen, rows, streams)
+    result, kl = m.refine(prior, seen, rows, streams)
     whole = personal(m, phi, batch)
     assert (
         isinstance(prior, FinitePosterior)
-        and isinstance(found, FinitePosterior)
-        and not isinstance(found, SampledPosterior)
+        and isinstance(result, FinitePosterior)
+        and not isinstance(result, SampledPosterior)
     )
-    assert isinstance(found, WeightedSamples) and found.reference is seen  # which may normalise: the same networks
-    torch.testing.assert_close(found.log_weights, whole.log_weights, rtol=1e-9, atol=1e-9)
+    assert isinstance(result, WeightedSamples) and result.reference is seen  # which may normalise: the same networks
+    torch.testing.assert_close(result.log_weights, whole.log_weights, rtol=1e-9, atol=1e-9)
     for q, p, w in zip(
-        found.enumerate_hypotheses(x), prior.enumerate_hypotheses(x), whole.enumerate_hypotheses(x), strict=True
+        result.enumerate_hypotheses(x), prior.enumerate_hypotheses(x), whole.enumerate_hypotheses(x), strict=True
     ):
         assert torch.equal(q[1].mean, p[1].mean) and torch.equal(q[1].mean, w[1].mean)
-    shares = [one.log_weights.flatten(1).exp() for one in (found, prior)]
+    shares = [one.log_weights.flatten(1).exp() for one in (result, prior)]
     torch.testing.assert_close(kl, bounds.discrete_kl(*shares), rtol=1e-9, atol=1e-12)
     assert kl.dtype == torch.float64 and (kl > 1e-3).all()
-    close_to = found.predict(x), whole.predict(x)
+    close_to = result.predict(x), whole.predict(x)
     torch.testing.assert_close(close_to[0].mean, close_to[1].mean, rtol=1e-9, atol=1e-9)
-    for one, other in zip(found.means, whole.means, strict=True):
+    for one, other in zip(result.means, whole.means, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_draws_before_all_rows_are_a_prior_and_their_weights_its_gibbs_posterior() -> None:
     batch, none = rows_of_lines(6, 3), rows_of_lines(0, 0)
     m = lines(posterior="importance", importance_draws=25)
-    prior, (found, kl) = quiet(m, two_priors(), none, batch)
+    prior, (result, kl) = quiet(m, two_priors(), none, batch)
     torch.testing.assert_close(prior.log_weights, torch.full((2, 2, 25), -math.log(50)).double())
-    assert isinstance(found, WeightedSamples)
+    assert isinstance(result, WeightedSamples)
     for k, m_k in enumerate((6, 3)):
         losses = []
-        for _, one in found.enumerate_hypotheses(batch.x):
+        for _, one in result.enumerate_hypotheses(batch.x):
             losses.append(-one.log_prob(batch.y)[k, :m_k].mean())
         weights, log_z = bounds.gibbs_weights(torch.stack(losses), float(m_k))
-        pairs = found.log_weights[k].T.flatten().exp()  # as they are listed: draw by draw
+        pairs = result.log_weights[k].T.flatten().exp()  # as they are listed: draw by draw
         torch.testing.assert_close(pairs, weights, rtol=1e-9, atol=1e-12)
         gap = -(weights * m_k * torch.stack(losses)).sum() - kl[k]  # ln Z = -beta E L - KL: an exact posterior
         assert gap.item() == pytest.approx(log_z.item(), rel=1e-9)
@@ -435,15 +435,15 @@ def test_refined_mean_fields_come_near_the_exact_posterior_of_all_rows() -> None
     batch, seen, rows = halves(9, 0, 12)
     phi = two_priors()
     m = lines(local=replace(STEPS, steps=200, rate=0.03), importance_draws=20, draws=3)
-    prior, (found, kl) = quiet(m, phi, seen, rows)
+    prior, (result, kl) = quiet(m, phi, seen, rows)
     assert (
-        isinstance(found, FamilyMixture)
-        and isinstance(found, SampledPosterior)
-        and not isinstance(found, FinitePosterior)
+        isinstance(result, FamilyMixture)
+        and isinstance(result, SampledPosterior)
+        and not isinstance(result, FinitePosterior)
     )
-    assert torch.equal(found.log_weights, prior.log_weights) and found.reference is prior.reference
+    assert torch.equal(result.log_weights, prior.log_weights) and result.reference is prior.reference
     by_family = []
-    for q, p in zip(found.components, prior.components, strict=True):
+    for q, p in zip(result.components, prior.components, strict=True):
         by_family.append(bounds.diagonal_gaussian_kl(q.loc, q.scale.square(), p.loc, p.scale.square()))
     shares = prior.log_weights.exp().sum(-1)
     torch.testing.assert_close(kl, (shares * torch.stack(by_family, 1)).sum(1), rtol=1e-9, atol=1e-12)
@@ -452,21 +452,21 @@ def test_refined_mean_fields_come_near_the_exact_posterior_of_all_rows() -> None
     def likelihood(families: Any) -> Tensor:
         return torch.stack([LINE.log_likelihood(one.loc, rows) for one in families], 1)
 
-    better = likelihood(found.components) > likelihood(prior.components)
+    better = likelihood(result.components) > likelihood(prior.components)
     assert better[[0, 2]].all()
     for p in range(2):
         for k in (0, 2):
             mean, covariance = exact(phi[p], batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]])
-            apart = (found.components[p].loc[k] - mean).abs() / covariance.diagonal().sqrt()
+            apart = (result.components[p].loc[k] - mean).abs() / covariance.diagonal().sqrt()
             assert (apart < 0.5).all()
 
 
 @pytest.mark.parametrize("posterior", ["importance", "svi"])
 def test_no_more_rows_change_nothing(posterior: Any) -> None:
     seen, none = rows_of_lines(5, 2), rows_of_lines(0, 0)
-    prior, (found, kl) = quiet(lines(posterior=posterior, importance_draws=9, draws=3), two_priors(), seen, none)
+    prior, (result, kl) = quiet(lines(posterior=posterior, importance_draws=9, draws=3), two_priors(), seen, none)
     x = randn(40, 2, 4, 2)
-    torch.testing.assert_close(found.predict(x).mean, prior.predict(x).mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(result.predict(x).mean, prior.predict(x).mean, rtol=1e-10, atol=1e-12)
     assert (kl < 1e-12).all()
 
 
@@ -495,10 +495,10 @@ def test_weights_that_are_numbers_stay_what_they_are() -> None:
     m = PacPFLBNN(model, NetworkHyperPrior(0.0, 1.0, 0.2, 0.5)(model), particles=2, local=replace(STEPS, steps=20))
     _, seen, rows = halves(6, 9)
     phi = m.init_server(torch.Generator().manual_seed(2)).particles
-    prior, (found, kl) = quiet(m, phi, seen, rows)
+    prior, (result, kl) = quiet(m, phi, seen, rows)
     number = ~model.stochastic_columns()
     assert number.any() and kl.isfinite().all() and (kl < 50).all()
-    for q, p in zip(found.components, prior.components, strict=True):
+    for q, p in zip(result.components, prior.components, strict=True):
         assert torch.equal(q.loc[:, number], p.loc[:, number]) and torch.equal(q.rho[:, number], p.rho[:, number])
         assert (q.loc[:, ~number] != p.loc[:, ~number]).all()
 
@@ -506,9 +506,9 @@ def test_weights_that_are_numbers_stay_what_they_are() -> None:
 def test_a_fit_that_diverges_leaves_the_prior() -> None:
     _, seen, rows = halves(6, 9)
     wild = replace(rows, y=torch.where(torch.tensor([[True], [False]]), torch.nan, rows.y))
-    prior, (found, kl) = quiet(lines(local=replace(STEPS, steps=5)), two_priors(), seen, wild)
+    prior, (result, kl) = quiet(lines(local=replace(STEPS, steps=5)), two_priors(), seen, wild)
     assert kl[0] == 0 and kl[1] > 0
-    for q, p in zip(found.components, prior.components, strict=True):
+    for q, p in zip(result.components, prior.components, strict=True):
         assert torch.equal(q.loc[0], p.loc[0])
 
 

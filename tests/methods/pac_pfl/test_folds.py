@@ -140,13 +140,13 @@ def test_clients_get_the_priors_of_their_fold_and_new_ones_those_of_the_first(in
         streams = Noise(5, 0, batch.ids)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = m.personalise(m.broadcast(server), Nothing(), batch, streams).predict(batch.x)
+            result = m.personalise(m.broadcast(server), Nothing(), batch, streams).predict(batch.x)
             for k, client in enumerate(batch.ids):
                 message = Message(server.particles[FOLD_OF.get(client, 0)])
                 one = batch.select(torch.tensor([k])).trim()
                 alone = inner.personalise(message, Nothing(), one, Noise(5, 0, one.ids)).predict(batch.x[k : k + 1])
-                assert_close(alone.mean[0], found.mean[k])
-                assert_close(alone.variance[0], found.variance[k])
+                assert_close(alone.mean[0], result.mean[k])
+                assert_close(alone.variance[0], result.variance[k])
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_refining_is_that_of_the_method_that_is_folded(inner: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prior = m.personalise(m.broadcast(server), Nothing(), none, Noise(5, 0, BATCH.ids))
-        found, kl = m.refine(prior, none, BATCH, Noise(6, 0, BATCH.ids))
+        result, kl = m.refine(prior, none, BATCH, Noise(6, 0, BATCH.ids))
         for k, client in enumerate(BATCH.ids):
             one, empty = (batch.select(torch.tensor([k])) for batch in (BATCH, none))
             message = Message(server.particles[FOLD_OF[client]])
             alone = inner.personalise(message, Nothing(), empty, Noise(5, 0, one.ids))
             again, single = inner.refine(alone, empty, one.trim(), Noise(6, 0, one.ids))
             assert_close(single, kl[k : k + 1])
-            assert_close(again.predict(one.x).mean[0], found.predict(BATCH.x).mean[k])
+            assert_close(again.predict(one.x).mean[0], result.predict(BATCH.x).mean[k])
     assert (kl > 0).all()
     with pytest.raises(AssumptionError, match="svi"):
         cross_fitted(networks(posterior="svgd")).refine(prior, none, BATCH, Noise(6, 0, BATCH.ids))
@@ -175,13 +175,13 @@ def test_refining_is_that_of_the_method_that_is_folded(inner: Any) -> None:
 def test_the_global_model_is_that_of_the_fold() -> None:
     m = cross_fitted(networks())
     server = engine.run_rounds(m, BATCH, FederationPlan(rounds=2, seed=7)).server
-    found = m.global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids))
-    assert found is not None
+    result = m.global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids))
+    assert result is not None
     for k, client in enumerate(BATCH.ids):
         one = BATCH.select(torch.tensor([k]))
         message = Message(server.particles[FOLD_OF[client]])
         alone = networks().global_model(message, Nothing(), one, Noise(5, 0, one.ids)).predict(one.x)
-        assert_close(alone.mean[0], found.predict(BATCH.x).mean[k])
+        assert_close(alone.mean[0], result.predict(BATCH.x).mean[k])
     assert cross_fitted(functions()).global_model(m.broadcast(server), Nothing(), BATCH, Noise(5, 0, BATCH.ids)) is None
 
 
@@ -243,18 +243,18 @@ def test_nothing_of_a_remote_client_reaches_its_own_fold() -> None:
 @pytest.mark.parametrize(("clients", "folds"), [(12, 5), (5, 5), (24, 2)])
 def test_folds_are_of_one_size_and_depend_on_the_clients_alone(clients: int, folds: int) -> None:
     ids = [client_id(f"house_{k}") for k in range(clients)]
-    found = balanced_folds(ids, folds, 3)
-    sizes = Counter(found.values())
+    result = balanced_folds(ids, folds, 3)
+    sizes = Counter(result.values())
     assert set(sizes) == set(range(folds)) and max(sizes.values()) - min(sizes.values()) <= 1
-    assert set(found) == set(ids) and balanced_folds(ids[::-1], folds, 3) == found
-    assert clients == 5 or any(balanced_folds(ids, folds, seed) != found for seed in range(4, 8))
+    assert set(result) == set(ids) and balanced_folds(ids[::-1], folds, 3) == result
+    assert clients == 5 or any(balanced_folds(ids, folds, seed) != result for seed in range(4, 8))
 
 
 def test_clients_meet_in_a_fold_as_often_as_any_others() -> None:
     draws, together = 2000, torch.zeros(6, 6, dtype=torch.float64)
     for seed in range(draws):
-        found = balanced_folds(range(6), 2, seed)
-        fold = torch.tensor([found[k] for k in range(6)])
+        result = balanced_folds(range(6), 2, seed)
+        fold = torch.tensor([result[k] for k in range(6)])
         together += fold.unsqueeze(1) == fold
     share = 2 / 5  # of the 5 others 2 are in a client's fold
     apart = (together / draws - share)[~torch.eye(6, dtype=torch.bool)].abs().max()

@@ -347,9 +347,9 @@ def test_svgd_finds_a_conjugate_posterior() -> None:
         cov = model.covariance(theta, x[None])[0, 0] + model.noise(theta)[0, 0] * torch.eye(6, dtype=torch.float64)
         ones = torch.linalg.solve(cov, torch.ones(6, dtype=torch.float64))
         precision, pulled = precision + ones.sum().item(), pulled + (ones @ y).item()
-    found = engine.run_rounds(m, batch, FederationPlan(rounds=400)).server.particles[:, 1]
-    assert found.mean().item() == pytest.approx(pulled / precision, abs=0.005)
-    assert found.std().item() == pytest.approx(precision**-0.5, rel=0.02)
+    result = engine.run_rounds(m, batch, FederationPlan(rounds=400)).server.particles[:, 1]
+    assert result.mean().item() == pytest.approx(pulled / precision, abs=0.005)
+    assert result.std().item() == pytest.approx(precision**-0.5, rel=0.02)
 
 
 def test_particles_climb_and_stay_apart() -> None:
@@ -417,10 +417,10 @@ def test_more_rows_condition_the_same_particles(weighting: Any) -> None:
     seen, rows = (batch.rows(torch.arange(at, 9, 2).expand(4, -1)) for at in (0, 1))
     message = m.broadcast(m.init_server(torch.Generator().manual_seed(6)))
     prior = m.personalise(message, Nothing(), seen, no_noise(batch))
-    found, kl = m.refine(prior, seen, rows, no_noise(batch))
+    result, kl = m.refine(prior, seen, rows, no_noise(batch))
     whole = m.personalise(message, Nothing(), batch, no_noise(batch))
-    assert isinstance(found, GPPosterior) and torch.equal(found.theta, prior.theta)
-    mine, theirs = found.function(batch.x), whole.function(batch.x)
+    assert isinstance(result, GPPosterior) and torch.equal(result.theta, prior.theta)
+    mine, theirs = result.function(batch.x), whole.function(batch.x)
     assert_close(mine.means, theirs.means, 1e-9)
     assert_close(mine.log_weights, theirs.log_weights, 1e-9)
     assert kl.dtype == torch.float64 and (kl[rows.mask.any(1)] > 1e-3).all()

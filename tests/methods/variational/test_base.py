@@ -58,9 +58,9 @@ def test_only_newcomers_are_fitted() -> None:
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 def test_weights_without_uncertainty_go_towards_a_mean_alone(beta: float) -> None:
     old = MeanField(torch.zeros(2, dtype=torch.float64), torch.full((2,), -1.0, dtype=torch.float64))
-    found = Moments(torch.tensor([1.0, 2.0]).double(), torch.tensor([4.0, 9.0]).double())
-    new = towards(old, found, beta, torch.tensor([True, False]))
-    torch.testing.assert_close(new.loc, beta * found.mean)
+    result = Moments(torch.tensor([1.0, 2.0]).double(), torch.tensor([4.0, 9.0]).double())
+    new = towards(old, result, beta, torch.tensor([True, False]))
+    torch.testing.assert_close(new.loc, beta * result.mean)
     variance = (1 - beta) * float(old.scale[0]) ** 2 + beta * 4.0 + beta * (1 - beta) * 1.0  # about the new mean
     assert float(new.scale[0]) == pytest.approx(variance**0.5, rel=1e-12)
     assert float(new.rho[1]) == -1.0

@@ -119,12 +119,12 @@ def test_both_slopes_have_their_size_and_not_only_their_direction(direction: Any
 def test_moments_that_are_sent_are_those_of_q_whether_w_follows_or_not() -> None:
     """The same steps on q where w follows; other ones where it stays, and then nothing is kept of steps on w."""
     batch = clients(*SIZES)
-    found = {}
+    result = {}
     for aggregation in ("tracked", "tracked-moments", "moments"):
         algorithm = method(aggregation=aggregation)
         kept = algorithm.init_clients(server(), batch)
         update, new = algorithm.client(server(), kept, batch, Noise(3, 1, batch.ids))
-        found[aggregation] = (update, new)
+        result[aggregation] = (update, new)
         if aggregation != "tracked":
             close(update.w, [new.q.loc, softplus(new.q.rho) ** 2], 1e-12)
             w = algorithm.server(server(), update, K).w
@@ -134,10 +134,10 @@ def test_moments_that_are_sent_are_those_of_q_whether_w_follows_or_not() -> None
                 [mean, (softplus(new.q.rho) ** 2 + (new.q.loc - mean) ** 2).mean(0)],
                 1e-10,
             )
-    for mine, theirs in zip(found["tracked"][1].q, found["tracked-moments"][1].q, strict=True):
+    for mine, theirs in zip(result["tracked"][1].q, result["tracked-moments"][1].q, strict=True):
         assert torch.equal(mine, theirs)
-    assert not torch.equal(found["moments"][1].q.loc, found["tracked"][1].q.loc)
-    update, new = found["moments"]
+    assert not torch.equal(result["moments"][1].q.loc, result["tracked"][1].q.loc)
+    update, new = result["moments"]
     assert new.adam_w.first.loc.shape == (K, 0) and not new.adam_w.steps.any()
     torch.testing.assert_close(update.fit.kl, new.q.kl(server().w), rtol=1e-12, atol=0)
     torch.testing.assert_close(update.fit.elbo, update.fit.log_likelihood - LOCAL.zeta * update.fit.kl)
@@ -427,20 +427,20 @@ def test_a_correlated_posterior_is_certified(name: str) -> None:
     rows = refining.more(4, 6, 3)
     refined = algorithm.refine(prior, seen, rows, Noise(3, 0, rows.ids))
     q: Any = refined.posterior
-    found = gibbs_risk(q, rows, bounds.ZeroOne(), 40, Noise(5, 0, rows.ids))
+    result = gibbs_risk(q, rows, bounds.ZeroOne(), 40, Noise(5, 0, rows.ids))
     wrong, noise = torch.zeros(K, dtype=torch.float64), Noise(5, 0, rows.ids)
     for _ in range(40):
         theta = q.family.weights(q.family.draw(noise))
         for k in range(K):
             labels = by_hand.logits(theta[k], rows.x[k][rows.mask[k]]).argmax(-1)
             wrong[k] += (labels != rows.y[k][rows.mask[k]]).double().mean() / 40
-    torch.testing.assert_close(found.risk, wrong, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(result.risk, wrong, rtol=1e-12, atol=1e-12)
     premises = bounds.Premises(bounds.Provenance("split"), independent=True)
     monte_carlo = bounds.MonteCarlo(40, 0.01)
-    certificate = bounds.seeger(found.risk, refined.kl, rows.size, 0.05, premises, monte_carlo=monte_carlo)
-    assert certificate.valid and (certificate.value >= found.risk).all()
+    certificate = bounds.seeger(result.risk, refined.kl, rows.size, 0.05, premises, monte_carlo=monte_carlo)
+    assert certificate.valid and (certificate.value >= result.risk).all()
     again = bounds.seeger(
-        found.risk, full_oracle(q.family, prior.family), rows.size, 0.05, premises, monte_carlo=monte_carlo
+        result.risk, full_oracle(q.family, prior.family), rows.size, 0.05, premises, monte_carlo=monte_carlo
     )
     torch.testing.assert_close(certificate.value, again.value, rtol=1e-9, atol=1e-9)
 
@@ -453,8 +453,8 @@ def test_the_server_averages_unconstrained_parameters(name: str) -> None:
     for leaf, old in zip(new.q, start.w, strict=True):
         assert not torch.equal(leaf, old.expand_as(leaf))
     w = algorithm.server(start, update, K).w
-    for found, sent, old in zip(w, update.w, start.w, strict=True):
-        torch.testing.assert_close(found, 0.5 * old + 0.5 * sent.mean(0), rtol=1e-12, atol=1e-14)
+    for result, sent, old in zip(w, update.w, start.w, strict=True):
+        torch.testing.assert_close(result, 0.5 * old + 0.5 * sent.mean(0), rtol=1e-12, atol=1e-14)
     torch.linalg.cholesky(gaussian(w)[1])  # a covariance again
 
 

@@ -75,10 +75,10 @@ def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
     model = MODELS[name]()
     theta, x = particles(model, *((2,) if shared else (3, 2))), draw(3, 5, 3, seed=1)
     theta[..., 0, 0] = inverse_softplus(1e-5)  # at the floor of the noise, where it has no slope
-    found, vjp = model.with_vjp(theta, x)
+    result, vjp = model.with_vjp(theta, x)
     expected, definition = FunctionModel.with_vjp(model, theta, x)
-    assert found.embedded and expected.embedded
-    for part, other in zip(found[:3], expected[:3], strict=True):
+    assert result.embedded and expected.embedded
+    for part, other in zip(result[:3], expected[:3], strict=True):
         torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
     by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t in expected[:3]]
     score, reference = vjp(*by), definition(*by)

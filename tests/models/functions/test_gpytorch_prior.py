@@ -60,8 +60,8 @@ def test_batched_equals_one_by_one(name: str) -> None:
     theta, x = draw(3, 2, model.dim), draw(3, 4, 2, seed=1)
     expected = one_by_one(model, theta, x)
     for model.batched in (True, False):
-        found = model.mean(theta, x), model.covariance(theta, x), model.variance(theta, x)
-        for part, other in zip(found, expected, strict=True):
+        result = model.mean(theta, x), model.covariance(theta, x), model.variance(theta, x)
+        for part, other in zip(result, expected, strict=True):
             torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
 
 

@@ -59,11 +59,11 @@ def test_gradients_are_those_of_autograd_in_every_group(sizes: tuple[int, ...], 
     layers, x = networks(sizes, 2), inputs(sizes, 2, 6)
     values = activations(layers, x)
     grad_output = torch.randn(2, 6, sizes[-1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = layer_gradients(layers, values, grad_output, groups)
+    result = layer_gradients(layers, values, grad_output, groups)
     for group, rows in enumerate(torch.arange(6).chunk(groups)):
         own = Layers(*([t.clone().requires_grad_() for t in part] for part in layers))
         (definition(own, x[:, rows], sizes) * grad_output[:, rows]).sum().backward()
-        for gradient, leaf in zip((*found.weights, *found.biases), (*own.weights, *own.biases), strict=True):
+        for gradient, leaf in zip((*result.weights, *result.biases), (*own.weights, *own.biases), strict=True):
             assert leaf.grad is not None
             torch.testing.assert_close(gradient[:, group], leaf.grad, rtol=1e-12, atol=1e-13)
 
@@ -79,7 +79,7 @@ def test_a_row_that_is_not_a_number_stays_alone() -> None:
     layers, x = networks((3, 4, 2), 2), inputs((3, 4, 2), 2, 6)
     clean = layer_gradients(layers, activations(layers, x), torch.ones(2, 6, 2, dtype=torch.float64), 3)
     x[:, 2] = torch.nan  # in the second group
-    found = layer_gradients(layers, activations(layers, x), torch.ones(2, 6, 2, dtype=torch.float64), 3)
-    for gradient, expected in zip(found.weights, clean.weights, strict=True):
+    result = layer_gradients(layers, activations(layers, x), torch.ones(2, 6, 2, dtype=torch.float64), 3)
+    for gradient, expected in zip(result.weights, clean.weights, strict=True):
         assert gradient[:, 1].isnan().any()
         torch.testing.assert_close(gradient[:, [0, 2]], expected[:, [0, 2]], rtol=0, atol=0)

@@ -246,10 +246,10 @@ def test_single_precision_is_near_double_precision(kind: str) -> None:
     flat = weights_of(double, 2).requires_grad_(True)
     small = flat.detach().float().requires_grad_(True)
     assert single.centre().dtype == torch.float32
-    found, expected = single.log_likelihood(small, batch), double.log_likelihood(flat, batch)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-    slopes = [torch.autograd.grad(value.sum(), leaf)[0] for value, leaf in ((found, small), (expected, flat))]
+    result, expected = single.log_likelihood(small, batch), double.log_likelihood(flat, batch)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
+    slopes = [torch.autograd.grad(value.sum(), leaf)[0] for value, leaf in ((result, small), (expected, flat))]
     assert float((slopes[0] - slopes[1]).norm() / slopes[1].norm()) < 0.01  # a ReLU near 0 may open in one of them
 
 
@@ -298,13 +298,13 @@ def test_networks_that_no_image_fits_are_refused(kind: str, shape: ImageShape) -
 
 def test_statistics_are_those_of_real_rows() -> None:
     x, mask = draw(4, 2, 3, 5, 6, seed=3) + 1e3, torch.tensor([[True, True, False, True], [False] * 4])
-    found = moments(x, mask)
+    result = moments(x, mask)
     values = x[mask[0], 0].transpose(0, 1).flatten(1)
-    torch.testing.assert_close(found.mean[0], values.mean(1), rtol=1e-14, atol=0)
-    torch.testing.assert_close(found.variance[0], values.var(1, correction=0), rtol=1e-10, atol=0)
-    assert not bool(found.mean[1].any()) and bool((found.variance[1] >= 0).all()) and not found.variance[1].any()
+    torch.testing.assert_close(result.mean[0], values.mean(1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(result.variance[0], values.var(1, correction=0), rtol=1e-10, atol=0)
+    assert not bool(result.mean[1].any()) and bool((result.variance[1] >= 0).all()) and not result.variance[1].any()
     scale, shift = draw(2, 3, seed=4), draw(2, 3, seed=5)
-    out = normalised(x, found, scale, shift, mask)
+    out = normalised(x, result, scale, shift, mask)
     expected = scale[0, :, None] * (values - values.mean(1, keepdim=True))
     expected = expected / (values.var(1, correction=0, keepdim=True) + 1e-5).sqrt() + shift[0, :, None]
     torch.testing.assert_close(out[mask[0], 0].transpose(0, 1).flatten(1), expected, rtol=1e-9, atol=1e-9)

@@ -64,19 +64,19 @@ def some(positions: Tensor, count: int = 40) -> Tensor:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_layer_factors_are_the_jacobian(name: str, likelihood: Any) -> None:
     model, theta, batch = scene(name, likelihood)
-    found = linearise(model, theta, batch, batch)
-    assert isinstance(found.jacobian, LayerJacobian) and not found.outputs.requires_grad
+    result = linearise(model, theta, batch, batch)
+    assert isinstance(result.jacobian, LayerJacobian) and not result.outputs.requires_grad
     index = some(layered(model))
-    mine, squares, variance = found.jacobian.columns(index), found.jacobian.squares(), randn(4, K, model.dim).square()
-    spread, step = found.jacobian.spread(variance), randn(6, K, model.dim)
-    moved = found.jacobian.moved(step)
+    mine, squares, variance = result.jacobian.columns(index), result.jacobian.squares(), randn(4, K, model.dim).square()
+    spread, step = result.jacobian.spread(variance), randn(6, K, model.dim)
+    moved = result.jacobian.moved(step)
     expected_squares = torch.zeros_like(squares)
     inside = layered(model)
     for k, m in enumerate(SIZES):
         x, _ = laplace.own(batch, k)
         network = laplace.plain(model, x, theta[k])
         exact = laplace.jacobian(network, theta[k], x)
-        close(found.outputs[k, :m], network(theta[k], x))
+        close(result.outputs[k, :m], network(theta[k], x))
         close(mine[k, :m], exact[..., index[k]])
         close(moved[k, :m], exact[..., inside] @ step[k, inside])
         close(
@@ -84,7 +84,7 @@ def test_layer_factors_are_the_jacobian(name: str, likelihood: Any) -> None:
             torch.einsum("ncd,d,ned->nce", *(exact[..., inside], variance[k, inside]), exact[..., inside]),
         )
         expected_squares[k, inside] = exact.square().sum((0, 1))[inside]
-    rows = found.jacobian.combined(batch.mask[..., None, None] * torch.eye(likelihood.outputs, dtype=torch.float64))
+    rows = result.jacobian.combined(batch.mask[..., None, None] * torch.eye(likelihood.outputs, dtype=torch.float64))
     close(rows.squares(), expected_squares)
 
 
@@ -93,13 +93,13 @@ def test_a_program_whose_layers_are_not_known_is_differentiated_entry_by_entry(b
     model = build()
     batch = laplace.clients(model, *SIZES, feature=(1 if isinstance(model, NoisyCurve) else 2,))
     theta = randn(3, K, model.dim)
-    for found in (linearise(model, theta, batch), jacobians.dense(model, theta, batch)):
-        assert isinstance(found.jacobian, DenseJacobian) and not found.outputs.requires_grad
+    for result in (linearise(model, theta, batch), jacobians.dense(model, theta, batch)):
+        assert isinstance(result.jacobian, DenseJacobian) and not result.outputs.requires_grad
         for k, m in enumerate(SIZES):
             x, _ = laplace.own(batch, k)
-            close(found.jacobian.entries[k, :m], laplace.jacobian(laplace.plain(model), theta[k], x))
-            close(found.jacobian.moved(theta)[k], found.jacobian.entries[k] @ theta[k])
-            close(found.outputs[k, :m], laplace.plain(model)(theta[k], x))
+            close(result.jacobian.entries[k, :m], laplace.jacobian(laplace.plain(model), theta[k], x))
+            close(result.jacobian.moved(theta)[k], result.jacobian.entries[k] @ theta[k])
+            close(result.outputs[k, :m], laplace.plain(model)(theta[k], x))
 
 
 def test_a_network_that_does_not_record_its_layers_is_one_of_these() -> None:
@@ -114,9 +114,9 @@ def test_a_network_that_records_some_of_its_layers_is_refused() -> None:
     class Forgetful(TanhNetwork):
         def forward(self, *given: Any, traces: Any = None) -> Tensor:
             *given, traces = given
-            found = super().forward(*given, traces)
+            result = super().forward(*given, traces)
             traces.pop()
-            return found
+            return result
 
     model = Forgetful((2, 4, 3), LABELS)
     with pytest.raises(StudyError, match="records some of its layers only"):
@@ -127,15 +127,15 @@ def test_the_definition_of_labels_differentiates_normalised_logits() -> None:
     """Pyro normalises logits, which no probability depends on: ln p_c, and its Jacobian."""
     model = BayesianMLP((2, 4, 3), LABELS, torch.float64)
     batch, theta = laplace.clients(model, *SIZES), randn(3, K, model.dim)
-    found = jacobians.dense(model, theta, batch)
+    result = jacobians.dense(model, theta, batch)
     for k, m in enumerate(SIZES):
         x, _ = laplace.own(batch, k)
 
         def normalised(at: Tensor, rows: Tensor) -> Tensor:
             return laplace.plain(model)(at, rows).log_softmax(-1)
 
-        close(found.jacobian.entries[k, :m], laplace.jacobian(normalised, theta[k], x))
-        close(found.outputs[k, :m], normalised(theta[k], x))
+        close(result.jacobian.entries[k, :m], laplace.jacobian(normalised, theta[k], x))
+        close(result.outputs[k, :m], normalised(theta[k], x))
 
 
 @pytest.mark.parametrize("name", ["2 layers", "cnn"])
@@ -156,26 +156,26 @@ def test_both_forms_do_the_same(name: str) -> None:
 
 def test_weights_without_a_layer_have_no_columns() -> None:
     model, theta, batch = scene("vgg", LABELS)
-    found = linearise(model, theta, batch, batch).jacobian
+    result = linearise(model, theta, batch, batch).jacobian
     outside = torch.tensor(
         [i for name in model.shapes if name[:4] in ("gamm", "beta") for i in range(model.dim)[model.span(name)]]
     )
     assert len(outside) == model.dim - len(layered(model)) > 0
     mixed = torch.cat((outside[:3], layered(model)[:3], layered(model)[-3:])).expand(K, -1)
-    columns = found.columns(mixed)
+    columns = result.columns(mixed)
     assert not columns[..., :3].any() and columns[..., 3:].any(1).any(1).all()
-    assert not found.squares()[:, outside].any()
+    assert not result.squares()[:, outside].any()
 
 
 def test_statistics_of_a_batch_norm_are_constants_of_the_training_rows() -> None:
     model, theta, batch = scene("vgg", LABELS)
     reference, one = laplace.clients(model, 3, 3, feature=(1, 16, 16)), batch.rows(torch.zeros(K, 1, dtype=torch.int64))
-    found = linearise(model, theta, one, reference)
-    assert isinstance(found.jacobian, LayerJacobian)
+    result = linearise(model, theta, one, reference)
+    assert isinstance(result.jacobian, LayerJacobian)
     index = some(layered(model))
     for k in range(K):
         network = laplace.plain(model, laplace.own(reference, k)[0], theta[k])
-        close(found.jacobian.columns(index)[k], laplace.jacobian(network, theta[k], one.x[k])[..., index[k]])
+        close(result.jacobian.columns(index)[k], laplace.jacobian(network, theta[k], one.x[k])[..., index[k]])
 
 
 # curvature of the loss --------------------------------------------------------------------------------------------

@@ -290,8 +290,8 @@ def test_notes_and_masks_are_no_slips() -> None:
                     pyro.sample("y", self.rows(batch, f), obs=batch.y)
 
     state = engine.run_rounds(PFedBayes(Noting()), BATCH, FederationPlan(rounds=1, on_bad_client="stop"))
-    found = personalisation.join(PFedBayes(Noting()), state.server, BATCH, 1).predict(BATCH.x)
-    assert isinstance(found, SampledMixture) and found.mean.isfinite().all()
+    result = personalisation.join(PFedBayes(Noting()), state.server, BATCH, 1).predict(BATCH.x)
+    assert isinstance(result, SampledMixture) and result.mean.isfinite().all()
 
 
 def test_clients_without_rows_are_no_slip() -> None:
@@ -400,25 +400,25 @@ def test_every_likelihood_trains_predicts_and_is_scored(kind: str, name: str) ->
         else FedAvg(Line(of), LocalDescent(steps=4, rate=0.05))
     )
     state = engine.run_rounds(method, batch, FederationPlan(rounds=2, seed=1, on_bad_client="stop"))
-    found: Any = personalisation.join(method, state.server, new, 1).predict(new.x)
-    scores = {metric: METRIC(found, new.y, new.mask) for metric, METRIC in of_task("regression").items()}
+    result: Any = personalisation.join(method, state.server, new, 1).predict(new.x)
+    scores = {metric: METRIC(result, new.y, new.mask) for metric, METRIC in of_task("regression").items()}
     assert all(score.isfinite().all() for score in scores.values()), scores
-    assert isinstance(found, NormalMixture if kind == "heteroscedastic" else SampledMixture)
-    if isinstance(found, SampledMixture):
+    assert isinstance(result, NormalMixture if kind == "heteroscedastic" else SampledMixture)
+    if isinstance(result, SampledMixture):
         draws = 6 if name == "pfedbayes" else 1
-        assert found.exact and len(found.components) == draws
-        each = [oracle(one) for one in found.components]
+        assert result.exact and len(result.components) == draws
+        each = [oracle(one) for one in result.components]
         y = new.y.numpy()
         if each[0] is not None:
-            density = sum(one.pmf(y) if found.discrete else one.pdf(y) for one in each) / draws
+            density = sum(one.pmf(y) if result.discrete else one.pdf(y) for one in each) / draws
             expected = -torch.as_tensor(density).log()
             nll = torch.where(new.mask, expected, 0.0).sum(1) / new.size
             torch.testing.assert_close(scores["nlpd"], nll, rtol=1e-8, atol=1e-10)
     if kind == "bernoulli":
-        accuracy = metrics.accuracy(found, new.y.long(), new.mask)
-        hits = ((found.mean > 0.5) == (new.y == 1)).double()
+        accuracy = metrics.accuracy(result, new.y.long(), new.mask)
+        hits = ((result.mean > 0.5) == (new.y == 1)).double()
         torch.testing.assert_close(accuracy, torch.where(new.mask, hits, 0.0).sum(1) / new.size)
-        torch.testing.assert_close(metrics.nll(found, new.y.long(), new.mask), scores["nlpd"])
+        torch.testing.assert_close(metrics.nll(result, new.y.long(), new.mask), scores["nlpd"])
 
 
 @pytest.mark.parametrize("name", [*EVERY_METHOD, "pac-pfl-bnn"])
@@ -432,8 +432,8 @@ def test_counts_go_through_every_method(name: str) -> None:
     state = engine.run_rounds(method, batch, plan)
     joined: Any = personalisation.join(method, state.server, batch, 5).predict(batch.x)
     for _, posterior in personalisation.personalise(method, state, batch, plan):
-        found: Any = posterior.predict(batch.x[: len(posterior.noise.ids)])
-        assert isinstance(found, SampledMixture)
+        result: Any = posterior.predict(batch.x[: len(posterior.noise.ids)])
+        assert isinstance(result, SampledMixture)
     assert isinstance(joined, SampledMixture) and metrics.nlpd(joined, batch.y, batch.mask).isfinite().all()
 
 
@@ -444,8 +444,8 @@ def test_what_was_trained_predicts_nearly_as_well_as_what_made_the_rows() -> Non
     state = engine.run_rounds(method, batch, plan)
     for index, posterior in personalisation.personalise(method, state, batch, plan):
         rows = batch.select(index)
-        found: Any = posterior.predict(rows.x)
-        trained = metrics.nlpd(found, rows.y, rows.mask)
+        result: Any = posterior.predict(rows.x)
+        trained = metrics.nlpd(result, rows.y, rows.mask)
         start: Any = personalisation.join(
             method, method.init_server(torch.Generator()), rows.select(torch.arange(len(index))), 3
         )
@@ -476,7 +476,7 @@ def test_a_latent_of_one_s_own_is_a_site_of_the_weights() -> None:
     local = LocalInference(steps=25, minibatch=70, rate=0.1, zeta=0.1)
     method = PFedBayes(Spread(), local, draws=6, join_passes=1)
     state = engine.run_rounds(method, batch, FederationPlan(rounds=4, seed=1, on_bad_client="stop"))
-    found: Any = personalisation.join(method, state.server, clients(lambda f: d.Laplace(f, 0.15), (80, 76), seed=5), 1)
-    scales = softplus(found.family.loc[:, Spread().span("tau")])
+    result: Any = personalisation.join(method, state.server, clients(lambda f: d.Laplace(f, 0.15), (80, 76), seed=5), 1)
+    scales = softplus(result.family.loc[:, Spread().span("tau")])
     assert ((scales > 0.1) & (scales < 0.4)).all()  # softplus(0) = .69 at the start
-    assert found.predict(batch.x[:2]).mean.isfinite().all()
+    assert result.predict(batch.x[:2]).mean.isfinite().all()

@@ -521,11 +521,11 @@ def test_what_cannot_be_factored_is_infinitely_far_where_it_counts() -> None:
     theta[0, 1, -1] += 1e6
     kept = theta[:, [0, 2]]
     rest = refined(condition(model, kept, early), early, late)[1]
-    found = refined(condition(model, theta, early), early, late)[1]  # neither P nor Q has the particle
-    torch.testing.assert_close(found[0], rest[0], rtol=1e-9, atol=1e-9)
-    found = refined(condition(model, theta, none), none, early)[1]  # P has it, and Q has not
+    result = refined(condition(model, theta, early), early, late)[1]  # neither P nor Q has the particle
+    torch.testing.assert_close(result[0], rest[0], rtol=1e-9, atol=1e-9)
+    result = refined(condition(model, theta, none), none, early)[1]  # P has it, and Q has not
     fewer = refined(condition(model, kept, none), none, early)[1]
-    torch.testing.assert_close(found[0], fewer[0] + math.log(3 / 2), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result[0], fewer[0] + math.log(3 / 2), rtol=1e-9, atol=1e-9)
     prior = condition(model, theta, early)
     only = replace(prior, log_weights=torch.tensor([[0.0, 0.0, -torch.inf]]).double().log_softmax(1).expand(2, -1))
     kl = log_mixture_kl(prior.log_weights, only.log_weights, torch.zeros(2, 3))

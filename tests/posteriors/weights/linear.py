@@ -62,11 +62,11 @@ def best_fit(model: WeightModel, batch: ClientBatch, prior: Any, draws: Sequence
     )
 
     def closure() -> Tensor:
-        found = elbo.loss_gradient(model, q, prior, batch, draws, 1.0, scale)
-        assert found.kl is not None
-        for leaf, slope in zip(leaves, tensors.leaves(found.gradient).values(), strict=True):
+        result = elbo.loss_gradient(model, q, prior, batch, draws, 1.0, scale)
+        assert result.kl is not None
+        for leaf, slope in zip(leaves, tensors.leaves(result.gradient).values(), strict=True):
             leaf.grad = slope
-        return (found.kl - found.log_likelihood).sum()
+        return (result.kl - result.log_likelihood).sum()
 
     optimiser.step(closure)
     return q

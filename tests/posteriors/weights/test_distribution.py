@@ -64,12 +64,12 @@ def test_a_normal_is_the_mean_field_in_every_number() -> None:
     draws, eps = [q.draw(noise.copy())], [field.draw(noise.copy())]
     assert torch.equal(draws[0][0], eps[0])
     scale = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    found = elbo.loss_gradient(MODEL, q, w, batch(), draws, 0.7, scale)
+    result = elbo.loss_gradient(MODEL, q, w, batch(), draws, 0.7, scale)
     known = elbo.loss_gradient(MODEL, field, prior, batch(), eps, 0.7, scale)
-    assert found.kl is not None and known.kl is not None
-    torch.testing.assert_close(found.log_likelihood, known.log_likelihood, rtol=1e-13, atol=0)
-    torch.testing.assert_close(found.kl, known.kl, rtol=1e-12, atol=0)
-    for leaf, expected in zip(found.gradient, known.gradient, strict=True):
+    assert result.kl is not None and known.kl is not None
+    torch.testing.assert_close(result.log_likelihood, known.log_likelihood, rtol=1e-13, atol=0)
+    torch.testing.assert_close(result.kl, known.kl, rtol=1e-12, atol=0)
+    for leaf, expected in zip(result.gradient, known.gradient, strict=True):
         torch.testing.assert_close(leaf, expected, rtol=1e-11, atol=1e-12)
     of_prior = (
         q.precompute().kl_gradient_wrt_prior(w.precompute()),
@@ -80,10 +80,10 @@ def test_a_normal_is_the_mean_field_in_every_number() -> None:
 
 
 def test_it_begins_as_the_mean_field_does() -> None:
-    found = from_distribution(Normal).initial(MODEL, 0.1, -2.5, generator())
+    result = from_distribution(Normal).initial(MODEL, 0.1, -2.5, generator())
     known = Diagonal().initial(MODEL, 0.1, -2.5, generator())
-    assert torch.equal(found.loc, known.loc)
-    torch.testing.assert_close(found.raw_scale, known.rho, rtol=1e-13, atol=0)
+    assert torch.equal(result.loc, known.loc)
+    torch.testing.assert_close(result.raw_scale, known.rho, rtol=1e-13, atol=0)
     assert from_distribution(Normal).held(MODEL.dim) == Diagonal().held(MODEL.dim) == 0
 
 

@@ -24,10 +24,10 @@ BUILT_IN = MappingProxyType({"mean-field": Diagonal(), "full-rank": FullRank(), 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_families_have_names(name: str) -> None:
-    found = Family.named(name, 3)  # type: ignore[arg-type]
-    assert found == BUILT_IN[name]
-    found.check(MODEL)
-    check_families(pfedbayes.Server(found.initial(MODEL, 0.1, -2.0, torch.Generator().manual_seed(0))))
+    result = Family.named(name, 3)  # type: ignore[arg-type]
+    assert result == BUILT_IN[name]
+    result.check(MODEL)
+    check_families(pfedbayes.Server(result.initial(MODEL, 0.1, -2.0, torch.Generator().manual_seed(0))))
 
 
 def test_a_rank_is_looked_at_by_the_family_that_has_one() -> None:

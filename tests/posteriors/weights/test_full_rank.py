@@ -39,9 +39,9 @@ def test_the_factor_is_lower_triangular_row_by_row() -> None:
 @pytest.mark.parametrize("leading", [(K,), ()], ids=["a prior each", "one prior"])
 def test_the_divergence_is_torch_s(leading: tuple[int, ...]) -> None:
     q, w = some(0, K), some(1, *leading)
-    found = q.kl(w)
-    assert found.dtype == torch.float64 and found.shape == (K,)
-    torch.testing.assert_close(found, kl_divergence(torch_s(q), torch_s(w)), rtol=1e-12, atol=0)
+    result = q.kl(w)
+    assert result.dtype == torch.float64 and result.shape == (K,)
+    torch.testing.assert_close(result, kl_divergence(torch_s(q), torch_s(w)), rtol=1e-12, atol=0)
     torch.testing.assert_close(q.kl(q), torch.zeros(K, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
@@ -84,10 +84,10 @@ def test_the_diagonal_is_kept_where_softplus_is_exact() -> None:
 
 def test_it_begins_as_the_mean_field_does() -> None:
     model = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
-    found = FullRank().initial(model, 0.1, -2.5, torch.Generator().manual_seed(3))
+    result = FullRank().initial(model, 0.1, -2.5, torch.Generator().manual_seed(3))
     field = initial_mean_field(model, 0.1, -2.5, torch.Generator().manual_seed(3))
-    assert torch.equal(found.loc, field.loc) and torch.equal(found.rho, field.rho) and not found.lower.any()
-    assert len(found.lower) == FullRank().held(model.dim) == 13 * 12 // 2
+    assert torch.equal(result.loc, field.loc) and torch.equal(result.rho, field.rho) and not result.lower.any()
+    assert len(result.lower) == FullRank().held(model.dim) == 13 * 12 // 2
 
 
 def test_more_weights_than_a_device_holds_are_refused() -> None:

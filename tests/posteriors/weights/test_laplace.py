@@ -36,9 +36,9 @@ def gaussian(clients: int) -> SubnetworkGaussian:
 
 def standard_errors(sample: Tensor, exact: Tensor) -> float:
     """Return by how many standard errors the covariance of draws [S, B] around 0 is off at worst."""
-    found = sample.T @ sample / len(sample)
+    result = sample.T @ sample / len(sample)
     error = ((exact.diagonal().outer(exact.diagonal()) + exact.square()) / len(sample)).sqrt()
-    return float(((found - exact).abs() / error).max())
+    return float(((result - exact).abs() / error).max())
 
 
 @pytest.mark.parametrize("engine", ["philox", "generators"])
@@ -100,8 +100,8 @@ def test_weights_without_curvature_may_be_held_by_their_variances_alone() -> Non
     large = SubnetworkGaussian(theta, *whole, torch.zeros_like(theta))
     small = SubnetworkGaussian(theta, *part, beside)
     assert (small.held, large.held) == (some.shape[1], 40)
-    found = linearise(model, theta, laplace.clients(model, 5, 5, feature=(6,))).jacobian
-    torch.testing.assert_close(small.output_covariance(found), large.output_covariance(found), rtol=1e-10, atol=1e-12)
+    result = linearise(model, theta, laplace.clients(model, 5, 5, feature=(6,))).jacobian
+    torch.testing.assert_close(small.output_covariance(result), large.output_covariance(result), rtol=1e-10, atol=1e-12)
 
     def variances(q: SubnetworkGaussian) -> Tensor:
         return q.variance.scatter(1, q.chosen, q.covariance().diagonal(dim1=-2, dim2=-1))
@@ -117,25 +117,25 @@ def test_weights_without_curvature_may_be_held_by_their_variances_alone() -> Non
 
 
 def test_a_published_distance() -> None:
-    found = wasserstein(
+    result = wasserstein(
         float64([1.0, -1.0]),
         float64([[2.0, 0.3], [0.3, 1.0]]),
         float64([0.0, 0.0]),
         float64([[1.0, -0.2], [-0.2, 0.5]]),
     )
-    assert found.item() == pytest.approx(2.3746281113712535, rel=1e-12)
+    assert result.item() == pytest.approx(2.3746281113712535, rel=1e-12)
 
 
 def test_distances_are_symmetric_and_scipy_s() -> None:
     means, roots = randn(1, 2, 5, 4), randn(2, 2, 5, 4, 4)
     one, other = roots @ roots.mT
-    found = wasserstein(means[0], one, means[1], other)
-    torch.testing.assert_close(found, wasserstein(means[1], other, means[0], one), rtol=1e-10, atol=0)
+    result = wasserstein(means[0], one, means[1], other)
+    torch.testing.assert_close(result, wasserstein(means[1], other, means[0], one), rtol=1e-10, atol=0)
     for k in range(5):
         root = linalg.sqrtm(other[k].numpy())
         middle = linalg.sqrtm(root @ one[k].numpy() @ root).real
         exact = float((means[0, k] - means[1, k]).square().sum()) + np.trace((one[k] + other[k]).numpy() - 2 * middle)
-        assert found[k].item() == pytest.approx(float(exact), rel=1e-9)
+        assert result[k].item() == pytest.approx(float(exact), rel=1e-9)
     assert wasserstein(means[0], one, means[0], one).abs().max() < 1e-10
 
 
@@ -168,5 +168,5 @@ def test_the_distance_of_a_subnetwork_to_the_whole_posterior() -> None:
         padded = torch.zeros(6, 6, dtype=torch.float64)
         padded[np.ix_(arranged[0], arranged[0])] = torch.cholesky_inverse(factor)[0]
         covariances.append(padded)
-    found = wasserstein(theta[0, :6], covariances[0], theta[0, :6], covariances[1])
-    assert found.item() == pytest.approx(3.0648782226354188, abs=1e-8)
+    result = wasserstein(theta[0, :6], covariances[0], theta[0, :6], covariances[1])
+    assert result.item() == pytest.approx(3.0648782226354188, abs=1e-8)

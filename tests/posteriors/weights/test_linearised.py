@@ -74,14 +74,14 @@ def test_the_probit_approximation_of_one_logit(
     output: float, variance: float, kappa: float, soft: float, exact: float, printed: float
 ) -> None:
     """The other logit is 0 and known. Eq. 19's Phi, read as the normal distribution's, is far from the integral."""
-    found = probit_log_probs(float64([output, 0.0]), float64([variance, 0.0])).exp()[0].item()
-    assert found == pytest.approx(soft, rel=1e-13) == pytest.approx(special.expit(kappa * output), rel=1e-13)
+    result = probit_log_probs(float64([output, 0.0]), float64([variance, 0.0])).exp()[0].item()
+    assert result == pytest.approx(soft, rel=1e-13) == pytest.approx(special.expit(kappa * output), rel=1e-13)
     integral, _ = integrate.quad(
         lambda f: float(special.expit(f) * stats.norm.pdf(f, output, variance**0.5)), output - 20, output + 20
     )
     assert integral == pytest.approx(exact, abs=1e-9)
     assert printed == pytest.approx(stats.norm.cdf(kappa * output), rel=1e-12)
-    assert abs(found - integral) < 0.005 < 0.04 < abs(printed - integral)
+    assert abs(result - integral) < 0.005 < 0.04 < abs(printed - integral)
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.2, 0.0), (-0.5, 0.3), (3.0, -3.0)])
@@ -93,14 +93,14 @@ def test_draws_of_the_logits_come_to_the_integral(first: float, second: float) -
     some = SubnetworkGaussian(
         loc.expand(many, -1), torch.tensor([0, 1]).expand(many, -1), factor.expand(many, -1, -1), torch.zeros(many, 4)
     )
-    found = posterior(model, some, "monte-carlo", 100).predict(torch.ones(many, 1, 1, dtype=torch.float64)).probs
+    result = posterior(model, some, "monte-carlo", 100).predict(torch.ones(many, 1, 1, dtype=torch.float64)).probs
     covariance = torch.linalg.inv(factor @ factor.T)
     spread = float(covariance[0, 0] - 2 * covariance[0, 1] + covariance[1, 1]) ** 0.5
     integral, _ = integrate.quad(
         lambda f: float(special.expit(f) * stats.norm.pdf(f, first - second, spread)), -20, 20, epsabs=1e-10
     )
-    error = float(found[:, 0, 0].std()) / many**0.5
-    assert abs(float(found[:, 0, 0].mean()) - integral) < 4 * error and error < 2e-3
+    error = float(result[:, 0, 0].std()) / many**0.5
+    assert abs(float(result[:, 0, 0].mean()) - integral) < 4 * error and error < 2e-3
 
 
 def two_units() -> tuple[laplace.TanhNetwork, SubnetworkGaussian]:
@@ -109,16 +109,16 @@ def two_units() -> tuple[laplace.TanhNetwork, SubnetworkGaussian]:
     theta = float64([laplace.THETA])[:, list(laplace.OURS)]
     batch = ClientBatch.pad([(float64(laplace.X), torch.tensor(laplace.LABELS))], classes=2)
     index = torch.tensor([[laplace.OURS[1], laplace.OURS[4]]])
-    found = curvature.precision(model, theta, batch, index, torch.ones_like(theta))
-    return model, SubnetworkGaussian(theta, *found, torch.zeros_like(theta))
+    result = curvature.precision(model, theta, batch, index, torch.ones_like(theta))
+    return model, SubnetworkGaussian(theta, *result, torch.zeros_like(theta))
 
 
 def test_published_predictions() -> None:
     model, gaussian = two_units()
     x = float64([[[0.5, -1.0]]])
-    found = linearise(model, gaussian.loc, linearised.rows_of(x, Noise(0, 0, [0])))
-    assert found.outputs.flatten().tolist() == pytest.approx([1.1188975813, -0.1408731514], abs=6e-11)
-    covariance = gaussian.output_covariance(found.jacobian)[0, 0]
+    result = linearise(model, gaussian.loc, linearised.rows_of(x, Noise(0, 0, [0])))
+    assert result.outputs.flatten().tolist() == pytest.approx([1.1188975813, -0.1408731514], abs=6e-11)
+    covariance = gaussian.output_covariance(result.jacobian)[0, 0]
     published = float64([[0.690903858383425, 0.414542315030055], [0.414542315030055, 0.24872538901803304]])
     torch.testing.assert_close(covariance, published, rtol=1e-13, atol=0)
     kappa = (1 + np.pi / 8 * covariance.diagonal()).rsqrt()
@@ -155,11 +155,11 @@ def test_probit_takes_the_variances_of_every_row_and_monte_carlo_draws_with_the_
 
 def test_the_network_s_own_draws_are_averaged() -> None:
     gaussian, x = some_gaussian(MODEL), randn(5, K, N, 2)
-    found, noise, probs = posterior(MODEL, gaussian, "draws", 5).predict(x).probs, Noise(0, 0, range(K)), []
+    result, noise, probs = posterior(MODEL, gaussian, "draws", 5).predict(x).probs, Noise(0, 0, range(K)), []
     for _ in range(5):
         theta = gaussian.weights(gaussian.draw(noise))
         probs.append(torch.stack([laplace.plain(MODEL)(theta[k], x[k]).softmax(-1) for k in range(K)]))
-    torch.testing.assert_close(found, torch.stack(probs).mean(0), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(result, torch.stack(probs).mean(0), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("predictive", ["probit", "monte-carlo", "draws", "map"])
@@ -220,11 +220,11 @@ def test_tiny_variances_in_float32_predict_as_the_estimate_does(kind: str, scale
         factor = torch.full((K, 1, 1), scale**-0.5)
         gaussian = SubnetworkGaussian(loc, torch.zeros(K, 1, dtype=torch.int64), factor, torch.zeros_like(loc))
     for predictive in ("monte-carlo", "probit"):
-        found = posterior(model, gaussian, predictive).predict(x)
-        assert (found.probs.sum(-1) - 1).abs().max() < 1e-9, predictive
+        result = posterior(model, gaussian, predictive).predict(x)
+        assert (result.probs.sum(-1) - 1).abs().max() < 1e-9, predictive
         if scale <= 1e-20:
             plain = posterior(model, gaussian, "map").predict(x).probs.double()
-            torch.testing.assert_close(found.probs, plain, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(result.probs, plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -241,9 +241,9 @@ def test_rounding_of_an_output_covariance_is_no_matter(alpha: float) -> None:
     loc, flat = (0.7 * randn(1, K, model.dim)).float(), torch.zeros(K, model.dim)
     flat[:, model.span("weight_0")] = alpha
     loc[:, model.span("bias_0")] = 9.0
-    found = posterior(model, Rounded(loc, flat), "monte-carlo").predict(randn(7, K, N, 2).float()).probs
+    result = posterior(model, Rounded(loc, flat), "monte-carlo").predict(randn(7, K, N, 2).float()).probs
     plain = posterior(model, DiagonalGaussian(loc, flat), "monte-carlo").predict(randn(7, K, N, 2).float()).probs
-    assert (found.sum(-1) - 1).abs().max() < 1e-9 and torch.equal(found, plain)
+    assert (result.sum(-1) - 1).abs().max() < 1e-9 and torch.equal(result, plain)
 
 
 # numbers ----------------------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def test_a_linear_model_is_bayesian_linear_regression() -> None:
         covariance = torch.linalg.inv(design.T @ design / noise_std**2 + torch.diag(1 / prior))
         exact.append((covariance @ design.T @ y / noise_std**2, covariance))
     loc = torch.stack([mean for mean, _ in exact])
-    found = curvature.precision(model, loc, batch, torch.arange(3).expand(K, -1), prior.expand(K, -1))
-    gaussian = SubnetworkGaussian(loc, *found, torch.zeros_like(loc))
+    result = curvature.precision(model, loc, batch, torch.arange(3).expand(K, -1), prior.expand(K, -1))
+    gaussian = SubnetworkGaussian(loc, *result, torch.zeros_like(loc))
     predicted = posterior(model, gaussian, "probit").predict(x)  # the word is about labels
     assert isinstance(predicted, NormalMixture) and predicted.means.shape == (K, 1, N)
     for k, (mean, covariance) in enumerate(exact):
@@ -283,19 +283,19 @@ def test_a_program_with_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     std = torch.stack([torch.as_tensor(laplace.noise_std(model, gaussian.loc[k], x[k])) for k in range(K)])
     for numbers in (2**25, 40):
         monkeypatch.setattr(linearised, "_NUMBERS", numbers)
-        found = posterior(model, gaussian, "monte-carlo").predict(x)
-        torch.testing.assert_close(found.mean, outputs[..., 0], rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(found.variance, covariance[..., 0, 0] + std.square(), rtol=1e-10, atol=0)
+        result = posterior(model, gaussian, "monte-carlo").predict(x)
+        torch.testing.assert_close(result.mean, outputs[..., 0], rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(result.variance, covariance[..., 0, 0] + std.square(), rtol=1e-10, atol=0)
 
 
 def test_independent_weights_are_spread_too() -> None:
     model, x = BayesianMLP((2, 6, 1), Gaussian(0.3), torch.float64), randn(5, K, N, 2)
     gaussian = DiagonalGaussian(randn(1, K, model.dim), 0.1 * randn(2, K, model.dim).square())
-    found = posterior(model, gaussian, "monte-carlo").predict(x)
+    result = posterior(model, gaussian, "monte-carlo").predict(x)
     for k in range(K):
         entries = laplace.jacobian(laplace.plain(model), gaussian.loc[k], x[k])[:, 0]
         variance = entries.square() @ gaussian.variance[k] + 0.09
-        torch.testing.assert_close(found.variance[k], variance, rtol=1e-11, atol=0)
+        torch.testing.assert_close(result.variance[k], variance, rtol=1e-11, atol=0)
 
 
 def test_other_observations_are_not_linearised() -> None:
@@ -309,8 +309,8 @@ def test_other_observations_are_not_linearised() -> None:
     with pytest.raises(StudyError, match=r"need.? a Categorical or Normal observation, got Poisson"):
         posterior(model, gaussian, "probit").predict(x)
     for predictive, draws in (("draws", 16), ("map", 1)):
-        found = posterior(model, gaussian, predictive).predict(x)
-        assert isinstance(found, SampledMixture) and found.kind == "Poisson" and len(found.components) == draws
+        result = posterior(model, gaussian, predictive).predict(x)
+        assert isinstance(result, SampledMixture) and result.kind == "Poisson" and len(result.components) == draws
 
 
 # networks that are drawn ------------------------------------------------------------------------------------------
@@ -320,14 +320,14 @@ def test_other_observations_are_not_linearised() -> None:
 def test_networks_are_drawn_from_the_gaussian_and_are_not_linear(predictive: Any) -> None:
     model = BayesianMLP((2, 6, 3), Categorical(3), torch.float64)
     gaussian, x, given = some_gaussian(model), randn(5, K, N, 2), Noise(7, 1, range(K))
-    found = list(posterior(model, gaussian, predictive).sample_hypotheses(x, 3, given))
+    result = list(posterior(model, gaussian, predictive).sample_hypotheses(x, 3, given))
     noise, network = given.copy(), laplace.plain(model)
-    for one in found:
+    for one in result:
         theta = gaussian.weights(gaussian.draw(noise))
         logits = torch.stack([network(theta[k], x[k]) for k in range(K)])
         torch.testing.assert_close(one.logits, logits.log_softmax(-1), rtol=1e-11, atol=1e-12)  # type: ignore[attr-defined]
     again = list(posterior(model, gaussian, predictive).sample_hypotheses(x[:, 2:], 3, given))
-    for one, other in zip(found, again, strict=True):
+    for one, other in zip(result, again, strict=True):
         torch.testing.assert_close(one.logits[:, 2:], other.logits, rtol=1e-12, atol=1e-13)  # type: ignore[attr-defined]
 
 
@@ -341,6 +341,6 @@ def test_a_linear_model_s_drawn_outputs_have_the_covariance_of_its_weights() -> 
     x = randn(6, 2, 3)
     inputs = torch.cat((x, torch.ones(2, 1, dtype=torch.float64)), 1)
     drawn = posterior(model, gaussian, "probit").sample_hypotheses(x.expand(many, 2, 3), 50, Noise(7, 1, range(many)))
-    found, expected = torch.cat([one.mean for one in drawn]), inputs @ covariance @ inputs.T
-    assert ((found.mean(0) - inputs @ loc).abs() < 4 * (expected.diagonal() / len(found)).sqrt()).all()
-    torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+    result, expected = torch.cat([one.mean for one in drawn]), inputs @ covariance @ inputs.T
+    assert ((result.mean(0) - inputs @ loc).abs() < 4 * (expected.diagonal() / len(result)).sqrt()).all()
+    torch.testing.assert_close(result.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))

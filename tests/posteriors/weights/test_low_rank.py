@@ -38,11 +38,11 @@ def covariance(q: LowRankNormal) -> Tensor:
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_the_divergence_is_torch_s_and_that_of_dense_matrices(leading: tuple[int, ...], rank: int) -> None:
     q, w = some(0, K, rank=rank), some(1, *leading, rank=rank)
-    found = q.kl(w)
-    assert found.dtype == torch.float64 and found.shape == (K,)
-    torch.testing.assert_close(found, kl_divergence(torch_s(q), torch_s(w)), rtol=1e-9, atol=1e-9)
+    result = q.kl(w)
+    assert result.dtype == torch.float64 and result.shape == (K,)
+    torch.testing.assert_close(result, kl_divergence(torch_s(q), torch_s(w)), rtol=1e-9, atol=1e-9)
     dense = [MultivariateNormal(one.loc, covariance(one)) for one in (q, w)]
-    torch.testing.assert_close(found, kl_divergence(*dense), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result, kl_divergence(*dense), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(q.kl(q), torch.zeros(K, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
@@ -77,11 +77,11 @@ def test_the_diagonal_is_kept_where_softplus_is_exact() -> None:
 
 def test_it_begins_as_the_mean_field_does_with_weak_directions() -> None:
     model = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
-    found = LowRank(4).initial(model, 0.1, -2.5, torch.Generator().manual_seed(3))
+    result = LowRank(4).initial(model, 0.1, -2.5, torch.Generator().manual_seed(3))
     field = initial_mean_field(model, 0.1, -2.5, torch.Generator().manual_seed(3))
-    assert torch.equal(found.loc, field.loc) and torch.equal(found.rho, field.rho)
-    assert found.factor.shape == (model.dim, 4) and found.factor.numel() == LowRank(4).held(model.dim)
-    assert 0.5 * SPREAD < float((found.factor / field.scale[0]).std()) < 1.5 * SPREAD
+    assert torch.equal(result.loc, field.loc) and torch.equal(result.rho, field.rho)
+    assert result.factor.shape == (model.dim, 4) and result.factor.numel() == LowRank(4).held(model.dim)
+    assert 0.5 * SPREAD < float((result.factor / field.scale[0]).std()) < 1.5 * SPREAD
 
 
 def test_ranks_that_are_none_are_refused() -> None:

@@ -79,33 +79,33 @@ def by_draw(model: BayesianMLP, engine: Engine) -> list[tuple[Tensor, Tensor]]:
 
 @engines
 def test_probabilities_are_averaged_with_the_weights_of_their_draws(engine: Engine) -> None:
-    found = posterior(LABELS, engine).predict(X)
+    result = posterior(LABELS, engine).predict(X)
     expected = sum(w.view(-1, 1, 1) * torch.softmax(out, -1) for w, out in by_draw(LABELS, engine))
-    assert isinstance(found, ClassMixture) and isinstance(expected, Tensor)
-    torch.testing.assert_close(found.probs, expected, rtol=1e-12, atol=1e-14)
+    assert isinstance(result, ClassMixture) and isinstance(expected, Tensor)
+    torch.testing.assert_close(result.probs, expected, rtol=1e-12, atol=1e-14)
 
 
 @engines
 def test_densities_are_mixed_with_the_weights_of_their_draws(engine: Engine) -> None:
-    found, y = posterior(REGRESSION, engine).predict(X), randn(61, K, N)
+    result, y = posterior(REGRESSION, engine).predict(X), randn(61, K, N)
     each = [(w.view(-1, 1), distributions.Normal(out.squeeze(-1), 0.3)) for w, out in by_draw(REGRESSION, engine)]
-    assert isinstance(found, NormalMixture)
+    assert isinstance(result, NormalMixture)
     density, mean = (
         sum(w * f for w, f in pairs)
         for pairs in ([(w, one.log_prob(y).exp()) for w, one in each], [(w, one.mean) for w, one in each])
     )
-    torch.testing.assert_close(found.log_prob(y).exp(), density, rtol=1e-11, atol=1e-14)
-    torch.testing.assert_close(found.mean, mean, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(result.log_prob(y).exp(), density, rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(result.mean, mean, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("model", [LABELS, REGRESSION])
 def test_means_are_mixed_with_the_weights_of_their_families(model: BayesianMLP) -> None:
-    found = posterior(model).predict_at_mean(X)
+    result = posterior(model).predict_at_mean(X)
     share = weights().exp().sum(-1)
     each = [outputs(model, q.loc) for q in families(model)]
     each = [torch.softmax(out, -1) if model is LABELS else out for out in each]
     expected: Any = sum(share[:, m].view(-1, 1, 1) * out for m, out in enumerate(each))
-    got = found.probs if isinstance(found, ClassMixture) else found.mean.unsqueeze(-1)
+    got = result.probs if isinstance(result, ClassMixture) else result.mean.unsqueeze(-1)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -122,18 +122,18 @@ def test_one_family_of_equal_weights_is_a_weight_posterior(model: BayesianMLP) -
 
 def test_points_need_no_draws() -> None:
     q = tuple(PointMass(one.loc) for one in families(LABELS))
-    found = MixturePosterior(LABELS, q, weights(1), noise(), tuple(one.loc for one in q), batch())
+    result = MixturePosterior(LABELS, q, weights(1), noise(), tuple(one.loc for one in q), batch())
     torch.testing.assert_close(
-        found.predict(X).log_prob(torch.ones(K, N)), found.predict_at_mean(X).log_prob(torch.ones(K, N))
+        result.predict(X).log_prob(torch.ones(K, N)), result.predict_at_mean(X).log_prob(torch.ones(K, N))
     )
-    assert found.uncertain
+    assert result.uncertain
 
 
 def test_every_prediction_sees_the_same_draws() -> None:
-    found = posterior(LABELS)
-    whole = found.predict(X)
+    result = posterior(LABELS)
+    whole = result.predict(X)
     assert isinstance(whole, ClassMixture)
-    parts = [found.predict(part) for part in X.split(4, 1)]
+    parts = [result.predict(part) for part in X.split(4, 1)]
     together = torch.cat([part.log_probs for part in parts if isinstance(part, ClassMixture)], 1)
     torch.testing.assert_close(together, whole.log_probs, rtol=0, atol=1e-14)
 
@@ -142,9 +142,9 @@ def test_many_draws_in_float32_still_add_up_to_one() -> None:
     model = BayesianMLP((2, 4, 3), Categorical(3))
     q = MeanField(*(leaf.float() for leaf in families(LABELS)[0]))
     alike = torch.full((K, 1, 600), -math.log(600))
-    found = MixturePosterior(model, (q,), alike, noise(), (q.loc,), batch()).predict(X.float())
-    assert isinstance(found, ClassMixture)
-    torch.testing.assert_close(found.probs.sum(-1), torch.ones(K, N), rtol=0, atol=1e-6)
+    result = MixturePosterior(model, (q,), alike, noise(), (q.loc,), batch()).predict(X.float())
+    assert isinstance(result, ClassMixture)
+    torch.testing.assert_close(result.probs.sum(-1), torch.ones(K, N), rtol=0, atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -159,13 +159,13 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_counts_are_mixed_with_the_weights_of_their_draws() -> None:
     shares, rates = weights().flatten(1).unbind(1), randn(64, M * S, K, N).exp()
-    found = mixed(zip(shares, map(distributions.Poisson, rates), strict=True), noise())
-    assert isinstance(found, SampledMixture)
+    result = mixed(zip(shares, map(distributions.Poisson, rates), strict=True), noise())
+    assert isinstance(result, SampledMixture)
     density = sum(
         w.exp().unsqueeze(1).numpy() * stats.poisson(r.numpy()).pmf(3) for w, r in zip(shares, rates, strict=True)
     )
     y = torch.full((K, N), 3.0).double()
-    torch.testing.assert_close(found.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-11, atol=0)
+    torch.testing.assert_close(result.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-11, atol=0)
 
 
 # hypotheses -----------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def test_families_are_drawn_by_their_weights_and_weights_from_them() -> None:
     cross = (share.view(-1, 1, 1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)).sum(0)  # one family for all weights
     assert theta.shape == (count, 3)
     assert ((theta.mean(0) - mean).abs() < 4.5 * (variance / count).sqrt()).all()
-    found = theta.T.cov()
+    result = theta.T.cov()
     slack = 6 * (variance.unsqueeze(-1) * variance / count).sqrt()
-    assert ((found - cross - torch.diag(variance - cross.diagonal())).abs() < slack).all()
+    assert ((result - cross - torch.diag(variance - cross.diagonal())).abs() < slack).all()
     off = ~torch.eye(3, dtype=torch.bool)
     assert (cross.abs() > 3 * slack)[off].any()  # weights drawn from different families would not go together
 
@@ -249,9 +249,9 @@ def test_draws_of_a_family_weigh_alike() -> None:
 def test_the_divergence_of_weighed_draws_is_that_of_their_weights() -> None:
     mine, theirs = weights(), randn(63, K, M * S).log_softmax(-1).view(K, M, S)
     expected = bounds.discrete_kl(mine.flatten(1).exp(), theirs.flatten(1).exp())
-    found = weighed(LABELS, mine).kl(weighed(LABELS, theirs))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    assert found.dtype == torch.float64 and (weighed(LABELS).kl(weighed(LABELS)) == 0).all()
+    result = weighed(LABELS, mine).kl(weighed(LABELS, theirs))
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=0)
+    assert result.dtype == torch.float64 and (weighed(LABELS).kl(weighed(LABELS)) == 0).all()
 
 
 def test_the_divergence_of_families_is_bounded_by_convexity() -> None:

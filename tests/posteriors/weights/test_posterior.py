@@ -130,14 +130,14 @@ def test_networks_are_drawn_from_the_family_with_the_noise_that_is_given(kind: s
     posterior = WeightPosterior(LABELS, q, S, Noise(3, 0, IDS, engine=engine))
     first = [one.logits for one in posterior.sample_hypotheses(X, 4, given)]  # type: ignore[attr-defined]
     noise = Noise(7, 1, IDS, engine=engine)
-    for found in first:
+    for result in first:
         expected = outputs(LABELS, q.weights(q.draw(noise))).log_softmax(-1)
-        assert found.shape == (K, N, 3)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+        assert result.shape == (K, N, 3)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
     assert torch.equal(first[0], first[1]) == (kind == "point")
     for rows in (slice(0, 2), slice(3, 6)):  # the same networks at other inputs: the streams were left as they are
-        for found, one in zip(first, posterior.sample_hypotheses(X[:, rows], 4, given), strict=True):
-            torch.testing.assert_close(one.logits, found[:, rows], rtol=1e-12, atol=1e-13)  # type: ignore[attr-defined]
+        for result, one in zip(first, posterior.sample_hypotheses(X[:, rows], 4, given), strict=True):
+            torch.testing.assert_close(one.logits, result[:, rows], rtol=1e-12, atol=1e-13)  # type: ignore[attr-defined]
 
 
 def test_draws_that_a_preset_shrinks_are_whole_where_networks_are_drawn() -> None:
@@ -168,19 +168,19 @@ def test_a_linear_model_s_outputs_have_the_moments_of_its_weights(kind: str) -> 
     q = SpikeSlab(*leaves) if kind == "spike-slab" else MeanField(*leaves[:2])
     noise, x = Noise(3, 0, range(many)), randn(51, 2, 2)
     drawn = WeightPosterior(model, q, 1, noise).sample_hypotheses(x.expand(many, 2, 2), 50, noise)
-    found = torch.cat([one.mean for one in drawn])  # [20000, 2]
+    result = torch.cat([one.mean for one in drawn])  # [20000, 2]
     inputs = torch.cat((x, torch.ones(2, 1, dtype=torch.float64)), 1)
     expected = inputs * variance @ inputs.T
-    error = (expected.diagonal() / len(found)).sqrt()
-    assert ((found.mean(0) - inputs @ mean).abs() < 4 * error).all()
-    torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+    error = (expected.diagonal() / len(result)).sqrt()
+    assert ((result.mean(0) - inputs @ mean).abs() < 4 * error).all()
+    torch.testing.assert_close(result.T.cov(), expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
 def test_an_observation_of_another_kind_is_a_mixture_of_its_own() -> None:
     rates = randn(61, S, K, N).exp()
-    found = averaged((distributions.Poisson(rate) for rate in rates), Noise(3, 0, IDS))
-    assert isinstance(found, SampledMixture) and found.kind == "Poisson"
+    result = averaged((distributions.Poisson(rate) for rate in rates), Noise(3, 0, IDS))
+    assert isinstance(result, SampledMixture) and result.kind == "Poisson"
     y = torch.full((K, N), 2.0).double()
     density = stats.poisson(rates.numpy()).pmf(2).mean(0)
-    torch.testing.assert_close(found.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.mean, rates.mean(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(result.log_prob(y).exp(), torch.as_tensor(density), rtol=1e-12, atol=0)
+    torch.testing.assert_close(result.mean, rates.mean(0), rtol=1e-12, atol=0)

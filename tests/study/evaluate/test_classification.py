@@ -86,8 +86,8 @@ def test_metrics_are_those_of_a_loop_over_clients_and_draws(root: Path, group: s
             }
             for metric, value in expected.items():
                 assert row.metrics[f"{name}.{metric}"] == pytest.approx(value, rel=1e-4), (name, metric)
-        found = report.predictions[f"{group}.{which}.probs"][k][scaled.test.mask[k]].numpy()
-        np.testing.assert_allclose(found, np.mean(each, 0), rtol=1e-3, atol=1e-5)
+        result = report.predictions[f"{group}.{which}.probs"][k][scaled.test.mask[k]].numpy()
+        np.testing.assert_allclose(result, np.mean(each, 0), rtol=1e-3, atol=1e-5)
     assert len({row.metrics[f"{which}.nll"] for row in report.rows}) == len(report.rows)
 
 
@@ -175,10 +175,10 @@ def test_histograms_sort_the_entropies_of_a_few_clients(root: Path) -> None:
     sets = ("data.options.clients=6", "data.options.new_clients=0")
     study = tiny_images(root, *sets)
     method, state, groups = trained(study)
-    found = histograms(method, state, groups["existing"], study.plan)
-    assert list(found) == [f"entropy.client_{k:02d}" for k in range(5)]
+    result = histograms(method, state, groups["existing"], study.plan)
+    assert list(result) == [f"entropy.client_{k:02d}" for k in range(5)]
     report = evaluate(method, state, "existing", groups["existing"], study.plan, metrics_of(study, TASK))
-    for k, shares in enumerate(found.values()):
+    for k, shares in enumerate(result.values()):
         probs = report.predictions["existing.pm.probs"][k].double().numpy()
         entropy = -(probs * np.log(probs)).sum(-1) / np.log(10)
         expected, _ = np.histogram(entropy, 20, (0.0, 1.0))
@@ -192,9 +192,9 @@ def record(number: int, pm: float, validation: float | None = None) -> RoundReco
 
 def test_selections_by_hand() -> None:
     rounds = [record(50, 0.95, 0.6), record(110, 0.7, 0.8), record(130, 0.75, 0.8), record(150, 0.72, 0.5)]
-    found = selections([RoundRecord(1, 3), *rounds])
-    assert set(found) == {"pm"} and set(found["pm"]) == {"best_validation", "best_of_last_100_test_rounds"}
-    by_validation, by_test = found["pm"]["best_validation"], found["pm"]["best_of_last_100_test_rounds"]
+    result = selections([RoundRecord(1, 3), *rounds])
+    assert set(result) == {"pm"} and set(result["pm"]) == {"best_validation", "best_of_last_100_test_rounds"}
+    by_validation, by_test = result["pm"]["best_validation"], result["pm"]["best_of_last_100_test_rounds"]
     assert (by_validation["round"], by_validation["accuracy"]) == (110, 0.7)  # the first of equals, its test accuracy
     assert (by_test["round"], by_test["accuracy"]) == (130, 0.75)  # round 50 is not among 51..150
     assert "looks at test rows" in by_test["rule"]

@@ -251,8 +251,8 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
     one, dataset = left_open(root, *TEMPERED), load(left_open(root, *TEMPERED))
     trained = counted(monkeypatch)
     chosen, notes = choose(one, dataset)
-    found = notes["temperature"]["chosen"]
-    assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={found!r}")
+    result = notes["temperature"]["chosen"]
+    assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={result!r}")
     rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
     method, groups = prepare(
         left_open(root, *TEMPERED[:1]), replace(dataset, groups={"existing": tables.Group(rest, held)})
@@ -266,9 +266,9 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
         own = (log_probs / temperature).log_softmax(-1).gather(-1, held.y.long().unsqueeze(-1)).squeeze(-1)
         return float((torch.where(held.mask, own, 0.0).sum(1) / held.size).mean())
 
-    assert notes["temperature"]["scores"] == pytest.approx({"1.0": score(1.0), str(found): score(found)}, rel=1e-7)
+    assert notes["temperature"]["scores"] == pytest.approx({"1.0": score(1.0), str(result): score(result)}, rel=1e-7)
     grid = [0.1 * 100 ** (i / 400) for i in range(401)]
-    assert score(found) >= max(map(score, grid)) - 1e-12 and score(found) > score(1.0)
+    assert score(result) >= max(map(score, grid)) - 1e-12 and score(result) > score(1.0)
 
 
 def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: Path, tmp_path: Path) -> None:
