@@ -23,8 +23,8 @@ def _homes() -> dict[str, str]:
     return {name: home for home, name in sorted(re.findall(r"^from (\S+) import (\w+)", stub, re.MULTILINE), key=_name)}
 
 
-def _name(found: tuple[str, str]) -> str:
-    return found[1]
+def _name(result: tuple[str, str]) -> str:
+    return result[1]
 
 
 def __getattr__(name: str) -> object:

@@ -241,11 +241,11 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """Fit the MAP estimate, choose the subnetwork and infer its posterior (Algorithm 1, eqs. 10-15)."""
-        aside = noise.fork()
+        forked = noise.fork()
         known = self._prior(message, state)
         theta, loss = self._fit(known, state, message, batch, noise)
         prior = known.variance
-        ggn, index = laplace.choose(self.choice, self.model, theta, batch, prior, self.shared, aside)
+        ggn, index = laplace.choose(self.choice, self.model, theta, batch, prior, self.shared, forked)
         if self.upload == "curvature":
             variance = laplace.only(ggn, index)
         else:
@@ -263,8 +263,8 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average means and variances (Algorithm 1, last line of the server)."""
-        found = moments.average(update.moments, update.weight)
-        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), found, server.moments)
+        result = moments.average(update.moments, update.weight)
+        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), result, server.moments)
         return Server(joined)
 
     def client_deltas(self, message: Message, update: Update) -> Moments:
@@ -292,12 +292,14 @@ class FedSI(Method[Server, Message, Client, Update]):
 
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> LinearisedPosterior:
         """Fine-tune the decision layers, then infer the subnetwork around the global means (section III.A, step 4)."""
-        aside = noise.fork()
+        forked = noise.fork()
         theta = self._joined(message, state)
         if self.finetune:
             head = torch.arange(self.model.dim, device=theta.device) >= self.shared
-            theta = map_estimate.fit(self.model, self.local, theta, batch, aside.copy(), self.finetune, free=head).theta
-        return self._around(theta, message, state, batch, aside, noise)
+            theta = map_estimate.fit(
+                self.model, self.local, theta, batch, forked.copy(), self.finetune, free=head
+            ).theta
+        return self._around(theta, message, state, batch, forked, noise)
 
     def personalise_again(
         self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
@@ -374,13 +376,13 @@ class FedSI(Method[Server, Message, Client, Update]):
         return theta, loss
 
     def _around(
-        self, theta: Tensor, message: Message, state: Client, batch: ClientBatch, aside: Noise, noise: Noise
+        self, theta: Tensor, message: Message, state: Client, batch: ClientBatch, forked: Noise, noise: Noise
     ) -> LinearisedPosterior:
         """The posterior around weights whose decision layers are the clients' own."""
         prior = self._prior(message, state).variance
         if not isinstance(self.personal_alpha, str):
             prior = torch.full_like(prior, self.personal_alpha)
-        infer = partial(self._infer, theta, prior, batch, aside)
+        infer = partial(self._infer, theta, prior, batch, forked)
         return LinearisedPosterior(self.model, theta, infer, self.predictive, self.draws, noise, batch)
 
     def _infer(self, theta: Tensor, prior: Tensor, batch: ClientBatch, noise: Noise) -> GaussianWeights:

@@ -255,14 +255,14 @@ class Study:
         Returns:
             Dotted key -> (the study's value, the paper preset's value).
         """
-        mine = self.table()
+        own = self.table()
         method = {"name": self.method.name, "preset": "paper"}
         paper = Study._resolved({"method": method}, "study", (), self.instances).table()
         return {
-            f"{part}.{key}": (mine[part][key], paper[part][key])
+            f"{part}.{key}": (own[part][key], paper[part][key])
             for part in ("method", "model", "federation")
             for key in paper[part]
-            if mine[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
+            if own[part][key] != paper[part][key] and key not in ("preset", "device", "threads", "checkpoint_every")
         }
 
 
@@ -401,18 +401,18 @@ def _with_references(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             return [whole(each) for each in value]
         return of_folder(value, folder) if isinstance(value, str) else value
 
-    found = dict(table)
+    result = dict(table)
     for part, key in _REFERENCES:
-        inner = found.get(part)
+        inner = result.get(part)
         if isinstance(inner, Mapping) and key in inner:
-            found[part] = {**inner, key: whole(inner[key])}
-    own = found.get("methods")
+            result[part] = {**inner, key: whole(inner[key])}
+    own = result.get("methods")
     if isinstance(own, Mapping):
-        found["methods"] = {
+        result["methods"] = {
             whole(name): _with_references(part, folder) if isinstance(part, Mapping) else part
             for name, part in own.items()
         }
-    return found
+    return result
 
 
 def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -114,13 +114,13 @@ class Instances:
 
         The rows of a data set are compared client by client, as those of files are.
         """
-        found: dict[str, AnyMethod | Model | Metric] = {}
+        result: dict[str, AnyMethod | Model | Metric] = {}
         if self.method is not None:
-            found[self.method_name] = self.method
+            result[self.method_name] = self.method
         elif self.model is not None:
-            found[self.model_kind] = self.model
-        found |= {f"{INSTANCE}{metric.name}": metric for metric in self.metrics}
-        return MappingProxyType({name: identity(one) for name, one in found.items()})
+            result[self.model_kind] = self.model
+        result |= {f"{INSTANCE}{metric.name}": metric for metric in self.metrics}
+        return MappingProxyType({name: identity(one) for name, one in result.items()})
 
     def source(self, name: str) -> tables.Dataset | None:
         """Give the data set of a study's [data] source.

@@ -36,10 +36,10 @@ def used(study: Study) -> JsonTable:
         "file" and "sha256" by the name that the study gives the object, "class", "options" and "sha256" of an object
         that a program gave; nothing for built-in objects.
     """
-    found: JsonTable = {name: {"file": str(one.file), "sha256": one.sha256} for name, one in _loaded(study)}
+    result: JsonTable = {name: {"file": str(one.file), "sha256": one.sha256} for name, one in _loaded(study)}
     for name, one in study.instances.identities.items():
-        found[name] = {"class": one.kind, "options": {**one.options}, "sha256": one.sha256}
-    return found
+        result[name] = {"class": one.kind, "options": {**one.options}, "sha256": one.sha256}
+    return result
 
 
 def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:

@@ -71,9 +71,9 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         known = self._known()
         if isinstance(name, str) and name in known:
             return known[name]
-        loaded, found = self._loaded(name)
+        loaded, reference = self._loaded(name)
         if (name, loaded.sha256) not in self._made:
-            self._made[name, loaded.sha256] = self._taken(name, loaded, found)
+            self._made[name, loaded.sha256] = self._taken(name, loaded, reference)
         return self._made[name, loaded.sha256]
 
     def __contains__(self, name: object) -> bool:
@@ -122,27 +122,27 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         return None if name in self._known() else self._loaded(name)[0]
 
     def _loaded(self, name: str) -> tuple[Loaded, Reference]:
-        found = reference(name)
-        if found is None:
+        result = reference(name)
+        if result is None:
             entry = self.entries().get(name)
-            found = None if entry is None else reference(entry.value.replace(" ", ""))
-            if found is None:
+            result = None if entry is None else reference(entry.value.replace(" ", ""))
+            if result is None:
                 raise KeyError(name)
-        if found.is_file:
-            return load_file(Path(found.place), self._where), found
-        return load_module(found.place, self._where), found
+        if result.is_file:
+            return load_file(Path(result.place), self._where), result
+        return load_module(result.place, self._where), result
 
-    def _taken(self, name: str, loaded: Loaded, found: Reference) -> Record:
+    def _taken(self, name: str, loaded: Loaded, reference: Reference) -> Record:
         module = loaded.module
-        if not hasattr(module, found.name):
+        if not hasattr(module, reference.name):
             public = [each for each in vars(module) if not each.startswith("_")]
-            what = f"{self._where}: {found.place} has no {found.name!r}"
-            raise StudyError(what, hint=nearest(found.name, public))
-        thing = getattr(module, found.name)
+            what = f"{self._where}: {reference.place} has no {reference.name!r}"
+            raise StudyError(what, hint=nearest(reference.name, public))
+        thing = getattr(module, reference.name)
         record = self._record(thing, module, name)
         if record is None:
-            what = f"{self._where}: {found} must be {self._expected}, got {_kind(thing)}"
-            raise StudyError(what, hint=f"define it in {found.place}")
+            what = f"{self._where}: {reference} must be {self._expected}, got {_kind(thing)}"
+            raise StudyError(what, hint=f"define it in {reference.place}")
         return record
 
 

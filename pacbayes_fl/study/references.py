@@ -71,8 +71,8 @@ def reference(text: object) -> Reference | None:
     if not isinstance(text, str) or text.startswith(INSTANCE):
         return None
     for pattern, is_file in ((_FILE, True), (_MODULE, False)):
-        if found := pattern.fullmatch(text):
-            return Reference(found["place"], found["name"], is_file)
+        if result := pattern.fullmatch(text):
+            return Reference(result["place"], result["name"], is_file)
     return None
 
 
@@ -86,10 +86,10 @@ def anchored(text: str, folder: Path) -> str:
     Returns:
         The reference with an absolute path; any other text as it is.
     """
-    found = reference(text)
-    if found is None or not found.is_file:
+    result = reference(text)
+    if result is None or not result.is_file:
         return text
-    return str(found._replace(place=str((folder / Path(found.place).expanduser()).resolve())))
+    return str(result._replace(place=str((folder / Path(result.place).expanduser()).resolve())))
 
 
 class _Executed:

@@ -502,11 +502,11 @@ X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6.0)
 
 
 def test_rows_of_a_program_are_held_out_as_given_or_the_last_ones() -> None:
-    found = tables.of_clients({"a": (X, Y), "b": (X[:3].numpy(), Y[:3])}, 0.5)
-    group = found.groups["existing"]
+    result = tables.of_clients({"a": (X, Y), "b": (X[:3].numpy(), Y[:3])}, 0.5)
+    group = result.groups["existing"]
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2], [3, 4, 5])
     assert (rows_of(group.train, 1), rows_of(group.test, 1)) == ([0], [1, 2])
-    assert [column.name for column in found.features] == ["x_1", "x_2"] and found.target.name == "y"
+    assert [column.name for column in result.features] == ["x_1", "x_2"] and result.target.name == "y"
     group = tables.of_clients({"a": (X[:4], Y[:4], X[4:], Y[4:])}).groups["existing"]
     assert (rows_of(group.train, 0), rows_of(group.test, 0)) == ([0, 1, 2, 3], [4, 5])
     assert tables.of_clients({"a": (X, Y)}, task="classification").classes == 6

@@ -45,8 +45,8 @@ def test_diagonal_variances_and_their_subnetwork() -> None:
 def test_a_variance_that_does_not_change_adds_exactly_nothing() -> None:
     prior = float64([[0.5, 0.0, 2.0]])
     assert shrinking_kl(prior, prior).item() == 0.0
-    found = shrinking_kl(float64([[0.25, 0.0, 2.0]]), prior)
-    assert found.item() == pytest.approx(0.5 * (0.5 - 1 + math.log(2)), rel=1e-14)
+    result = shrinking_kl(float64([[0.25, 0.0, 2.0]]), prior)
+    assert result.item() == pytest.approx(0.5 * (0.5 - 1 + math.log(2)), rel=1e-14)
     assert shrinking_kl(float64([[0.25, 0.0, 2.0]]), float64([[0.5, torch.nan, 2.0]])).isnan().all()
 
 
@@ -69,9 +69,9 @@ def test_variances_alone_are_those_of_the_gaussian() -> None:
 
 def test_candidates_are_split_into_representation_and_decision_layers() -> None:
     ggn = prior = torch.ones(1, MODEL.dim, dtype=torch.float64)
-    found = candidates(MODEL, ggn, ggn, prior, 9)
-    assert found.representation.tolist() == [True] * 9 + [False] * (MODEL.dim - 9)
-    assert torch.equal(found.decision, ~found.representation) and torch.equal(found.variance, 0.5 * prior)
+    result = candidates(MODEL, ggn, ggn, prior, 9)
+    assert result.representation.tolist() == [True] * 9 + [False] * (MODEL.dim - 9)
+    assert torch.equal(result.decision, ~result.representation) and torch.equal(result.variance, 0.5 * prior)
 
 
 def test_weights_apart_are_reached_by_rows_that_depend_on_them() -> None:

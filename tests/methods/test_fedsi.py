@@ -122,7 +122,7 @@ def descend(algorithm: FedSI, theta: Tensor, x: Tensor, y: Tensor, noise: Noise,
 
 
 def laplace_by_hand(
-    algorithm: FedSI, theta: Tensor, x: Tensor, prior: Tensor, aside: Noise
+    algorithm: FedSI, theta: Tensor, x: Tensor, prior: Tensor, forked: Noise
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose the subnetwork of one client; return it with its covariance [B, B] and the diagonal of the GGN [D]."""
     model, shared = algorithm.model, algorithm.shared
@@ -131,7 +131,7 @@ def laplace_by_hand(
         LargestVariance: lambda: 1 / (ggn + 1 / prior),
         LargestMagnitude: theta.abs,
         LargestCurvature: lambda: ggn,
-        RandomShare: lambda: aside.weights(theta[None], "uniform")[0],
+        RandomShare: lambda: forked.weights(theta[None], "uniform")[0],
         LastLayer: lambda: torch.arange(model.dim) >= shared,
     }[type(algorithm.choice)]()
     size = model.dim - shared
@@ -145,10 +145,10 @@ def laplace_by_hand(
 
 
 def client_by_hand(algorithm: FedSI, prior: Moments, head: Tensor, x: Tensor, y: Tensor, noise: Noise) -> ByHand:
-    shared, aside = algorithm.shared, noise.fork()
+    shared, forked = algorithm.shared, noise.fork()
     free = torch.arange(algorithm.model.dim) < (algorithm.model.dim if algorithm.train_head else shared)
     theta, loss = descend(algorithm, torch.cat((prior.mean[:shared], head)), x, y, noise, free, prior)
-    chosen, covariance, ggn = laplace_by_hand(algorithm, theta, x, prior.variance, aside)
+    chosen, covariance, ggn = laplace_by_hand(algorithm, theta, x, prior.variance, forked)
     variance = torch.zeros_like(theta)
     variance[chosen] = ggn[chosen] if algorithm.upload == "curvature" else covariance.diagonal()
     return ByHand(theta, variance[:shared], chosen, loss)
@@ -186,22 +186,22 @@ def test_two_rounds_are_the_algorithm_box_in_plain_torch(form: str, noise: Any) 
         update, kept = algorithm.client(algorithm.broadcast(state), kept, batch, Noise(3, t, batch.ids, engine=noise))
         state = algorithm.server(state, algorithm.reduce(update), K)
         prior = Moments(mean, torch.where(variance > 0, variance.clamp_min(algorithm.floor), algorithm.alpha))
-        found = []
+        result = []
         for k in range(K):
             alone = Noise(3, t, batch.ids[k : k + 1], engine=noise)
-            found.append(client_by_hand(algorithm, prior, heads[k], *laplace.own(batch, k), alone))
-            heads[k] = found[k].theta[algorithm.shared :]
+            result.append(client_by_hand(algorithm, prior, heads[k], *laplace.own(batch, k), alone))
+            heads[k] = result[k].theta[algorithm.shared :]
             torch.testing.assert_close(
-                update.moments.mean[k], found[k].theta[: algorithm.shared], rtol=1e-9, atol=1e-10
+                update.moments.mean[k], result[k].theta[: algorithm.shared], rtol=1e-9, atol=1e-10
             )
-            torch.testing.assert_close(update.moments.variance[k], found[k].variance, rtol=1e-8, atol=1e-11)
+            torch.testing.assert_close(update.moments.variance[k], result[k].variance, rtol=1e-8, atol=1e-11)
             torch.testing.assert_close(kept.head[k], heads[k], rtol=1e-9, atol=1e-10)
-            assert update.loss[k].item() == pytest.approx(found[k].loss, rel=1e-9)
+            assert update.loss[k].item() == pytest.approx(result[k].loss, rel=1e-9)
         if not algorithm.train_head:
             assert torch.equal(kept.head, mean[algorithm.shared :].expand(K, -1))
         mean, variance = mean.clone(), variance.clone()
         for name, leaf in (("theta", mean), ("variance", variance)):
-            rows = torch.stack([getattr(one, name)[: algorithm.shared] for one in found])
+            rows = torch.stack([getattr(one, name)[: algorithm.shared] for one in result])
             leaf[: algorithm.shared] = (weight[:, None] * rows).sum(0) / weight.sum()
         torch.testing.assert_close(state.moments.mean, mean, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(state.moments.variance, variance, rtol=1e-8, atol=1e-11)
@@ -299,10 +299,10 @@ def test_rows_of_one_client_count_once_a_round_or_once(form: str, rounds: int) -
     for prior, times in (("cumulative", rounds), ("divide", 1)):
         algorithm, state = rounds_of(model, batch, rounds, prior=prior, **FORMS_OF_PRIOR[form])
         precision = 1 / ALPHA + times * float(ggn)
-        found = state.server.moments
-        assert 1 / found.variance[0].item() == pytest.approx(precision, rel=1e-9)
+        result = state.server.moments
+        assert 1 / result.variance[0].item() == pytest.approx(precision, rel=1e-9)
         linear_part = start[0] / ALPHA + times * float(x[:, 0] @ (y - start[1])) / 0.25
-        assert found.mean[0].item() == pytest.approx(float(linear_part) / precision, rel=1e-6)
+        assert result.mean[0].item() == pytest.approx(float(linear_part) / precision, rel=1e-6)
         (_, personal), *_ = personalisation.personalise(algorithm, state, batch, FederationPlan(seed=2))
         spread = personal.gaussian.output_covariance(linearised(model, personal, torch.ones(1, 1, 1)))
         assert 1 / spread.item() == pytest.approx(precision + (float(ggn) if prior == "cumulative" else 0.0), rel=1e-9)
@@ -422,12 +422,12 @@ def test_a_personal_model_is_tuned_at_its_head_and_inferred_around_the_global_me
     for k in range(K):
         rows, y = laplace.own(batch, k)
         alone = Noise(3, 0, batch.ids[k : k + 1])
-        aside, theta = alone.fork(), torch.cat((message.prior.mean[:shared], kept.head[k]))
+        forked, theta = alone.fork(), torch.cat((message.prior.mean[:shared], kept.head[k]))
         if algorithm.finetune:
-            theta, _ = descend(algorithm, theta, rows, y, aside.copy(), head, None)
+            theta, _ = descend(algorithm, theta, rows, y, forked.copy(), head, None)
         torch.testing.assert_close(posterior.loc[k], theta, rtol=1e-9, atol=1e-10)
         assert torch.equal(posterior.loc[k, :shared], message.prior.mean[:shared])
-        chosen, covariance, _ = laplace_by_hand(algorithm, theta, rows, message.prior.variance, aside)
+        chosen, covariance, _ = laplace_by_hand(algorithm, theta, rows, message.prior.variance, forked)
         entries = laplace.jacobian(laplace.plain(model), theta, x[k])[..., chosen]
         spread = torch.einsum("ncd,de,nfe->ncf", entries, covariance, entries)
         outputs = laplace.plain(model)(theta, x[k])
@@ -552,10 +552,10 @@ def test_more_rows_sharpen_the_gaussian_around_the_same_estimate(form: str) -> N
         assert torch.equal(second.diagonal() > 0, inside) and 0 < inside.sum() < model.dim
         index = inside.nonzero().flatten()
         first, second = first[index[:, None], index], second[index[:, None], index]
-        found = laplace.ggn(model, p.loc[k], laplace.own(rows, k)[0], index) if NEW[k] else torch.zeros_like(first)
+        result = laplace.ggn(model, p.loc[k], laplace.own(rows, k)[0], index) if NEW[k] else torch.zeros_like(first)
         if algorithm.covariance == "diagonal":
-            found = torch.diag(found.diagonal())
-        torch.testing.assert_close(second, torch.linalg.inv(torch.linalg.inv(first) + found), rtol=1e-8, atol=1e-10)
+            result = torch.diag(result.diagonal())
+        torch.testing.assert_close(second, torch.linalg.inv(torch.linalg.inv(first) + result), rtol=1e-8, atol=1e-10)
         zero = torch.zeros(len(index), dtype=torch.float64)
         oracle = bounds.full_gaussian_kl(zero, second, zero, first)
         torch.testing.assert_close(refined.kl[k], oracle, rtol=1e-8, atol=1e-11)
@@ -583,7 +583,7 @@ def test_clients_are_sharpened_each_for_itself_and_padding_has_no_say(form: str)
         own = rows.select(one).trim()
         single = algorithm.refine(alone, seen.select(one).trim(), own, Noise(3, 0, own.ids))
         torch.testing.assert_close(single.kl[0], refined.kl[k], rtol=1e-9, atol=1e-12)
-        mine, theirs = (found.posterior.gaussian for found in (single, refined))  # type: ignore[attr-defined]
+        mine, theirs = (result.posterior.gaussian for result in (single, refined))  # type: ignore[attr-defined]
         torch.testing.assert_close(dense_covariance(mine, 0), dense_covariance(theirs, k), rtol=1e-9, atol=1e-11)
 
 
@@ -624,14 +624,14 @@ def test_what_is_known_of_a_client_without_rows_is_the_server_s_distribution(mod
     posterior = algorithm.personalise(message, algorithm.init_clients(message, batch), batch, Noise(3, 0, batch.ids))
     q: Any = posterior.gaussian
     assert torch.equal(q.loc, mean.expand(2, -1))
-    found = q.covariance()[1]
-    spread = q.variance[1].scatter_add(0, q.chosen[1], found.diagonal())
+    result = q.covariance()[1]
+    spread = q.variance[1].scatter_add(0, q.chosen[1], result.diagonal())
     inside = spread > 0
     assert inside.sum() == algorithm.choice.size(
         candidates(algorithm.model, mean, variance, variance, algorithm.shared)
     )
     torch.testing.assert_close(spread, message.prior.variance * inside, rtol=1e-12, atol=0)
-    assert found.equal(torch.diag(found.diagonal()))
+    assert result.equal(torch.diag(result.diagonal()))
 
 
 def test_a_diverged_prior_spoils_no_other_client() -> None:
@@ -662,8 +662,8 @@ def two_units(**options: Any) -> tuple[FedSI, Server, Client, ClientBatch]:
 def sent(**options: Any) -> list[float]:
     algorithm, state, kept, batch = two_units(**options)
     update, _ = algorithm.client(algorithm.broadcast(state), kept, batch, Noise(3, 1, batch.ids))
-    found: list[float] = update.moments.variance[0, list(laplace.OURS)[:6]].tolist()
-    return found
+    result: list[float] = update.moments.variance[0, list(laplace.OURS)[:6]].tolist()
+    return result
 
 
 def test_what_a_client_sends_is_a_variance_and_not_the_curvature_of_the_public_code() -> None:

@@ -60,8 +60,8 @@ def test_adaptive_steps_are_those_of_algorithm_2(optimiser: Any) -> None:
                 optimiser
             ]
             theta[i] += 0.5 * m[i] / (v[i] ** 0.5 + 0.1)
-    found = stepped(ServerStep(optimiser, 0.5, beta1=0.7, beta2=0.8, tau=0.1), start, means)
-    torch.testing.assert_close(found, torch.tensor(theta, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    result = stepped(ServerStep(optimiser, 0.5, beta1=0.7, beta2=0.8, tau=0.1), start, means)
+    torch.testing.assert_close(result, torch.tensor(theta, dtype=torch.float64), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

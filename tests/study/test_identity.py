@@ -109,16 +109,16 @@ def test_another_process_finds_the_same_and_another_source_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the seed of Python's hashes is; a comment behind the class is no change of it, its base is one."""
-    found = []
+    result = []
     for place, step, end in (("a", "1", ""), ("b", "1", "\n# the end\n"), ("c", "2", "")):
         folder = tmp_path / place
         folder.mkdir()
         (folder / "own.py").write_text(SOURCE.format(step=step) + end, encoding="utf-8")
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, "own", raising=False)
-        found.append(import_module("own").found())
-    assert found[0] == found[1] != found[2]
+        result.append(import_module("own").found())
+    assert result[0] == result[1] != result[2]
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'a')!r}); import own; print(own.found())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == found[0], done.stderr
+    assert done.stdout.strip() == result[0], done.stderr

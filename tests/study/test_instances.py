@@ -59,11 +59,11 @@ def scores(result: Result) -> list[Mapping[str, float]]:
 def test_a_run_of_instances_is_that_of_their_names_bit_by_bit(sets: tuple[str, ...]) -> None:
     method, dataset = built(*sets)
     expected = scores(run(tiny(*sets)))
-    found = run(tiny(*sets), method=method, data=dataset, metrics=[LARGEST])
-    assert [{name: row[name] for name in expected[0]} for row in scores(found)] == expected
-    assert all(row["largest_error"] > 0 for row in scores(found) if "largest_error" in row)
+    result = run(tiny(*sets), method=method, data=dataset, metrics=[LARGEST])
+    assert [{name: row[name] for name in expected[0]} for row in scores(result)] == expected
+    assert all(row["largest_error"] > 0 for row in scores(result) if "largest_error" in row)
     assert scores(run(tiny(*sets), model=method.model)) == expected
-    assert found.method == f"instance:{type(method).__name__}"
+    assert result.method == f"instance:{type(method).__name__}"
 
 
 def network(width: int = 3) -> BayesianMLP:
@@ -153,13 +153,13 @@ def test_a_run_that_keeps_no_rows_asks_for_them_again(given: dict[str, Any], tmp
 
 
 def test_instances_are_compared(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacbayes_fl.study.compare.write", lambda out, found: None)  # tables and figures
+    monkeypatch.setattr("pacbayes_fl.study.compare.write", lambda out, result: None)  # tables and figures
     data = tables.of_clients(given["data"])
     studies = [STUDY.with_instances(method=one, data=data) for one in (LocalOnly(network()), FedAvg(network()))]
-    found = compare(studies, 1, tmp_path / "both")
-    assert [one.method for one in found] == ["instance:LocalOnly", "instance:FedAvg"]
+    result = compare(studies, 1, tmp_path / "both")
+    assert [one.method for one in result] == ["instance:LocalOnly", "instance:FedAvg"]
     again = compare(studies, 1, tmp_path / "both", resume=True)
-    assert [scores(one) for one in again] == [scores(one) for one in found]
+    assert [scores(one) for one in again] == [scores(one) for one in result]
     with pytest.raises(StudyError, match="different data"):
         compare([studies[0], studies[1].with_instances(method=FedAvg(network()), data=given["data"])], 1)
 
@@ -209,8 +209,8 @@ def test_tables_of_users_and_rows_of_a_program_are_one_data_set(tmp_path: Path) 
     for row in own:
         by_name.setdefault(row["client"], []).append([row["lag_1"], row["wind"], row["y"]])
     cells = {name: torch.tensor(each, dtype=torch.float64) for name, each in by_name.items()}
-    found = tables.of_clients({name: (each[:, :2].numpy(), each[:, 2]) for name, each in cells.items()})
+    result = tables.of_clients({name: (each[:, :2].numpy(), each[:, 2]) for name, each in cells.items()})
     expected = tables.read(write_csv(tmp_path / "rows.csv", own))
     for part in ("train", "test"):
-        one, other = (getattr(each.groups["existing"], part) for each in (found, expected))
+        one, other = (getattr(each.groups["existing"], part) for each in (result, expected))
         assert torch.equal(one.x, other.x) and torch.equal(one.y, other.y) and one.names == other.names

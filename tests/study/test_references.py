@@ -21,8 +21,8 @@ from tests.user_objects import write
     ],
 )
 def test_references_are_files_or_modules(text: str, place: str, is_file: bool) -> None:
-    found = reference(text)
-    assert found is not None and (found.place, found.is_file, str(found)) == (place, is_file, text)
+    result = reference(text)
+    assert result is not None and (result.place, result.is_file, str(result)) == (place, is_file, text)
 
 
 @pytest.mark.parametrize(
