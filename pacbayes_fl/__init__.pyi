@@ -36,6 +36,9 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN as BayesianCNN
 from pacbayes_fl.models.weights.convolutional import BayesianVGG as BayesianVGG
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior as GaussianHyperPrior
 from pacbayes_fl.results.records import Result as Result
+from pacbayes_fl.study.callbacks import Callback as Callback
+from pacbayes_fl.study.callbacks import EarlyStop as EarlyStop
+from pacbayes_fl.study.callbacks import TensorBoard as TensorBoard
 from pacbayes_fl.study.compare import compare as compare
 from pacbayes_fl.study.file import Study as Study
 from pacbayes_fl.study.predict import predict as predict

@@ -50,7 +50,7 @@ def test_importing_the_package_and_the_command_line_loads_no_torch() -> None:
     assert (done.returncode, done.stdout) == (0, f"False {len(pacbayes_fl.__all__)}\n"), done.stderr
 
 
-EXAMPLES = ("run", "compare", "tune", "open_run", "predict", "certify")
+EXAMPLES = ("run", "compare", "tune", "open_run", "predict", "certify", "Callback", "EarlyStop")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

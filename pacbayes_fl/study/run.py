@@ -26,6 +26,8 @@ from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import held_rows, privacy, saved_rows, scaling
+from pacbayes_fl.study.callbacks import Callback, EarlyStop
+from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, regression
 from pacbayes_fl.study.file import Study
@@ -100,6 +102,7 @@ def run(
     model: Model | None = None,
     data: tables.Dataset | Mapping[str, Sequence[Any]] | None = None,
     metrics: Sequence[Metric] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run a study: train, personalise, score; with a folder, write everything there.
 
@@ -113,6 +116,7 @@ def run(
         model: a prior or a network, in place of the study's [model].
         data: a data set, or by name the rows (x [m, d], y [m]) of every client, in place of the study's [data] source.
         metrics: records `Metric`, beside the study's [report] metrics; see `Study.with_instances` for all four.
+        callbacks: told of every round with its scores; each can end the run, such as `EarlyStop`.
 
     Returns:
         The result, also in the folder.
@@ -139,13 +143,19 @@ def run(
         study = study.with_instances(method=method, model=model, data=data, metrics=metrics)
     folder = folder_of(out)
     with _threads(study.federation.threads), folder.lock():
-        trained = train(study, folder.path, resume, on_round)
+        trained = train(study, folder.path, resume, on_round, callbacks)
         result = report(trained)
         folder.finish(result)
     return result
 
 
-def train(study: Study, folder: Path | None = None, resume: bool = False, on_round: OnRound | None = None) -> Trained:
+def train(
+    study: Study,
+    folder: Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Trained:
     """Run a study's rounds.
 
     Args:
@@ -153,6 +163,7 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         folder: run folder, locked by the caller; nothing is written when None.
         resume: go on from the folder's last intact checkpoint.
         on_round: as `run`.
+        callbacks: as `run`.
 
     Returns:
         The federation after its last round.
@@ -161,7 +172,29 @@ def train(study: Study, folder: Path | None = None, resume: bool = False, on_rou
         StudyError, CheckpointError, KeyboardInterrupt: as `run`.
     """
     privacy.check(study, folder)
-    return _trained(study, folder_of(folder), resume, on_round or _unheard)
+    check_callbacks(callbacks)
+    return _trained(study, folder_of(folder), resume, on_round or _unheard, _Told(callbacks))
+
+
+class _Told:
+    """Callbacks, and which of them ended the run."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks, self.ended = callbacks, list[str]()
+
+    def on_start(self, past: Sequence[RoundRecord]) -> None:
+        for one in self._callbacks:
+            one.on_start(past)
+
+    def on_round(self, record: RoundRecord) -> bool:
+        """Tell all of them, also after one that ends the run."""
+        said = [one for one in self._callbacks if one.on_round(record) is True]
+        self.ended += [str(one) if isinstance(one, EarlyStop) else type(one).__name__ for one in said]
+        return bool(said)
+
+    def notes(self, last: int, rounds: int) -> JsonTable:
+        """What labels say of the end."""
+        return {"ended": f"after round {last} of {rounds} by {', '.join(self.ended)}"} if self.ended else {}
 
 
 def _unheard(record: RoundRecord) -> None:
@@ -218,7 +251,7 @@ def _assembled(
     return _Federation(settled, method, groups, state)
 
 
-def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> Trained:
+def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, callbacks: _Told) -> Trained:
     study, notes = folder.recall(study, resume)
     begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
     study = begun.settled.study
@@ -226,10 +259,12 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound) -> T
     engine.check(begun.method, begun.clients, study.plan, begun.state)
     aggregator = privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.meta)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
-    state = _rounds(begun, folder, aggregator, records, on_round)
+    callbacks.on_start(tuple(records))
+    state = _rounds(begun, folder, aggregator, records, on_round, callbacks)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **_of_rates(state)}
+    notes |= callbacks.notes(state.round, study.plan.rounds)
     return begun.trained(state, folder, rounds=tuple(records), notes=notes)
 
 
@@ -239,6 +274,7 @@ def _rounds(
     aggregator: PrivateAggregator | None,
     records: list[RoundRecord],
     on_round: OnRound,
+    callbacks: _Told,
 ) -> FederationState:
     """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
     study, clients, state = begun.settled.study, begun.clients, begun.state
@@ -259,6 +295,9 @@ def _rounds(
                     folder.save(study, clients, state, paid)
                 if stopping:
                     raise KeyboardInterrupt
+                if callbacks.on_round(record):
+                    privacy.refuse_choice(study, "federation.rounds")
+                    break
         except (ClientError, NumericalError) as error:
             folder.save(study, clients, state, paid)  # nothing is lost: the last good round is on disk
             folder.end(state.round, error)

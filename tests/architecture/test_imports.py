@@ -28,7 +28,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     ("study.prepare",),
     ("study.evaluate",),
     ("study.search",),
-    ("study.resuming", "study.folder", "study.run", "study.check"),
+    ("study.callbacks", "study.resuming", "study.folder", "study.run", "study.check"),
     ("study.compare", "study.predict", "study.release", "study.describe", "study.init"),
 )
 STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}
