@@ -258,7 +258,7 @@ def test_a_good_import_passes(path: str, text: str) -> None:
 
 
 def test_importing_the_package_loads_no_optional_dependency() -> None:
-    optional = ("matplotlib", "pandas", "pvlib", "pyarrow", "flwr", "torchvision")
+    optional = ("matplotlib", "pandas", "pvlib", "pyarrow", "flwr", "torchvision", "tensorboard")
     code = f"import sys, pacbayes_fl, pacbayes_fl.cli; print([m for m in {optional} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
