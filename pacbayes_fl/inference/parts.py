@@ -18,14 +18,15 @@ class Personal:
     """Weights that clients keep for themselves, as whole sites of a model; the others are shared.
 
     Args:
-        sites: number of the sites that are a client's own; 2 are a layer's weight and bias. Not looked at where they
-            are named.
-        which: the "last" sites (a head), the "first" ones (a representation), or those that are "named".
+        sites: number of the sites that are a client's own; 2 are a layer's weight and bias. Looked at only of the
+            last and the first ones.
+        which: the "last" sites (a head), the "first" ones (a representation), those that are "named", or those of
+            "normalisation", which are the model's `deterministic` ones.
         names: of the sites that are a client's own, where `which` is "named".
     """
 
     sites: int = option(2, low=0)
-    which: Literal["last", "first", "named"] = "last"
+    which: Literal["last", "first", "named", "normalisation"] = "last"
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,9 +52,14 @@ class Personal:
         if unknown := [name for name in self.names if name not in sites]:
             what = f"names must be of the model's sites {', '.join(sites)}, got {', '.join(unknown)}"
             raise StudyError(what)
-        if self.which != "named" and self.sites > len(sites):
+        if self.which in ("last", "first") and self.sites > len(sites):
             raise StudyError(f"sites must be at most {len(sites)}, as many as the model has, got {self.sites}")
-        own = {"last": sites[len(sites) - self.sites :], "first": sites[: self.sites], "named": self.names}[self.which]
+        own = {
+            "last": sites[len(sites) - self.sites :],
+            "first": sites[: self.sites],
+            "named": self.names,
+            "normalisation": model.deterministic,
+        }[self.which]
         mask = torch.zeros(model.dim, dtype=torch.bool)
         for name in own:
             mask[model.span(name)] = True

@@ -46,7 +46,7 @@ def test_the_last_sites_are_those_that_bpfed_and_fedsi_keep() -> None:
         ({"sites": 5}, "sites must be at most 4, as many as the model has, got 5"),
         ({"sites": 5, "which": "first"}, "sites must be at most 4, as many as the model has, got 5"),
         ({"sites": -1}, "sites must be at least 0, got -1"),
-        ({"which": "middle"}, "which must be one of 'last', 'first', 'named', got 'middle'"),
+        ({"which": "middle"}, "which must be one of 'last', 'first', 'named', 'normalisation', got 'middle'"),
         ({"which": "named", "names": ("head",)}, "names must be of the model's sites .*, got head"),
         ({"names": ("head",)}, r"names = \['head'\] are of which = 'named', and which is 'last'"),
     ],

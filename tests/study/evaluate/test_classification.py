@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from pacbayes_fl.federation import engine, personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.methods.base import Method
 from pacbayes_fl.metrics import ece, mce
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
@@ -31,7 +32,7 @@ from tests.tiny_images import tiny_images, write_root
 
 WEIGHTS = tuple(name for name, recipe in METHODS.items() if recipe.model == "weights")
 TASK = "classification"
-NO_GLOBAL_MODEL = ("bpfed", "local", "fedsi", "fedsi-fac")
+NO_GLOBAL_MODEL = tuple(name for name in WEIGHTS if METHODS[name].method.global_model is Method.global_model)
 Array = np.ndarray[Any, Any]
 
 
@@ -107,6 +108,11 @@ def test_calibration_errors_have_the_bins_of_the_study(root: Path, bins: int) ->
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # probabilities are kept in float32
                 differ += not np.allclose(found, metric(ClassMixture(probs.log()), y, mask, bins=30 - bins), rtol=1e-3)
     assert differ
+
+
+def test_the_methods_without_a_global_model_are_those_whose_last_layers_or_all_weights_are_their_clients() -> None:
+    known = {"bpfed", "local", "fedsi", "fedsi-fac", "fedper", "fedrep", "lg-fedavg", "fedbabu", "fedbn"}
+    assert known <= set(NO_GLOBAL_MODEL) and not {"fedavg", "pfedbayes", "pac-pfl-bnn"} & set(NO_GLOBAL_MODEL)
 
 
 def test_a_federation_learns(root: Path) -> None:

@@ -1,0 +1,280 @@
+"""Networks of which one part is averaged and the other a client's own: FedPer, FedRep, LG-FedAvg, FedBABU and FedBN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
+from pacbayes_fl.inference.parts import Personal
+from pacbayes_fl.methods import private_steps
+from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, Update, initial_weights
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
+from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check, option
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.server import average
+from pacbayes_fl.server.robust import Aggregate
+
+Part = Literal["own", "shared", "all"]
+
+
+class Client(NamedTuple):
+    """What a client keeps: its own weights [K, E], and in how many rounds it has taken part [K], int64."""
+
+    own: Tensor
+    rounds: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Split(Method[Server, Server, Client | Nothing, Update]):
+    """Clients send theta_S, the server averages it, and theta_O stays at home (FedPer, Algorithms 1 and 2).
+
+    Args:
+        model: the likelihood.
+        local: steps of a client.
+        own: which weights are a client's own.
+        schedule: what a client trains: all its weights "together" (FedPer, LG-FedAvg, FedBN), its own ones first and
+            then, with these fixed, the "shared-last" ones (FedRep, Algorithm 1), or only the "shared" ones, while the
+            others stay where they began (FedBABU, Algorithm 1).
+        own_passes: times the minibatches of a round on a client's own weights, where these are trained first.
+        finetune: times the minibatches of a round at personalisation.
+        finetune_part: weights that are fine-tuned.
+        join_passes: times the minibatches of a round on the own weights of a client that never trained.
+        weighting: of clients in the average.
+        init_std: spread of the initial weights, the same for all clients.
+    """
+
+    personal_model: ClassVar[str] = "personal models of the averaged weights and each client's own ones"
+
+    objective: ClassVar[str | None] = "loss"
+
+    model: WeightModel
+    local: LocalDescent = part(
+        LocalDescent,
+        paper={
+            "steps": Paper(None, "10 epochs instead"),
+            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
+            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+            "rate": Paper(1e-3, "BPFed, section VI, for all baselines"),
+            "optimiser": Paper("adam", "BPFed, section VI, for all baselines"),
+        },
+    )
+    own: Personal = part(Personal, names={"sites": "personal_sites"}, others=False)
+    schedule: Literal["together", "shared-last", "shared"] = "together"
+    own_passes: int = option(1, low=1)
+    finetune: int = option(0, low=0)
+    finetune_part: Part = "own"
+    join_passes: int = option(10, low=1)
+    weighting: average.Weighting = "rows"
+    init_std: float = option(0.1, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
+
+    @cached_property
+    def _own(self) -> Tensor:
+        """Marks a client's own weights, bool [D], on the CPU."""
+        return self.own.mask(self.model)
+
+    def about(self) -> dict[str, Any]:
+        """Weights without uncertainty, and how many are a client's own."""
+        own = int(self._own.sum())
+        return {**POINT_ESTIMATE, "own_weights": f"{own} of {self.model.dim} weights stay with their client"}
+
+    def init_server(self, generator: torch.Generator) -> Server:
+        """Draw the shared weights, and the own ones with which every client begins."""
+        return Server(initial_weights(self.model, self.init_std, generator))
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Client | Nothing:
+        """Begin at the common start; without weights that are trained and its own a client keeps nothing."""
+        if self.schedule == "shared" or not bool(self._own.any()):
+            return Nothing()
+        own = tensors.expand(message.theta, batch.clients)[:, self._at("own", message.theta)].clone()
+        return Client(own, torch.zeros_like(batch.size, dtype=torch.int64))
+
+    def broadcast(self, server: Server) -> Server:
+        """Send the weights."""
+        return server
+
+    def client(
+        self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
+    ) -> tuple[Update, Client | Nothing]:
+        """Train what the schedule says, from the shared weights and the client's own."""
+        theta = self._joined(message, state, batch)
+        if self.schedule == "shared-last":
+            theta = self._descend("own", theta, batch, noise, self.own_passes).theta
+        theta, _, loss = self._descend("all" if self.schedule == "together" else "shared", theta, batch, noise)
+        weight = self.weight(batch.size)
+        update = Update(theta[:, self._at("shared", theta)], weight, torch.ones_like(weight), loss.double())
+        if isinstance(state, Client):
+            state = Client(theta[:, self._at("own", theta)], state.rounds + 1)
+        return update, state
+
+    def weight(self, rows: Tensor) -> Tensor:
+        """As `weighting` says, of rows [K]: [K]."""
+        return average.client_weight(rows, self.weighting)
+
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
+        """Average the shared weights; the own ones stay the common start."""
+        mean = tensors.weighted_mean(update.theta, update.weight)
+        return Server(server.theta.index_copy(0, self._at("shared", mean), mean))
+
+    def client_deltas(self, message: Server, update: Update) -> Server:
+        """How far the shared weights went in a round [K, R]."""
+        return private_steps.deltas(Server(update.theta), self._shared(message))
+
+    def check_private(self) -> None:
+        """Refuse clients that weigh by their rows."""
+        private_steps.alike(self.weighting)
+
+    def check_robust(self, aggregate: Aggregate) -> None:
+        """Refuse weights by rows where a rule knows none."""
+        super().check_robust(aggregate)
+        average.check_robust(self.weighting, aggregate)
+
+    def from_release(self, message: Server, mean: Server, clients: float) -> Update:
+        """Go as far as the clients' mean step [1, R]."""
+        theta = private_steps.apply_delta(mean, self._shared(message)).theta
+        unknown = private_steps.unknown(theta)
+        return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
+
+    def personalise(
+        self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
+    ) -> WeightPosterior:
+        """Join the shared weights and the client's own; who never trained trains the own ones first."""
+        fresh = self.is_new(state)
+        if isinstance(state, Client) and fresh is not None and not (tensors.on_host(fresh) and not bool(fresh.any())):
+            theta = self._joined(message, state, batch)
+            fitted = self._descend("own", theta, batch, noise.fork(), self.join_passes).theta
+            own = fitted[:, self._at("own", theta)]
+            state = state._replace(own=tensors.where(fresh, own, state.own))
+        return self.personalise_trained(message, state, batch, noise)
+
+    def is_new(self, state: Client | Nothing) -> Tensor | None:
+        """Which clients have not taken part: bool [K]; None where nobody keeps anything."""
+        return state.rounds == 0 if isinstance(state, Client) else None
+
+    def personalise_trained(
+        self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
+    ) -> WeightPosterior:
+        """Join the shared weights and the client's own, fine-tuned where that is asked for."""
+        theta = self._joined(message, state, batch)
+        if self.finetune:
+            theta = self._descend(self.finetune_part, theta, batch, noise, self.finetune).theta
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    def reduce(self, update: Update) -> Update:
+        """Average the clients of a chunk."""
+        reduced: Update = average.reduced(update, "theta")
+        return reduced
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean training loss of the clients."""
+        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
+
+    def _at(self, which: Literal["own", "shared"], like: Tensor) -> Tensor:
+        """Positions of weights among all D, int64, where `like` is."""
+        return (self._own if which == "own" else ~self._own).nonzero().squeeze(1).to(like.device)
+
+    def _shared(self, message: Server) -> Server:
+        """The part of the weights that is sent [R]."""
+        return Server(message.theta[self._at("shared", message.theta)])
+
+    def _joined(self, message: Server, state: Client | Nothing, batch: ClientBatch) -> Tensor:
+        """Weights [K, D] with which clients begin."""
+        theta = tensors.expand(message.theta, batch.clients)
+        return theta.index_copy(1, self._at("own", theta), state.own) if isinstance(state, Client) else theta
+
+    def _descend(self, which: Part, theta: Tensor, batch: ClientBatch, noise: Noise, passes: int = 1) -> Descended:
+        """Descend the loss of a row in some of the weights [K, D]."""
+        free = {"all": None, "own": self._own, "shared": ~self._own}[which]
+        free = free if free is None else free.to(theta.device)
+        return map_estimate.fit(self.model, self.local, theta, batch, noise, passes, free=free)
+
+
+RECIPE = Recipe(
+    "FedPer: a shared representation, and a last layer of each client's own",
+    Split,
+    MethodSummary("network", "map_estimate.fit", "weighted mean", "shared weights", "own weights"),
+    model="weights",
+    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}},
+    search=SEARCH_NETWORK,
+    fixed=("schedule", "own_passes", "finetune", "finetune_part"),
+)
+
+FEDREP = replace(
+    RECIPE,
+    title="FedRep: as FedPer, where clients train their last layer first and then the shared representation",
+    variant={"schedule": "shared-last", "finetune": 1},
+    presets={
+        **RECIPE.presets,
+        "authors-code": {
+            "method": {
+                **{"steps": None, "epochs": 1, "own_passes": 10, "finetune": 10, "weighting": "uniform"},
+                **{"minibatch": 10, "rate": 0.01, "optimiser": "sgd", "momentum": 0.5},
+            },
+            "federation": PAPER_ROUNDS,
+        },
+    },
+    search={"method.own_passes": OneOf((1, 2, 5)), **SEARCH_NETWORK},
+    fixed=("schedule", "finetune_part"),
+    paper={"weighting": Paper("uniform", "Collins et al., Algorithm 1")},
+)
+
+LG_FEDAVG = replace(
+    RECIPE,
+    title="LG-FedAvg: a representation of each client's own below shared last layers",
+    variant={"own": Personal(which="first")},
+    presets={
+        **RECIPE.presets,
+        "authors-code": {
+            "method": {"rate": 0.05, "optimiser": "sgd", "weighting": "uniform"},
+            "federation": PAPER_ROUNDS,
+        },
+    },
+)
+
+FEDBABU = replace(
+    RECIPE,
+    title="FedBABU: a shared representation below a last layer that stays as it began, fine-tuned at the end",
+    summary=MethodSummary("network", "map_estimate.fit", "weighted mean", "shared weights", "nothing"),
+    variant={"schedule": "shared", "finetune": 5},
+    presets={
+        **RECIPE.presets,
+        "authors-code": {
+            "method": {
+                **{"steps": None, "epochs": 10, "minibatch": 50, "rate": 0.1, "optimiser": "sgd", "momentum": 0.9},
+                **{"weighting": "uniform", "finetune": 5, "finetune_part": "all"},
+            },
+            "federation": PAPER_ROUNDS,
+        },
+    },
+    search={"method.finetune": OneOf((1, 5, 20)), **SEARCH_NETWORK},
+    fixed=("schedule", "own_passes", "join_passes"),
+)
+
+FEDBN = replace(
+    RECIPE,
+    title="FedBN: all weights are shared but the scales and shifts of batch norms",
+    variant={"own": Personal(which="normalisation")},
+    fixed=("schedule", "own_passes", "finetune", "finetune_part", "personal_sites"),
+)
