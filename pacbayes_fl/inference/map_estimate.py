@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
+
+Slope: TypeAlias = Callable[[Tensor, ClientBatch], tuple[Tensor, Tensor]]
+"""Takes weights [K, D] and rows, and gives the loss per row [K] and what is descended along [K, D]."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +128,66 @@ def fit(
     Returns:
         The weights, the moments and the loss, which leaves out the prior.
     """
+    pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
+
+    def slope(at: Tensor, rows: ClientBatch) -> tuple[Tensor, Tensor]:
+        loss, result = gradient(model, at, rows)
+        if prior is not None and pull is not None:
+            result = torch.addcmul(result, pull, at - prior.mean)
+        return loss, result if free is None else result * free
+
+    return descend(local, theta, batch, noise, slope, passes, adam)
+
+
+def descend(
+    local: LocalDescent,
+    theta: Tensor,
+    batch: ClientBatch,
+    noise: Noise,
+    slope: Slope,
+    passes: int = 1,
+    adam: Adam[Tensor] | None = None,
+) -> Descended:
+    """Descend by slopes that a method gives.
+
+    Args:
+        local: hyper-parameters.
+        theta: start [K, D]; left as it is.
+        batch: the clients' rows.
+        noise: their streams, for the minibatches.
+        slope: takes weights [K, D] and a minibatch, and gives the loss per row [K] and what is descended along [K, D].
+        passes: times the minibatches of a round.
+        adam: moments to go on with, left as they are; fresh ones when None.
+
+    Returns:
+        The weights, the moments and the mean of the losses.
+    """
     theta = theta.clone()
     velocity = torch.zeros_like(theta) if local.momentum else None
     adam = adam_init(theta, batch.clients) if adam is None else Adam(*(leaf.clone() for leaf in adam))
     total = torch.zeros(batch.clients, dtype=theta.dtype, device=theta.device)
-    pull = _pull(prior, batch).to(theta.dtype) if prior is not None else None
     for active in turns.turns(local, batch, passes):
-        small = local.minibatch < batch.mask.shape[1]
-        rows = batch.rows(noise.rows(batch.mask, local.minibatch)) if small else batch
-        loss, slope = gradient(model, theta, rows)
-        if prior is not None and pull is not None:
-            slope = torch.addcmul(slope, pull, theta - prior.mean)
-        if free is not None:
-            slope = slope * free
+        loss, along = slope(theta, minibatch(local, batch, noise))
         if velocity is not None:
-            slope = velocity.mul_(local.momentum).add_(slope)
-        adam = step_(theta, slope, adam, local.rate, local.optimiser, active)
+            along = velocity.mul_(local.momentum).add_(along)
+        adam = step_(theta, along, adam, local.rate, local.optimiser, active)
         total += loss if active is None else torch.where(active, loss, 0.0)
     return Descended(theta, adam, turns.mean_over(local, batch, total, passes))
+
+
+def minibatch(local: LocalDescent, batch: ClientBatch, noise: Noise) -> ClientBatch:
+    """Draw rows of every client, or take all where a minibatch holds them; nothing is drawn then.
+
+    Args:
+        local: says how many.
+        batch: the clients' rows.
+        noise: their streams.
+
+    Returns:
+        At most b rows of each.
+    """
+    small = local.minibatch < batch.mask.shape[1]
+    return batch.rows(noise.rows(batch.mask, local.minibatch)) if small else batch
 
 
 def _pull(prior: GaussianPrior, batch: ClientBatch) -> Tensor:

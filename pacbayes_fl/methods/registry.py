@@ -95,6 +95,9 @@ METHODS = Registry(
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",
         "pac-pfl-bnn": "pac_pfl.bnn:RECIPE",
+        "ditto": "baselines.ditto:RECIPE",
+        "mtl": "baselines.mtl:RECIPE",
+        "pfedme": "baselines.pfedme:RECIPE",
     }
 )
 """Methods by name."""

@@ -45,12 +45,12 @@ def stopped(stop: EarlyStop, past: Sequence[RoundRecord]) -> int | None:
 def test_a_run_that_is_stopped_is_that_of_as_many_rounds(tmp_path: Path) -> None:
     """Bit by bit: its scores, its state, and what its folder says; and every callback is told of every round."""
     first, other = Listen(2), Listen()
-    found = run(tiny(*CHEAP), tmp_path / "run", callbacks=[first, other])
+    result = run(tiny(*CHEAP), tmp_path / "run", callbacks=[first, other])
     expected = run(tiny(*CHEAP, "federation.rounds=2"))
-    assert [row.metrics for row in found.clients] == [row.metrics for row in expected.clients]
+    assert [row.metrics for row in result.clients] == [row.metrics for row in expected.clients]
     assert first.rounds == other.rounds == [1, 2] and first.past == []
     assert other.values[-1]["rsmse"] == expected.rounds[-1].values["rsmse"], "with the scores of its round"
-    assert found.labels["ended"] == "after round 2 of 4 by Listen" and "ended" not in expected.labels
+    assert result.labels["ended"] == "after round 2 of 4 by Listen" and "ended" not in expected.labels
     assert open_run(tmp_path / "run").round == 2
     again = Listen()
     assert run(tiny(*CHEAP), tmp_path / "run", resume=True, callbacks=[again]).rounds[-1].round == 4

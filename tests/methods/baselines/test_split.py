@@ -97,9 +97,9 @@ def test_fedbabu_trains_the_body_under_the_head_of_the_start() -> None:
         assert head == ([body] * 3, close([steps(body, HEAD, y, 3, "head")[1] for y in TARGETS], abs=1e-14))
         assert head[1] == close([0.634999347008, 0.085965781544, 0.909516129740], abs=1e-10)
         whole = split(descent(1, 0.1), schedule="shared", finetune=3, finetune_part="all")
-        found = columns(personal(whole, last, batch, fresh))
-        assert found[0] == close([1.086381199584, 0.868470691089, 1.259742235289], abs=1e-10)
-        assert found[1] == close([0.633568663531, 0.114604845698, 0.917889950191], abs=1e-10)
+        result = columns(personal(whole, last, batch, fresh))
+        assert result[0] == close([1.086381199584, 0.868470691089, 1.259742235289], abs=1e-10)
+        assert result[1] == close([0.633568663531, 0.114604845698, 0.917889950191], abs=1e-10)
         kept = columns(personal(split(schedule="shared", finetune=1, finetune_part="shared"), last, batch, fresh))
         assert kept[1] == [HEAD] * 3 and kept[0] == close([steps(body, HEAD, y, 2, "body")[0] for y in TARGETS])
 
@@ -111,8 +111,8 @@ def test_a_new_client_trains_its_own_part_alone(own: Personal) -> None:
     body, head = numbers(last.server.theta)
     which = "head" if own is HEADS else "body"
     by_hand = [steps(body, head, y, 4, which) for y in TARGETS]
-    found = columns(personal(method, last, products(), fresh=True))
-    assert list(zip(*found, strict=True)) == [close(pair, abs=1e-14) for pair in by_hand]
+    result = columns(personal(method, last, products(), fresh=True))
+    assert list(zip(*result, strict=True)) == [close(pair, abs=1e-14) for pair in by_hand]
     assert columns(personal(method, last, products()))[own is BODIES] == [(body, head)[own is BODIES]] * 3
 
 
@@ -123,23 +123,23 @@ NETWORK = clients(*SIZES)
 def test_without_own_weights_it_is_fedavg_bit_by_bit() -> None:
     expected = engine.run_rounds(FedAvg(MODEL, LOCAL), NETWORK, PLAN)
     for own in (Personal(0), Personal(which="normalisation")):  # the network normalises nothing
-        found = engine.run_rounds(Split(MODEL, LOCAL, own), NETWORK, PLAN)
-        assert torch.equal(found.server.theta, expected.server.theta) and found.clients == Nothing()
+        result = engine.run_rounds(Split(MODEL, LOCAL, own), NETWORK, PLAN)
+        assert torch.equal(result.server.theta, expected.server.theta) and result.clients == Nothing()
 
 
 def test_with_all_weights_its_own_every_client_is_alone() -> None:
     """With plain descent, whose steps remember nothing; Local-only keeps its Adam's moments."""
     local = LocalDescent(3, 4, 1e-2, "sgd")
     alone: Any = engine.run_rounds(LocalOnly(MODEL, local), NETWORK, PLAN)
-    found: Any = engine.run_rounds(Split(MODEL, local, Personal(4)), NETWORK, PLAN)
-    assert torch.equal(found.clients.own, alone.clients.theta)
+    result: Any = engine.run_rounds(Split(MODEL, local, Personal(4)), NETWORK, PLAN)
+    assert torch.equal(result.clients.own, alone.clients.theta)
 
 
 def test_the_first_round_s_body_of_fedper_is_that_of_fedavg() -> None:
     plan, own = FederationPlan(rounds=1, seed=3), Personal().mask(MODEL)
     theta = engine.run_rounds(FedAvg(MODEL, LOCAL), NETWORK, plan).server.theta
-    found: Any = engine.run_rounds(Split(MODEL, LOCAL), NETWORK, plan)
-    assert torch.equal(found.server.theta[~own], theta[~own])
+    result: Any = engine.run_rounds(Split(MODEL, LOCAL), NETWORK, plan)
+    assert torch.equal(result.server.theta[~own], theta[~own])
 
 
 def test_bpfed_without_uncertainty_is_fedper() -> None:
