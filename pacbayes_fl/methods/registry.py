@@ -92,6 +92,8 @@ METHODS = Registry(
         "lg-fedavg": "baselines.split:LG_FEDAVG",
         "fedbabu": "baselines.split:FEDBABU",
         "fedbn": "baselines.split:FEDBN",
+        "ifca": "baselines.clustered:RECIPE",
+        "fesem": "baselines.clustered:FESEM",
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",
         "pac-pfl-bnn": "pac_pfl.bnn:RECIPE",

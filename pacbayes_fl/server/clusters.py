@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.server import moments
+from pacbayes_fl.server import moments, robust
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.robust import Rule
 from pacbayes_fl.tensors import Tree
 
 
@@ -48,6 +51,66 @@ def mean(totals: Tree, weight: Tensor, old: Tree) -> Tree:
         return torch.where(by > 0, total / by.clamp_min(torch.finfo(total.dtype).tiny), before)
 
     return tensors.tree_map(one, totals, old)
+
+
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
+    """Find the centre next to every point.
+
+    r_k = argmin_j |theta_k - c_j|^2, of equally near ones the first
+
+    Args:
+        points: [K, D].
+        centres: [J, D].
+
+    Returns:
+        [K], int64.
+    """
+    distances = [(points - centre).double().square().sum(1) for centre in centres.unbind(0)]
+    return torch.stack(distances).argmin(0)
+
+
+class Ruled(NamedTuple):
+    """What a robust rule made of every cluster.
+
+    Args:
+        step: of each cluster, leaves [J, *].
+        trusted: 1 for a cluster with as many members as the rule needs, 0 for another [J].
+        members: how many [J].
+        statistics: each cluster's share of those of all clients, leaves [J, *].
+    """
+
+    step: Any
+    trusted: Tensor
+    members: Tensor
+    statistics: Any
+
+
+def by_rule(rule: Rule, steps: Tree, cluster: Tensor, weight: Tensor, statistics: Tree) -> Ruled:
+    """Join the steps of every cluster's members by a robust rule.
+
+    Statistics are joined over all clients: a cluster may have few members.
+
+    Args:
+        rule: the aggregate.
+        steps: each client's step in its cluster's slot, leaves [K, J, *].
+        cluster: of every client [K], int64 in 0..J-1.
+        weight: of every client [K].
+        statistics: what clients say of the round, leaves [K, *].
+
+    Returns:
+        Steps, members and statistics by cluster.
+    """
+    said, present, rows = rule.statistics(statistics, weight), (weight > 0).sum().clamp_min(1), []
+    for j in range(next(iter(tensors.leaves(steps).values())).shape[1]):
+        members = torch.where(cluster == j, weight, 0.0)
+        count = (members > 0).sum()
+        step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), members)
+        trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(members)
+        share = count.double() / present
+        part = tensors.tree_map(lambda leaf, share=share: share * leaf, said)
+        rows.append(Ruled(step, trusted, count.to(members), part))
+    result: Ruled = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
+    return result
 
 
 def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Moments:

@@ -27,6 +27,7 @@ from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.options import options_of
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Aggregate, Rule
@@ -44,7 +45,7 @@ def case_of(name: str, **options: Any) -> Case:
     """Return a method of the table with options under which any aggregate may join its steps."""
     recipe = METHODS[name]
     own: dict[str, Any] = {"weighting": "uniform"} if recipe.model == "weights" and name != "pac-pfl-bnn" else {}
-    own |= {"start": "random", "clusters": 1} if name == "cfedbayes" else {}
+    own |= {"start": "random", "clusters": 1} if "start" in options_of(recipe.options) else {}
     return Case(f"{name}{options or ''}", partial(from_recipe, recipe, options=own | options))
 
 

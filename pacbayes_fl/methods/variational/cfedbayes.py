@@ -30,7 +30,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
-from pacbayes_fl.server import average, clusters, robust
+from pacbayes_fl.server import average, clusters
 from pacbayes_fl.server.robust import Aggregate, Rule
 
 
@@ -194,20 +194,10 @@ class CFedBayes(Variational[Server, Client, Update]):
 
     def aggregated(self, message: Server, update: Update, rule: Rule) -> Update:
         """Join every cluster's members; one with fewer than the rule needs stays as it is, as an empty one does."""
-        steps, rows = self.client_deltas(message, update), []
-        # Statistics are joined over all clients: a cluster may have few members.
-        fit, moved = rule.statistics(update.fit, update.weight), rule.statistics(update.moved, update.weight)
-        present = (update.weight > 0).sum().clamp_min(1)
-        for j in range(self.clusters):
-            members = torch.where(update.cluster == j, update.weight, 0.0)
-            count = (members > 0).sum()
-            step = rule(tensors.tree_map(lambda leaf, j=j: leaf[:, j], steps), members)
-            trusted = (count >= robust.fewest(rule.kind, rule.faulty)).to(members)
-            share = count.double() / present
-            part: Fit = tensors.tree_map(lambda leaf, share=share: share * leaf, fit)
-            rows.append(Update(step, update.cluster.new_tensor(j), trusted, count.to(members), part, share * moved))
-        joined: Update = tensors.tree_map(lambda *leaves: torch.stack(leaves), *rows)
-        return joined._replace(w=apply_delta_to(joined.w, message.w))
+        steps, statistics = self.client_deltas(message, update), {"fit": update.fit, "moved": update.moved}
+        joined = clusters.by_rule(rule, steps, update.cluster, update.weight, statistics)
+        w, cluster = apply_delta_to(joined.step, message.w), torch.arange(self.clusters, device=update.cluster.device)
+        return Update(w, cluster, joined.trusted, joined.members, **joined.statistics)
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's q; one that never trained chooses a cluster and fits q against it first."""
