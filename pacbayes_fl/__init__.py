@@ -9,22 +9,20 @@ the package runs nothing.
 from __future__ import annotations
 
 import re
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 __version__ = "0.1.0"
 
 
-@cache
 def _homes() -> dict[str, str]:
     """Read in which module each public name stands, in the order of the names."""
     stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     return {name: home for home, name in sorted(re.findall(r"^from (\S+) import (\w+)", stub, re.MULTILINE), key=_name)}
 
 
-def _name(result: tuple[str, str]) -> str:
-    return result[1]
+def _name(entry: tuple[str, str]) -> str:
+    return entry[1]
 
 
 def __getattr__(name: str) -> object:
