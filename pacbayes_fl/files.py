@@ -32,7 +32,7 @@ _LINK: Final = "remove it: what is in a run folder is never reached through a li
 def opened(path: Path, mode: str, **named: Any) -> IO[Any]:
     """Open a file for writing, but not what a link in its place leads to.
 
-    From its first byte on nobody else may read it, also where it was there before.
+    From its first byte on only the owner may read it, also where it existed before.
 
     Args:
         path: the file.
@@ -66,7 +66,7 @@ def refuse_link(path: Path) -> None:
     """Refuse a link, a pipe or a device in place of a file or folder.
 
     Args:
-        path: of a file or folder; nothing is wrong where there is none.
+        path: of a file or folder; a missing one passes.
 
     Raises:
         CheckpointError: naming it.

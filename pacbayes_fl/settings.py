@@ -56,7 +56,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     """Advise on a word that is not known.
 
     Args:
-        word: what was given.
+        word: as given.
         valid: what would have been right.
 
     Returns:

@@ -234,7 +234,7 @@ class SaturatingSquare:
     convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a scale that is none."""
+        """Check that the scale is positive."""
         _positive("scale", self.scale)
 
     @property

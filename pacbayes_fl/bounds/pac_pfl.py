@@ -112,7 +112,7 @@ def later_change(beta: Number, m: Number, later: Number, *, low: float = 0.0, hi
 
 @dataclass(frozen=True, eq=False)
 class NotVacuous:
-    """What of eq. (6) is there however small the risk is, and whether it leaves room (PAC-PFL section 8.3.1).
+    """The part of eq. (6) that does not depend on the risk, and whether the bound can be non-vacuous (section 8.3.1).
 
     Args:
         constant: beta R^2 / (8 m) + (I(eps, m, delta) + ln(1 / delta)) / beta [] or [K], in the unit of the loss.

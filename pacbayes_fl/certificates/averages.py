@@ -44,10 +44,10 @@ class ClientResponses(NamedTuple):
 def certify_average(
     trained: Trained, rows: BoundRows, request: Request, premises: Premises, group: str
 ) -> tuple[Certificate, CertifiedClient]:
-    """Bound the average risk of the clients of a run, or of clients like those that never trained.
+    """Bound the average risk of the clients of a run, or of new clients.
 
     Without `request.smooth` the hyper-posterior's particles, which have not seen the rows, are the hyper-prior too, and
-    nothing is paid for them; with it they are blurred and compared with the hyper-prior that was there before any rows.
+    they cost nothing; with it they are blurred and compared with the data-free hyper-prior.
 
     Args:
         trained: a run of PAC-PFL on functions.

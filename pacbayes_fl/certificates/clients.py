@@ -48,7 +48,7 @@ def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnCl
         on_clients: called with the number of clients that were done in one go.
 
     Returns:
-        A line a client; groups without a valid certificate have reasons and no numbers.
+        One entry per client; a group without a valid certificate carries reasons instead of numbers.
 
     Raises:
         AssumptionError: when the method's models are no posteriors, the loss is not for the run's predictions, or no
@@ -111,7 +111,7 @@ def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnCl
 
 
 def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[str, BoundRows], dict[str, list[str]]]:
-    """Put the rows of every group that the bound is about apart, or say why it can have no certificate."""
+    """Split off the bound's rows of every group, or give the reasons why it can have no certificate."""
     reasons: dict[str, list[str]] = {}
     groups: dict[str, BoundRows] = {}
     average = request.record.group
@@ -131,7 +131,7 @@ def _grouped(trained: Trained, request: Request, uncounted: str) -> tuple[dict[s
 
 
 class _Job(NamedTuple):
-    """What holds for all groups: the request, its loss, how many clients share delta, and who is told of progress."""
+    """Settings of all groups: the request, its loss, the number of clients that share delta, and the callback."""
 
     request: Request
     loss: BoundedLoss
@@ -140,7 +140,7 @@ class _Job(NamedTuple):
 
 
 class Certified(NamedTuple):
-    """What became of a group.
+    """Result of a group.
 
     Args:
         certificate: of its clients; None where none has numbers.
@@ -158,7 +158,7 @@ class Certified(NamedTuple):
 
 
 def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -> list[str]:
-    """Say why a group can have no certificate of this kind, before its rows are looked at; nothing where it can."""
+    """Reasons why a group can have no certificate of this kind, before its rows are read; empty where it can."""
     why = []
     if bound_rows is None:
         (saw,) = Premises(Provenance("saw the rows"), independent=True).broken()
@@ -178,7 +178,7 @@ def _least_delta(trained: Trained, request: Request) -> float:
 
 
 def _count_tried(trained: Trained, request: Request, turn: study_certify_log.Turn) -> tuple[Request, str]:
-    """Count what chose by the rows of the bound: what the study says, what is said now, and what was asked before."""
+    """Count the choices made by the rows of the bound: those of the study, of the request, and earlier requests."""
     part = trained.study.report.certify
     tried = None if request.tried is None else max(request.tried, part.tried)
     needed = ("environment.json", held_rows.HISTORY, f"checkpoints/round_{trained.state.round:06d}")
@@ -230,7 +230,7 @@ def _trivial(trained: Trained, group: BoundRows, loss: BoundedLoss, certificate:
 
 
 def _without(group: BoundRows, k: int) -> str:
-    """Say why a client has no certificate."""
+    """The reason why a client has no certificate."""
     rows = int(group.rows.size[k])
     if group.repeats.n[k]:
         return "its posterior or its divergence is not finite"
@@ -269,7 +269,7 @@ def bound_clients(request: Request, measured: Measured, premises: Premises, shar
     Args:
         request: which, and at which delta.
         measured: numbers of the clients.
-        premises: what the bound rests on.
+        premises: assumptions of the bound.
         shared: number of clients that delta is shared among.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A certificate from numbers alone: what the command `bound` does."""
+"""Certificates from numbers alone, for the command `bound`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Numbers", "assumptions_text", "certificate", "formula_text", "listin
 
 @dataclass(frozen=True)
 class Numbers:
-    """What somebody knows of a posterior, and vouches for.
+    """Numbers and assumptions of a posterior, as stated by the user.
 
     Args:
         risk: empirical risk, in the unit of the loss.
@@ -45,7 +45,7 @@ class Numbers:
         independent: whether the rows are declared independent draws; a certificate needs it.
         predictor: whose risk is meant.
         draws: hypotheses behind an estimated risk; None where it is exact.
-        draws_delta: what of delta the estimate may fail with; a fifth of it when not given.
+        draws_delta: share of delta for the estimate; a fifth of it when not given.
         tried: configurations among which the rows chose.
     """
 
@@ -69,11 +69,11 @@ class Numbers:
 
 
 def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
-    """Compute a bound from numbers; nothing is known of them but what is said.
+    """Compute a bound from numbers and the stated assumptions.
 
     Args:
         name: of a bound on a client (`bounds.BOUNDS`), or its record.
-        numbers: with those that the bound needs, and no others.
+        numbers: exactly those that the bound needs.
 
     Returns:
         The certificate.
@@ -115,7 +115,7 @@ def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
 
 
 def assumptions_text(numbers: Numbers) -> str:
-    """Say what a certificate from numbers takes on trust.
+    """The unchecked assumptions of a certificate from numbers.
 
     Args:
         numbers: as given.
@@ -128,7 +128,7 @@ def assumptions_text(numbers: Numbers) -> str:
 
 
 def formula_text(name: str | Bound) -> str:
-    """State the inequality of a bound, and what has to hold for it.
+    """State the inequality of a bound, and its assumptions.
 
     Args:
         name: of a bound, or its record.

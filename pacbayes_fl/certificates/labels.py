@@ -1,4 +1,4 @@
-"""What a table of certificates says of its rows, its priors and its posteriors, in words."""
+"""Labels of a table of certificates: its rows, priors and posteriors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pacbayes_fl.study.run import Trained
 
 
 def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows]) -> dict[str, Any]:
-    """Say what the numbers of a table stand on.
+    """Describe the assumptions behind the numbers of a table.
 
     Args:
         trained: the run.
-        request: what was asked.
+        request: of the table.
         groups: rows of its groups of clients.
 
     Returns:
@@ -37,7 +37,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         if group.prior.source == "split" and not bool(group.seen.mask.any()):
             prior = "what the server knows after the training on other rows"
         if request.smooth is not None:
-            prior = f"particles blurred by {request.smooth:g}, against the hyper-prior of before any rows"
+            prior = f"particles blurred by {request.smooth:g}, against the data-free hyper-prior"
         rows[name] = f"{seen}; prior: {prior}"
         own = "the client's rows that the prior saw" if group.prior.source == "split" else "others' average units"
         units[name] = {

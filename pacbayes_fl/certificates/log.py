@@ -27,9 +27,9 @@ class Turn:
 
     Args:
         number: from 1; a request that was made before, of the same round, keeps its number.
-        entry: what stands in the file.
+        entry: of the file.
         folder: of the run; None where a run has none, and nothing is counted.
-        reason: why nobody knows how often the rows were asked; empty where it is known.
+        reason: why the number of earlier requests is unknown; empty where it is known.
     """
 
     number: int = 1

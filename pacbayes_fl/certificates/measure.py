@@ -1,4 +1,4 @@
-"""Numbers that bounds on single clients are made of: risks, divergences and normalisers of a run's posteriors."""
+"""Inputs of bounds on single clients: risks, divergences and normalisers of a run's posteriors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
         n: rows of the bound that count [K].
         test_risk: [K], NaN without test rows.
         test_rows: [K].
-        log_z: ln Z of the exact Gibbs posterior [K], where that is what is certified.
+        log_z: ln Z of the exact Gibbs posterior [K], where that is certified.
         draws: hypotheses that were drawn, if any.
         rows: all rows of the bound [K], by which a beta is fixed: which of them count depends on their values.
     """
@@ -84,7 +84,7 @@ def with_priors(
         work: takes the prior and the rows of k clients.
 
     Yields:
-        Positions [k] of the clients, and what the work gave.
+        Positions [k] of the clients, and the result of the work.
     """
     more = [int(m) for m in group.rows.size.tolist()]
 
@@ -98,7 +98,7 @@ def with_priors(
 
 
 def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Request, on_clients: OnClients) -> Measured:
-    """Take the numbers that a bound is made of.
+    """Compute the inputs of a bound.
 
     Args:
         trained: the run.

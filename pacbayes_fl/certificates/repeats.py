@@ -1,4 +1,4 @@
-"""Repeated rows under certificates: which there are, how many rows are left to count, and what the others may cost.
+"""Repeated rows under certificates: their clusters, the effective number of rows, and their largest loss.
 
 A row of the bound that stands elsewhere in what the prior saw, or twice among the rows of the bound, may be a copy,
 made when tables were joined, resampled or augmented, or an honest draw of a distribution with few values. Nobody can
@@ -31,7 +31,7 @@ class Repeats(NamedTuple):
 
     Args:
         cluster: of every row [K, N], int64: rows with the same number of the same client are one row or near-twins; -1
-            on rows that stand among those that the client's prior saw, -2 on padding.
+            on rows that the client's prior has seen, -2 on padding.
         shared: whether a row stands among the rows of two clients of the group.
     """
 
@@ -56,7 +56,7 @@ class Repeats(NamedTuple):
             rows: N of the batch that they are in now.
 
         Returns:
-            What is known of their rows.
+            The repeats of their rows.
         """
         return Repeats(self.cluster[index.to(self.cluster.device), :rows], self.shared)
 
@@ -117,7 +117,7 @@ def repeats_of(trained: Trained, name: str, rows: ClientBatch, independent: bool
             counts for neither.
 
     Returns:
-        What is known of the rows.
+        The repeats of the rows.
     """
     part = trained.study.report.certify
     every = [group.train for group in trained.dataset.groups.values()]
@@ -168,7 +168,7 @@ def _departed(trained: Trained, own: Array, marks: Array) -> Iterator[tuple[int,
 
 
 def _foreign(label: Array, own_mark: Array, source: Array, marks: Array) -> Array:
-    """Find the rows [R] whose cluster has a row of another mark than their own."""
+    """Rows [R] whose cluster has a row of another mark, bool."""
     size = 1 + int(max(label.max(initial=-1), source.max(initial=-1)))
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -2)
     np.minimum.at(lowest, source, marks)

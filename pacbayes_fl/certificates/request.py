@@ -1,4 +1,4 @@
-"""What is asked of a certificate, and how a command line says it."""
+"""Requests of certificates, and their form on a command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(dict, "pacbayes_fl.bounds", "--b
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be certified, said before the rows of the bound are looked at.
+    """A request of a certificate, fixed before the rows of the bound are read.
 
     Args:
         bound: a name of `bounds.BOUNDS`, a reference such as "mine.py:MY_BOUND", or a record, of a bound on each client
@@ -45,7 +45,7 @@ class Request:
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
             "root"; rows by default of bounds on averages.
         jointly: the lines of all clients, existing and new, hold at once: they share delta.
-        tried: number of configurations among which somebody chose by the rows of the bound; 1 for none.
+        tried: number of configurations compared on the rows of the bound; 1 for no choice.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
             without data can be compared with; None takes the particles for the hyper-prior themselves.
     """
@@ -61,7 +61,7 @@ class Request:
     smooth: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be certified."""
+        """Check the request."""
         known = [each.name for each in bounds.BOUNDS.values() if each.certifiable]
         if isinstance(self.bound, str) and self.bound not in known and self.bound not in OWN_BOUNDS:
             raise AssumptionError(f"bound must be one of {', '.join(known)}, got {self.bound!r}")
@@ -84,7 +84,7 @@ class Request:
 
     @property
     def record(self) -> Bound:
-        """What is known of the bound."""
+        """The record of the bound."""
         if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS and self.bound in OWN_BOUNDS:
             return OWN_BOUNDS[self.bound]
         return bounds.bound_named(self.bound)
@@ -101,7 +101,7 @@ class Request:
 
     @property
     def asked(self) -> str:
-        """Name of the request in file names: the bound, and what of it is not by default."""
+        """Name of the request in file names: the bound and its non-default settings."""
         parts = {"beta": self.beta, "smooth": self.smooth, "loss": None if self.loss is None else self.loss.name}
         text = "-".join([self.record.name, *(f"{name}-{value}" for name, value in parts.items() if value is not None)])
         return re.sub(r"[^\w.]+", "-", text).strip("-")
@@ -120,7 +120,7 @@ class Request:
         return n.sqrt() if self.beta == "root" else torch.full_like(n, float(self.beta))
 
     def estimate(self, draws: int | None, delta: float) -> MonteCarlo | None:
-        """Say what an estimated risk costs.
+        """The cost of an estimated risk.
 
         Args:
             draws: hypotheses behind it; None for an exact one.
@@ -142,7 +142,7 @@ def loss_of(text: str | None) -> BoundedLoss | None:
         The loss.
 
     Raises:
-        AssumptionError: when it is unbounded or unknown, or its setting means nothing.
+        AssumptionError: when it is unbounded or unknown, or its setting is out of range.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Runs that can be certified, made of those that cannot: what would be refused afterwards is refused before."""
+"""Train a run again so that it can be certified; requests that would fail afterwards are refused before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pacbayes_fl.study.search import held_out
 
 
 def certifiable(folder: Path) -> tuple[Study, Path]:
-    """Say which run would have certificates for existing clients: that in the folder, or one yet to be made.
+    """The run with certificates for existing clients: that in the folder, or a new one.
 
     Args:
         folder: of a finished run.
@@ -68,11 +68,11 @@ def is_finished(study: Study, folder: Path) -> bool:
 
 
 def check(study: Study, request: Request) -> None:
-    """Refuse what no training would make certifiable.
+    """Refuse requests that no training can satisfy.
 
     Args:
         study: as `certifiable` gives it, before it is trained.
-        request: what would be asked of it.
+        request: for the new run.
 
     Raises:
         AssumptionError: with all reasons at once, each with the key that would change it.

@@ -1,4 +1,4 @@
-"""Which rows a certificate stands on: those that a client's prior has not seen, in units that they did not choose."""
+"""Rows of a certificate: those unseen by a client's prior, in units that do not depend on them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def independent(study: Study) -> bool:
 def bound_rows_of(
     trained: Trained, name: str, group: ScaledGroup, delta: float, afresh: bool = False
 ) -> BoundRows | None:
-    """Put the rows of a group apart by what its priors have seen.
+    """Split the rows of a group into those that its priors have seen and those of the bound.
 
     Args:
         trained: the run.
@@ -128,7 +128,7 @@ def none_of(batch: ClientBatch) -> ClientBatch:
 
 
 def _units_of_others(trained: Trained, name: str, group: ScaledGroup) -> Scaling:
-    """Scale clients by the average of those that their priors were trained on: their own rows must not choose units."""
+    """Scale clients by the average units of their priors' training clients, independently of their own rows."""
     known, shared = trained.groups["existing"].used, group.shared  # pooled moments are of the priors' rows alone
     if name == "existing":
         fold = torch.from_numpy(marks_of(trained, group.train)).to(group.train.x.device)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             _tell("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]))
             return 130
-        except BrokenPipeError:  # the reader of our output has gone: nothing is wrong
+        except BrokenPipeError:  # the reader of our output has gone: exit without an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         except Exception as error:  # the last handler: whatever it is, one line
             if options.debug:

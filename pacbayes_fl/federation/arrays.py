@@ -44,7 +44,7 @@ class Serialised(Protocol):
 
     @property
     def data(self) -> bytes:
-        """What is read."""
+        """The content."""
 
 
 class Array(NamedTuple):
@@ -64,7 +64,7 @@ class Array(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """Quote what somebody else has sent: one short line without control characters.
+    """Quote received text in one short line without control characters.
 
     Args:
         value: anything.
@@ -107,7 +107,7 @@ def size(arrays: Mapping[str, Any]) -> int:
         arrays: `Serialised` or tensors [*] by name.
 
     Returns:
-        Bytes of names and data; of a tensor what its numbers would take.
+        Bytes of names and data; of a tensor the size of its numbers.
 
     Raises:
         ShapeError: naming something that is neither.
@@ -127,7 +127,7 @@ def size(arrays: Mapping[str, Any]) -> int:
 
 
 def unpack(like: tensors.Tree, arrays: Mapping[str, Any]) -> tensors.Tree:
-    """Read what came into a tree of known structure.
+    """Read received arrays into a tree of known structure.
 
     Args:
         like: the wanted names, shapes and dtypes, leaves [*].
@@ -188,7 +188,7 @@ def _read(name: str, value: Any, like: Tensor) -> Tensor:
 
 
 def _numbers(wanted: str, data: bytes, like: Tensor) -> Tensor:
-    """Read a file of NumPy's format 1.0 after comparing its header and length with what is wanted."""
+    """Read a file of NumPy's format 1.0 after comparing its header and length with the expected ones."""
     dtype = np.dtype(str(like.dtype).removeprefix("torch.")).newbyteorder("<")
     file = io.BytesIO(data)
     try:

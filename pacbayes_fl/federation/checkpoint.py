@@ -47,8 +47,8 @@ class Checkpoint:
     Args:
         round: rounds finished.
         tensors: flat names with tensors [*], on the CPU.
-        meta: what was saved beside them; JSON, so tuples are lists and keys are strings.
-        warnings: what was wrong with newer rounds, for the user to read.
+        meta: the values saved beside them; JSON, so tuples are lists and keys are strings.
+        warnings: defects of newer rounds, as text.
     """
 
     round: int
@@ -62,7 +62,7 @@ class _DamagedError(Exception):
 
 
 def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int = 2) -> Path:
-    """Save a round, then drop those that it makes superfluous.
+    """Save a round, then delete superseded ones.
 
     Until the new round is on disk with its final name, nothing older is touched. Afterwards the `keep` newest up to
     this one stay; rounds with a higher number belong to a history that was left (they were damaged, or the run was
@@ -135,7 +135,7 @@ def _put(final: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _drop(root: Path, round: int, keep: int) -> None:
-    """Drop what a saved round makes superfluous; what cannot be dropped now goes next time."""
+    """Delete superseded rounds; files that cannot be deleted now are deleted next time."""
     stay = list(dict.fromkeys(number for number, _ in _rounds(root) if number <= round))[:keep]
     with contextlib.suppress(OSError):
         _discard((root / f"round_{round:06d}").with_suffix(".old"))
@@ -179,7 +179,7 @@ def load(folder: Path | str) -> Checkpoint | None:
 
 
 def clean(folder: Path | str) -> None:
-    """Remove what a killed run left half-written; only for whoever holds the `RunLock`, which calls it.
+    """Remove half-written files of a killed run; called by the holder of the `RunLock` only.
 
     Args:
         folder: the run folder.
@@ -367,7 +367,7 @@ def _discard(path: Path) -> None:
 
 
 def _not_written(path: Path, round: int, error: OSError | CheckpointError) -> CheckpointError:
-    """Say what could not be written and what is left."""
+    """The error of a failed write, naming the newest saved round."""
     reason = error if isinstance(error, OSError) else error.__cause__
     number, text = (reason.errno, reason.strerror) if isinstance(reason, OSError) else (None, str(error))
     intact = None

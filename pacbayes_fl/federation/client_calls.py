@@ -1,6 +1,6 @@
 """Clients in calls: alike in size, as many as the memory takes, and fewer where a GPU's is exhausted.
 
-A client's numbers do not depend on who is in its call, so that they stay what they are.
+A client's numbers do not depend on the other clients of its call, so that splitting changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parts(method: AnyMethod, sizes: list[int], positions: list[int], plan: Feder
     """Cut clients into calls: alike in size, and small enough for the memory that `plan.chunk` grants.
 
     Args:
-        method: says what a client costs.
+        method: gives the memory per client.
         sizes: real rows of every client of the federation.
         positions: clients that take part.
         plan: gives chunk and waste.
@@ -77,7 +77,7 @@ def cut_calls(
 
 
 class CallSplitter:
-    """How many clients have fitted into one call so far; who keeps it does not try the same number again."""
+    """Largest number of clients per call so far, so that a failed size is not tried again."""
 
     def __init__(self) -> None:
         """Begin without a limit."""
@@ -94,7 +94,7 @@ class CallSplitter:
             work: takes positions and rows of clients; where it raises torch's OutOfMemoryError, it has done nothing.
 
         Yields:
-            Positions and rows of the clients of a call, and what was found: together all clients, in their order.
+            Positions and rows of the clients of a call, and its result: together all clients, in their order.
 
         Raises:
             ClientError: when one client alone is too much.
@@ -124,7 +124,7 @@ class CallSplitter:
 def _tried(
     positions: Sequence[int], rows: ClientBatch, work: Callable[[Sequence[int], ClientBatch], Found]
 ) -> tuple[Found] | None:
-    """Return what was found, or None; the error, whose frames hold tensors, is gone by then."""
+    """Return the result, or None when memory ran out; the error, whose frames hold tensors, is released."""
     try:
         return (work(positions, rows),)
     except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError, by the name that all versions know

@@ -20,7 +20,7 @@ def draw(seed: int | None, round: int, ids: Sequence[int], size: int | None) -> 
     in whatever order the clients stand.
 
     Args:
-        seed: of the experiment; None for keys from the operating system, which nobody can foretell or repeat.
+        seed: of the experiment; None for keys from the operating system, which are unpredictable and not reproducible.
         round: number of the round.
         ids: of all clients of the federation.
         size: clients wanted, all when None or at least as many.
@@ -39,7 +39,7 @@ def draw_poisson(seed: int | None, round: int, ids: Sequence[int], share: float)
     It depends on (seed, round, id) alone whether a client does, and so not on who else there is.
 
     Args:
-        seed: of the experiment; None for keys from the operating system, which nobody can foretell or repeat.
+        seed: of the experiment; None for keys from the operating system, which are unpredictable and not reproducible.
         round: number of the round.
         ids: of all clients of the federation.
         share: probability of a client.

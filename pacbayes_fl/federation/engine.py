@@ -62,7 +62,7 @@ def rounds(
     client's step is longer than diverges_at times the median of the others' and of every round before, or 30 times that
     of the others in three rounds in a row (by as much more as it has more rows than the median client). Of a method
     without a learning rate only finite numbers are asked for. In private rounds only the server's state is looked at,
-    which is known from what was released; an undone round has been paid for all the same.
+    which is a function of the releases; the cost of an undone round stays.
 
     Args:
         method: the algorithm.
@@ -70,7 +70,7 @@ def rounds(
         plan: how to run.
         state: where to go on; the start when None.
         aggregator: makes the rounds private (see `federation.private`), with cohorts of its own. Their records tell how
-            many clients were expected, and of all numbers only those that follow from what was released.
+            many clients were expected, and only numbers that are functions of the releases.
 
     Yields:
         After each round its record and the state to go on from.

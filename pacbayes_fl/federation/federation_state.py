@@ -23,7 +23,7 @@ class FederationState(NamedTuple):
         server: of the method.
         kept: of the method's clients: a `Kept`, or leaves [K, *].
         round: rounds finished.
-        watch: what the engine itself remembers of them.
+        watch: the engine's own records of them.
     """
 
     server: AnyTree

@@ -24,13 +24,13 @@ IN_A_ROW = 3
 
 
 class Outcome(NamedTuple):
-    """What the host learns of a round.
+    """Numbers of a round on the host.
 
     Args:
         heard: names of the clients whose updates were to enter the server.
         members: names of all clients that made a step.
-        dropped: of these who failed.
-        norms: of the steps of those who are heard and count, by name.
+        dropped: names of those that failed.
+        norms: of the steps of the clients in the aggregate, by name.
         finite: whether the server's state is.
         values: numbers that the method reports.
         size: root mean square of the server's parameters; 0 where it has none.
@@ -52,11 +52,11 @@ class Outcome(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a federation was before its first round.
+    """Reference values of a federation before its first round.
 
     Args:
         size: root mean square of the server's parameters.
-        fits: the objective of every client at them, in nats, by name; where rounds are private, nobody's.
+        fits: the objective of every client at them, in nats, by name; empty in private rounds.
     """
 
     size: float
@@ -66,7 +66,7 @@ class Start(NamedTuple):
 def divergence(
     outcome: Outcome, objective: str | None, rows: float, most: float | None, at_start: Callable[[], Start]
 ) -> str | None:
-    """Say how a federation has diverged in a round.
+    """Describe the divergence of a federation in a round.
 
     The objective of a round's clients is compared with that of the same clients at the start, so that a cohort of
     clients that are hard to fit is no divergence.
@@ -75,11 +75,11 @@ def divergence(
         outcome: of the round.
         objective: name of the reported number to be looked at, see `Method.objective`; none when None.
         rows: mean number of rows of a client.
-        most: multiple of the start's that is too much; when None, only what is not finite is.
+        most: multiple of the initial value that counts as divergence; when None, only non-finite values do.
         at_start: measures the start, which takes a round's time: it is asked only where the answer may depend on it.
 
     Returns:
-        What is wrong; None where nothing is.
+        A description; None without divergence.
     """
     if not outcome.finite:
         return "the server's state is not finite"
@@ -108,7 +108,7 @@ class Culprit(NamedTuple):
 
     Args:
         client: its name.
-        text: why.
+        text: the reason.
     """
 
     client: str
@@ -133,7 +133,7 @@ def outlier(norms: Mapping[str, float]) -> Steps | None:
 
 
 def _longer(norms: Mapping[str, float], bound: Callable[[Steps], float]) -> Steps | None:
-    """Find the one client whose step exceeds a bound; None where nobody can say what is usual."""
+    """Find the one client whose step exceeds a bound; None where no usual length is known."""
     result = outlier(norms)
     return result if result is not None and len(norms) > 2 and 0 < bound(result) < result.largest else None
 
@@ -160,7 +160,7 @@ def dominant(norms: Mapping[str, float], rows: Mapping[str, int]) -> str | None:
 
 
 def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | None:
-    """Say whose step is too long beside any that was usual in this run, if somebody's is.
+    """Name the client whose step is too long compared with the usual ones of this run, if there is one.
 
     Args:
         norms: of the steps of the clients that are to move the server, by name.
@@ -176,7 +176,7 @@ def overlong(norms: Mapping[str, float], usual: float, most: float) -> str | Non
 
 
 def far_out(steps: Steps, before: Steps | None = None) -> bool:
-    """Say whether the longest step of a round can have spoilt the server, and through it what all clients sent next.
+    """Whether the longest step of a round can have spoilt the server, and so the next updates of all clients.
 
     Args:
         steps: of the round.

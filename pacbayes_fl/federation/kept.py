@@ -1,4 +1,4 @@
-"""What clients keep between rounds: states of those that took part, and of the others nothing."""
+"""States of clients between rounds: stored for those that took part, initial for the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ AT_HAND = 2**26
 
 
 class _Part(NamedTuple):
-    """A client's state in a block that nobody writes to, leaves [n, *]."""
+    """A client's state in a block that is not written to any more, leaves [n, *]."""
 
     block: AnyTree
     row: int
 
 
 class Kept:
-    """States of K clients that never change: a round makes another of them, which shares what was not written.
+    """Immutable states of K clients: a round makes a new object, which shares the unchanged states.
 
     A client that never took part takes no memory: its state is made when it is asked for, from the parameters with
     which the federation began.
@@ -48,17 +48,17 @@ class Kept:
         at: Mapping[int, Place | _Part] = MappingProxyType({}),
         shelves: Shelves | None = None,
     ) -> None:
-        """Begin with what is known."""
+        """Store the states."""
         self.clients, self._made, self._at = clients, made, at
         self.shelves = Shelves() if shelves is None else shelves
 
     @classmethod
     def start(cls, method: AnyMethod, message: AnyTree, batch: ClientBatch) -> Kept:
-        """Begin a federation, in which nobody has taken part.
+        """Start a federation: all clients have their initial state.
 
         Args:
-            method: says with what a client begins.
-            message: what the server sends before the first round.
+            method: gives the initial state of a client.
+            message: of the server before the first round.
             batch: rows of all clients.
 
         Returns:
@@ -72,7 +72,7 @@ class Kept:
 
     @classmethod
     def of(cls, states: AnyTree, clients: int) -> Kept:
-        """Take states in one piece for what they are.
+        """Wrap states that are in one piece.
 
         Args:
             states: leaves [K, *], or a `Kept`, which is given back.
@@ -92,13 +92,13 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """Memory that these states take: blocks as a whole, rows of shelves, and nothing for what is in the file."""
+        """Memory that these states take: blocks as a whole and rows of shelves; states in the file take none."""
         blocks = {id(place.block): place.block for place in self._at.values() if isinstance(place, _Part)}
         own = sum(leaf.nbytes for block in blocks.values() for leaf in tensors.leaves(block).values())
         return own + sum(place.bytes for place in self._at.values() if isinstance(place, Place))
 
     def select(self, positions: Sequence[int]) -> AnyTree:
-        """Give the states of some clients, to be read only: they may be views of what is kept.
+        """The states of some clients, read-only: they may be views.
 
         Args:
             positions: k of them, in any order, at least one.
@@ -146,7 +146,7 @@ class Kept:
         return writing.done()
 
     def subset(self, positions: Sequence[int]) -> Kept:
-        """Give a federation of some of the clients.
+        """Select some of the clients.
 
         Args:
             positions: of the clients, in their new order.
@@ -160,7 +160,7 @@ class Kept:
 
 
 class Writing:
-    """States after a round, taken call by call. Those of before stay as they are, most of them in a temporary file.
+    """States after a round, taken call by call. Earlier ones do not change; most of them are in a temporary file.
 
     A round can be undone, bit by bit, until its successor holds; that need not cost the memory of all states twice.
 
@@ -171,7 +171,7 @@ class Writing:
     """
 
     def __init__(self, before: Kept, everybody: bool = False) -> None:
-        """Begin with what was there."""
+        """Start from the earlier states."""
         self._before, self._everybody = before, everybody
         self._new, self._at_hand = dict[int, Place | _Part](), 0
 
@@ -182,7 +182,7 @@ class Writing:
 
         Args:
             positions: of its clients.
-            block: their new states, leaves [k, *], which nobody changes later.
+            block: their new states, leaves [k, *], not to be changed later.
             good: bool [k], False for a client whose state stays as it was; True for all when None.
             selected: their states before, as `Kept.select` gives them.
         """
@@ -199,7 +199,7 @@ class Writing:
         self._new.update(zip(positions, places, strict=True))
 
     def _make_room(self, positions: Sequence[int]) -> None:
-        """Move the states of before to the file that are too many to stay at hand."""
+        """Move earlier states beyond the limit of memory to the file."""
         known = [self._before._at.get(k) for k in positions]
         superseded = []
         for place in known:
@@ -218,7 +218,7 @@ class Writing:
 
 
 def _together(place: Place | _Part) -> tuple[bool, int]:
-    """Say which states can be read at once."""
+    """Key of states that are read in one operation."""
     return (True, place.block) if isinstance(place, Place) else (False, id(place.block))
 
 

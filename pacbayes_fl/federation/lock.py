@@ -1,4 +1,4 @@
-"""One run at a time in a folder: the lock, and what a killed run has left there."""
+"""One run at a time in a folder: the lock, and the leftovers of a killed run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunLock:
         self._made: tuple[Path, ...] = ()  # the lock and folders that were not there before, innermost first
 
     def __enter__(self) -> RunLock:
-        """Take the lock, or raise CheckpointError saying who holds it."""
+        """Take the lock, or raise CheckpointError naming the process that holds it."""
         path = self.folder / _LOCK
         self._made = tuple(takewhile(lambda each: not each.exists(), (path, *path.parents)))
         refuse_links(self.folder)

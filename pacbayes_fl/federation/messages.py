@@ -1,4 +1,4 @@
-"""What travels between server and clients: plain values beside arrays in bytes, checked on arrival."""
+"""Messages between server and clients: plain values beside arrays in bytes, checked on arrival."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", s
 
 
 class Request(NamedTuple):
-    """What a client is asked.
+    """Request of the server to a client.
 
     Args:
         config: run, round, client, parameters (hash of `arrays`), method (see `signature`), rates (what is left of its
             learning rates after rounds that were undone), seed and noise; other keys are not looked at.
-        arrays: what the server broadcasts, by flat name.
+        arrays: the broadcast message, by flat name.
     """
 
     config: Mapping[str, Any]
@@ -40,10 +40,10 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a client answers.
+    """Reply of a client.
 
     Args:
-        config: run, round, client, and parameters: hash of those that it started from, as it received them.
+        config: run, round, client, and parameters: hash of the parameters that it received.
         arrays: its update, leaves [1, *], by flat name.
     """
 
@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a client keeps between rounds.
+    """State of a client between rounds.
 
     Args:
         run: that it takes part in.
@@ -103,7 +103,7 @@ def flatten(tree: AnyTree) -> Flat:
 
 
 def signature(method: AnyMethod) -> str:
-    """Write down what server and clients must agree on: a method's class and hyper-parameters, and those of its parts.
+    """Serialise the configuration that server and clients must share: a method's class and hyper-parameters, nested.
 
     Args:
         method: the algorithm.
@@ -136,7 +136,7 @@ def first_difference(own: Any, other: Any, name: str = "") -> str:
         name: of the part that is compared.
 
     Returns:
-        What it is on both sides.
+        Its value on both sides.
     """
     if isinstance(own, dict) and isinstance(other, dict) and own.get("") == other.get(""):
         for key in sorted(own.keys() | other.keys()):
@@ -150,9 +150,9 @@ def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], wh
     """Check that the plain values are there and of their types.
 
     Args:
-        message: what came.
+        message: as received.
         wanted: `REPLY` or `REQUEST`.
-        whose: what the error is to name.
+        whose: name for the error.
 
     Returns:
         The values.
@@ -171,7 +171,7 @@ def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], wh
 
 
 def byte_budget(like: AnyTree) -> int:
-    """Say how many bytes the arrays of a request or reply may take.
+    """Largest number of bytes of the arrays of a request or reply.
 
     Args:
         like: a tree of the structure that is expected, leaves [*].
@@ -187,7 +187,7 @@ def read_arrays(like: AnyTree, got: Mapping[str, Any]) -> AnyTree:
 
     Args:
         like: a tree of the structure that is expected, leaves [*].
-        got: what came, by flat name.
+        got: received arrays, by flat name.
 
     Returns:
         A tree of that structure.

@@ -1,4 +1,4 @@
-"""What comes after the rounds: every client's own posterior, also of clients that never trained."""
+"""Personalisation after the rounds: every client's own posterior, also of new clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def personalise(
             which may need more memory than all else.
 
     Returns:
-        Yields positions [k] of the clients and their posterior, or what `then` has made of it.
+        Yields positions [k] of the clients and their posterior, or the result of `then`.
     """
 
     def work(index: Tensor, *call: Any) -> Any:
@@ -67,7 +67,7 @@ def posteriors(method: AnyMethod, message: AnyTree, state: AnyTree, batch: Clien
 
 
 def warn_of(posterior: Posterior) -> None:
-    """Warn of clients whom few draws of a posterior stand for, where a device is to be asked who they are.
+    """Warn of clients with few effective draws, where this is known on a device only.
 
     Args:
         posterior: of the clients of a call.
@@ -80,7 +80,7 @@ def warn_of(posterior: Posterior) -> None:
 def global_models(
     method: AnyMethod, state: FederationState, batch: ClientBatch, plan: FederationPlan, then: Then | None = None
 ) -> Iterator[tuple[Tensor, Any]]:
-    """Give what the server itself would predict for every client, a few at a time.
+    """Yield the global model for every client, a few clients at a time.
 
     Args:
         method: the algorithm.
@@ -90,7 +90,7 @@ def global_models(
         then: as `personalise` has it.
 
     Yields:
-        Positions [k] of the clients and the global model's posterior for them, or what `then` has made of it; nothing
+        Positions [k] of the clients and the global model's posterior for them, or the result of `then`; nothing
         where there is no global model.
     """
 
@@ -125,7 +125,7 @@ def personal_calls(
         more: rows of every client that a call needs memory for beside those of the batch.
 
     Yields:
-        Positions [k] of the clients, and what the work gave.
+        Positions [k] of the clients, and the result of `work`.
     """
     batch = prepared(method, batch)
     sizes = [int(m) for m in batch.size.tolist()]

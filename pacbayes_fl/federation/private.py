@@ -1,6 +1,6 @@
 """Private aggregation: only a noisy mean of clipped updates leaves a round, and only after its cost is recorded.
 
-Nothing else of a private round depends on the clients: not who or how many took part, not who failed, no loss and no
+Nothing else of a private round depends on the clients: neither participation nor failures, no loss and no
 time. Scores of test rows are no part of a round.
 """
 
@@ -34,7 +34,7 @@ class PrivateAggregator:
 
     Args:
         mechanism: the clip and the noise.
-        cohorts: how many clients there are, who takes part in a round, and what the guarantee hides.
+        cohorts: number of clients, sampling of cohorts, and the neighbouring relation of the guarantee.
         ledger: pays for every release before it happens.
         seed: of cohorts and noise in a simulation; None for randomness from the operating system, without which
             nothing is private.
@@ -49,7 +49,7 @@ class PrivateAggregator:
 
     @property
     def charge(self) -> Charge:
-        """What a round costs."""
+        """Privacy cost of a round."""
         return Charge.of(self.mechanism, self.cohorts, mechanisms.coordinates(self.empty))
 
     @property
@@ -58,9 +58,9 @@ class PrivateAggregator:
         return self.cohorts.kind == "poisson" or self.cohorts.divisor < self.cohorts.clients
 
     def halved(self, t: int) -> int:
-        """Say how often learning rates were halved for a round that a crash has cut short behind its release.
+        """Number of halvings of the learning rates in a round that a crash has interrupted after its release.
 
-        Those of its releases that were undone before are not bought again: what is there goes on where they led to.
+        Its undone releases are not paid for again: the run continues from their result.
 
         Args:
             t: number of the round.
@@ -72,7 +72,7 @@ class PrivateAggregator:
         return 0 if kept is None else kept.halved
 
     def undone(self, t: int) -> tuple[str, ...]:
-        """Say why releases of a round were undone before a crash has cut it short.
+        """Why releases of a round were undone before a crash interrupted it.
 
         Args:
             t: number of the round.
@@ -116,11 +116,11 @@ class PrivateAggregator:
         return drawn
 
     def record(self, t: int, values: Mapping[str, float]) -> RoundRecord:
-        """Say of a round what follows from its release.
+        """Record of a round: functions of its release only.
 
         Args:
             t: number of the round.
-            values: numbers of the method; NaN where they would need what was withheld.
+            values: numbers of the method; NaN where they depend on values that are not released.
 
         Returns:
             The record, with the number of clients that were to be expected.
@@ -133,7 +133,7 @@ class PrivateAggregator:
 
         Args:
             method: the algorithm.
-            message: what the server has sent.
+            message: of the server.
             t: number of the round.
 
         Returns:
@@ -148,7 +148,7 @@ class NoisySum:
     Args:
         aggregator: mechanism, cohorts and ledger.
         method: the algorithm.
-        message: what the server has sent.
+        message: of the server.
         t: number of the round.
     """
 
@@ -178,7 +178,7 @@ class NoisySum:
         self._sum, self._came = tensors.tree_map(torch.add, self._sum, tensors.total(clipped)), came
 
     def release(self) -> AnyTree:
-        """Make the noisy mean, divided by a number that does not depend on who replied, and pay before it leaves.
+        """Return the noisy mean over a public number of clients, after its privacy cost has been recorded.
 
         Mean and payment get to the disk in one piece: a crash before costs nothing, and after one the mean is there.
 
@@ -204,7 +204,7 @@ class NoisySum:
         return self._method.from_release(self._message, mean, aggregator.cohorts.divisor)
 
     def _again(self, kept: Release) -> AnyTree:
-        """Take the release that was paid for before a crash; what the clients have sent now is left aside."""
+        """Return the release recorded before a crash; the clients' new updates are not used."""
         empty = self._private.empty
         try:
             like = tensors.tree_map(lambda leaf: leaf.new_empty((1, *leaf.shape[1:])), empty)
@@ -243,7 +243,7 @@ def open_private(
 ) -> PrivateAggregator:
     """Check that a federation can be trained privately, before anything is trained.
 
-    The method is asked once what it would release of the first client, to know its shape; the numbers are not used.
+    `to_release` of the first client is evaluated once for its shape; the numbers are not used.
 
     Chance in the cohorts counts as long as a client's message is a function of its rows and of earlier releases, apart
     from who is drawn now. That holds where clients keep nothing, and where all of them train in every round
@@ -258,7 +258,7 @@ def open_private(
         batch: rows of all clients.
         plan: how the federation runs.
         mechanism: the clip and the noise.
-        cohorts: who takes part; instead of `plan.cohort`.
+        cohorts: sampling of clients; instead of `plan.cohort`.
         ledger: pays.
         seed: as `PrivateAggregator`.
 
@@ -267,7 +267,7 @@ def open_private(
 
     Raises:
         PrivacyError: when the method has no private release, the plan tells how many clients failed, the cohorts are
-            of another federation, or of a fixed size while clients remember who was drawn.
+            of another federation, or of a fixed size while clients' states depend on earlier cohorts.
     """
     if plan.min_clients > 1:
         what = f"min_clients = {plan.min_clients} would tell how many clients failed, which a private round withholds"

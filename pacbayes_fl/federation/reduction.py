@@ -1,4 +1,4 @@
-"""What a round's updates become before the server's step: a mean call by call, or a robust aggregate of all at once."""
+"""Aggregation of a round's updates before the server's step: a mean call by call, or a robust aggregate."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COPIES = 4  # of all steps in float64: what came, the steps, their matrix, and 
 
 
 class Reduction(Protocol):
-    """What takes the updates of a round call by call, and gives the server what its step is made of.
+    """Accumulator of the updates of a round, call by call; its result is the server's update.
 
     Args:
-        numbers: what the record of the round is to say of it, by name, scalars [].
+        numbers: for the record of the round, by name, scalars [].
     """
 
     numbers: dict[str, Tensor]
@@ -34,7 +34,7 @@ class Reduction(Protocol):
         """Add the clients of a call, leaves [k, *]; one that failed, `good` [k] False, weighs nothing."""
 
     def release(self) -> AnyTree:
-        """Give the server the update that its step is made of, leaves [n, *]."""
+        """The aggregated update of the server's step, leaves [n, *]."""
 
 
 class UpdateAccumulator:
@@ -61,7 +61,7 @@ class UpdateAccumulator:
         self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _MERGE_EVERY else updates
 
     def release(self) -> AnyTree:
-        """Give the server what it takes the mean of, leaves [n, *]."""
+        """The updates over which the server averages, leaves [n, *]."""
         return tensors.cat(self._updates)
 
 
@@ -70,7 +70,7 @@ class RobustAccumulator:
 
     Args:
         method: the algorithm.
-        message: what the server has sent.
+        message: of the server.
         plan: says how steps are joined.
         known: median norm of the steps of each round before, oldest first.
     """
@@ -110,7 +110,7 @@ def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPla
 
     Args:
         method: the algorithm.
-        message: what the server sends at first.
+        message: of the server before the first round.
         clients: of the federation.
         plan: says how steps are joined.
 

@@ -36,19 +36,19 @@ def handle_train(
 
     Args:
         method: the same value as on the server.
-        request: what came.
-        kept: what the last call returned; None for a client that never took part.
+        request: as received.
+        kept: as returned by the last call; None for a new client.
         batch: the client's rows, K = 1.
         run: the run that it has joined; that of `kept`, or of its first request, when None.
 
     Returns:
-        The reply, and what to keep.
+        The reply, and the new state.
 
     Raises:
-        DeployError: naming what of the request does not fit: a key, another client, run or method, a round that was
+        DeployError: naming the mismatch of the request: a key, another client, run or method, a round that was
             answered before, parameters that are not those that their hash says, that are not finite, or that do not
             fit the method. Nothing is changed then.
-        ShapeError: when what was kept does not fit the method.
+        ShapeError: when the kept state does not fit the method.
     """
     config = read_config(request, REQUEST, f"client {batch.names[0]!r}")
     name, number = batch.names[0], config["round"]
@@ -79,7 +79,7 @@ def handle_train(
 def _unwanted(
     config: Mapping[str, Any], method: AnyMethod, kept: Kept | None, batch: ClientBatch, run: str | None
 ) -> str:
-    """Say why a request is not to be answered; "" when it is."""
+    """The reason to reject a request; "" for none."""
     run = kept.run if run is None and kept is not None else run
     if batch.clients != 1 or config["client"] != batch.names[0]:
         return (

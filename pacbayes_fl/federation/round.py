@@ -1,4 +1,4 @@
-"""One round on one device: all clients of a call at once, and what the host learns of them, read once."""
+"""One round on one device: all clients of a call at once; numbers for the host are read once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pacbayes_fl.tensors import AnyTree
 
 
 class Played(NamedTuple):
-    """A round that holds as soon as somebody takes its state for the federation's; until then nothing has changed.
+    """A round that takes effect once its state becomes the federation's; until then nothing has changed.
 
     Args:
         state: after the round.
-        outcome: what the host learns of it.
+        outcome: its numbers on the host.
     """
 
     state: FederationState
@@ -38,7 +38,7 @@ class Played(NamedTuple):
 
 
 class RoundPlayer:
-    """What all rounds of a run have in common, and one round of it.
+    """The common state of all rounds of a run, and one round of it.
 
     Args:
         method: the algorithm, at the study's learning rates.
@@ -151,13 +151,13 @@ def _note(method: AnyMethod, message: AnyTree, update: AnyTree, good: Tensor) ->
 
 
 class _Notes:
-    """What the host is to learn of a round, left on the device until all of it is read at once."""
+    """Numbers of a round for the host, on the device until they are read together."""
 
     def __init__(self) -> None:
         self._members, self._flags, self._norms = list[str](), list[Tensor](), list[Tensor]()
 
     def add(self, names: Sequence[str], note: _Note) -> None:
-        """Take what is noted of the clients of a call."""
+        """Store the numbers of a call's clients."""
         self._members += names
         self._flags.append(note.good)
         self._norms.append(note.norm)
@@ -179,7 +179,7 @@ class _Notes:
 
 
 def parameter_size(method: AnyMethod, server: AnyTree) -> Tensor:
-    """Root mean square of what training moves.
+    """Root mean square of the trained parameters.
 
     Args:
         method: the algorithm.
@@ -195,7 +195,7 @@ def parameter_size(method: AnyMethod, server: AnyTree) -> Tensor:
 
 
 def _hear(reduction: Reduction, update: AnyTree, good: Tensor, heard: list[bool]) -> None:
-    """Add the updates of the cohort's clients of a call; what the others did stays with them."""
+    """Add the updates of a call's clients in the cohort; the others' are not sent."""
     if all(heard):
         reduction.add(update, good)
     elif any(heard):

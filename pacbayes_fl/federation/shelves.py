@@ -29,7 +29,7 @@ _FOLDER = "/var/tmp"  # noqa: S108 - on a disk, where /tmp often is memory
 class Place:
     """Where one client's state is: a row of a block, or a region of the file where the block is None.
 
-    The room is used again when nobody refers to the place any more.
+    The memory is reused when there is no reference to the place any more.
     """
 
     __slots__ = ("_form", "_room")
@@ -305,7 +305,7 @@ def _by_client(block: AnyTree) -> Tensor:
 
 
 def _from_bytes(states: Tensor, into: AnyTree) -> None:
-    """Write what `_by_client` gave into leaves [k, *]."""
+    """Write the result of `_by_client` into leaves [k, *]."""
     leaves = [leaf for leaf in tensors.leaves(into).values() if leaf.numel()]
     sizes = [leaf.nbytes // len(leaf) for leaf in leaves]
     for leaf, part in zip(leaves, states.split(sizes, 1), strict=True):

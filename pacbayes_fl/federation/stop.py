@@ -15,7 +15,7 @@ class StopSignal:
     is only noted. It also puts the default action back, so that a second one ends the process at once, even inside a
     long tensor operation; but a SIGHUP, which comes twice when both the terminal and the shell send it, never does that
     and never makes another signal do it. Where SIGHUP is ignored, as under nohup, it stays so. Leaving the block
-    restores the handlers of before. Outside the main thread, where Python allows no handlers, it does nothing.
+    restores the previous handlers. Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restore the handlers of before."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()

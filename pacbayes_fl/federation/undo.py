@@ -42,7 +42,7 @@ class Trouble(NamedTuple):
     """Why a round does not hold.
 
     Args:
-        text: what is wrong.
+        text: a description.
         diverged: whether the federation has diverged after it; False where that was not looked at.
     """
 
@@ -58,13 +58,13 @@ class DivergenceGuard:
     """
 
     def __init__(self, player: RoundPlayer) -> None:
-        """Take what plays the rounds; nothing is measured yet."""
+        """Store the object that plays the rounds."""
         self._player = player
         self._steps = slowed(player.method, 0.5) is not player.method  # without a rate, what is finite has not diverged
         self._start: Start | None = None
 
     def again(self, state: FederationState, trouble: Trouble, undone: Sequence[str]) -> Played:
-        """Play a round that was undone; what no budget is left for has diverged for good."""
+        """Play an undone round again; it has diverged finally when no budget is left."""
         try:
             return self._player.play(state, undone)
         except PrivacyError as error:
@@ -74,7 +74,7 @@ class DivergenceGuard:
             raise NumericalError(what, round=t, cause=error.cause, hint=_SLOWER) from error
 
     def trouble(self, before: FederationState, played: Played) -> Trouble | None:
-        """Say how the federation has diverged in a round, if so, or who would steer it alone."""
+        """Describe the divergence of a round, or the client that dominates it; None without either."""
         outcome, most = played.outcome, self._player.plan.diverges_at
         if self._player.aggregator is None and not outcome.present:
             return Trouble(f"0 of {len(outcome.heard)} clients gave a finite update")
@@ -112,7 +112,7 @@ class DivergenceGuard:
         raise NumericalError(what, round=t, hint=hint)
 
     def _culprit(self, state: FederationState, outcome: Outcome, trouble: Trouble) -> Culprit | None:
-        """Find the one client without whom a round would hold, or whose step in the round before it stands out."""
+        """Find the client without which the round does not diverge, or whose previous step stands out."""
         result, before = outlier(outcome.norms), state.watch.steps
         if result is not None and (trouble.diverged or self._divergence(outcome) is not None):
             without = self._player.play(state, without=result.whose).outcome
@@ -125,7 +125,7 @@ class DivergenceGuard:
         return None
 
     def _at_any_rate(self, state: FederationState, whose: str) -> bool:
-        """Say whether a client's step stands out at small learning rates too, where parameters have not run away."""
+        """Whether a client's step stands out at small learning rates too, before parameters diverge."""
         origins = [start(self._player.method, self._player.batch, self._player.plan)]
         if float(parameter_size(self._player.method, state.server)) <= STANDS_OUT * max(1.0, self._at_start().size):
             origins.append(state)

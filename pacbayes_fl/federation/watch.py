@@ -1,4 +1,4 @@
-"""What the engine remembers from round to round beside the states of the method: numbers and names on the host."""
+"""Records of the engine across rounds beside the states of the method: numbers and names on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Watch(NamedTuple):
     """Memory of the rounds before; a checkpoint holds it, so that a resumed run goes on as if it had not been away.
 
     Args:
-        failures: how often in a row clients have failed, by name; who did not fail when last asked is not in it.
+        failures: consecutive failures of clients, by name; a success removes the entry.
         steps: norms of the clients' steps in the last round; None where there are none.
         halved: how often the learning rates had to be halved.
         medians: median norm of the steps of each of the last rounds, oldest first.
@@ -44,12 +44,12 @@ class Watch(NamedTuple):
 
         Args:
             members: names of the clients that were asked.
-            dropped: of these who failed.
+            dropped: names of those that failed.
             norms: of the steps of the clients that moved the server, by name.
             alone: the client that alone may have moved it, if there is one.
 
         Returns:
-            What is remembered after it.
+            The records after it.
         """
         asked = set(members)
         absent = {name: count for name, count in self.failures.items() if name not in asked}
@@ -75,7 +75,7 @@ class Watch(NamedTuple):
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
-        """Read what `to_save` gave; of what an older version did not know nothing is remembered."""
+        """Read the result of `to_save`; records that an older version did not have are empty."""
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
         halved, usual = int(saved.get("halved", 0)), float(saved.get("usual", 0.0))
@@ -84,7 +84,7 @@ class Watch(NamedTuple):
 
 
 def summary(norms: Mapping[str, float]) -> Steps | None:
-    """Say of a round's steps what its record keeps.
+    """Summary of a round's steps for its record.
 
     Args:
         norms: by the clients' names.

@@ -47,20 +47,20 @@ class Round:
     """A round that the server has opened; see `open_round`.
 
     Args:
-        run: what sets this run apart from all others, a random text.
+        run: random identifier of the run.
         number: of the round, from 1.
         method: the algorithm.
         plan: how the federation runs.
         server: state before the round.
         members: all clients of the federation, by name.
-        asked: names of those that are asked.
+        asked: names of the clients in the round.
         expected: an update of the right structure for one client, leaves [1, *].
-        message: what all are sent, in bytes.
+        message: for all clients, in bytes.
         parameters: its hash.
         signature: of the method as it was before any round was undone.
-        rates: what is left of its learning rates.
-        aggregator: makes the round private, if it is: the mean is over a number that does not depend on who replied,
-            and the record tells nothing of who did.
+        rates: factor of the learning rates.
+        aggregator: makes the round private, if it is: the mean is over a public number of clients,
+            and the record does not depend on the replies.
     """
 
     run: str
@@ -84,7 +84,7 @@ class Round:
             client: one of `asked`.
 
         Returns:
-            What the transport has to carry.
+            The request for the transport.
 
         Raises:
             DeployError: when the client is not asked in this round.
@@ -97,7 +97,7 @@ class Round:
 
     @property
     def budget(self) -> int:
-        """Bytes that the arrays of a reply may take: what a transport can be told, too."""
+        """Largest number of bytes of a reply's arrays, also as a limit for the transport."""
         return byte_budget(self.expected)
 
 
@@ -113,25 +113,25 @@ def open_round(
     aggregator: PrivateAggregator | None = None,
     rates: float = 1.0,
 ) -> Round:
-    """Open a round: hash and lay out once what every client is sent.
+    """Open a round: serialise and hash the message once for all clients.
 
     Args:
         method: the algorithm.
         server: its state after the last round.
         plan: how the federation runs.
-        run: what sets this run apart from all others, a random text.
+        run: random identifier of the run.
         number: of the round, from 1.
         clients: all clients of the federation, by name, in the order in which updates are joined.
         expected: an update of the right structure for one client, leaves [1, *]; see `expected_update`.
         asked: names of the cohort; all when None.
-        aggregator: makes the round private; who is asked is who it draws (`PrivateAggregator.draw`).
-        rates: what is left of the method's learning rates, 1 until a round is undone.
+        aggregator: makes the round private and draws its clients (`PrivateAggregator.draw`).
+        rates: factor of the method's learning rates, 1 until a round is undone.
 
     Returns:
         The round.
 
     Raises:
-        DeployError: when somebody is asked who is not registered.
+        DeployError: when a client of the round is not registered.
     """
     names = tuple(clients) if asked is None else tuple(asked)
     if strange := [name for name in names if name not in clients]:
@@ -159,12 +159,12 @@ def expected_update(method: AnyMethod, server: AnyTree, like: ClientBatch) -> An
 
 
 class Collected(NamedTuple):
-    """What came of a round.
+    """Collected updates of a round.
 
     Args:
         update: of the clients that count, leaves [K, *], in the order of the federation; K = 0 when there is none.
         present: their names.
-        reasons: why something did not count, by the name of who sent it, or was asked and sent nothing.
+        reasons: why a reply was rejected or is missing, by client.
     """
 
     update: AnyTree
@@ -173,20 +173,20 @@ class Collected(NamedTuple):
 
 
 def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
-    """Check replies one by one; those that do not fit are left out by name and touch nobody else.
+    """Check replies one by one; invalid ones are rejected by name and do not affect the others.
 
     A client counts once, by its first reply that fits, and by the rows with which it was registered.
 
     Args:
         opened: the round.
-        replies: name of the sender, as the transport knows it, and what it has sent; in any order.
+        replies: name of the sender, as the transport knows it, and its reply; in any order.
 
     Returns:
-        What counts, and why the rest does not.
+        The valid updates, and the reasons of rejection of the others.
 
     Raises:
         ClientError: when fewer than `plan.min_clients` count; not in a private round, whose release is due.
-        NumericalError: when one of those that were asked does not count and `plan.on_bad_client` is "stop".
+        NumericalError: when a client of the round has no valid update and `plan.on_bad_client` is "stop".
     """
     good: dict[str, tuple[str, AnyTree]] = {}
     reasons: dict[str, list[str]] = {}
@@ -225,7 +225,7 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
 
 
 def _judged(opened: Round, sender: str, reply: Reply) -> AnyTree:
-    """Check a reply: first what it says of itself, then its size, then its numbers."""
+    """Check a reply: first its header, then its size, then its numbers."""
     config = read_config(reply, REPLY, "the reply")
     if config["client"] != sender:
         raise DeployError(f"a reply of client {shown(config['client'])} under another name")
@@ -259,11 +259,11 @@ def _enough(opened: Round, present: tuple[str, ...], reasons: Mapping[str, str])
 
 
 def close_round(opened: Round, collected: Collected, medians: Sequence[float] = ()) -> tuple[AnyTree, RoundRecord]:
-    """Make the server's step of what has come.
+    """Make the server's step from the collected updates.
 
     Args:
         opened: the round.
-        collected: what `collect` returned.
+        collected: the result of `collect`.
         medians: `steps.median` of the records before, oldest first, by which the plan's "clipped" bounds steps.
 
     Returns:

@@ -38,7 +38,7 @@ class SubnetworkPrecision(NamedTuple):
 
 
 class AddedRows(NamedTuple):
-    """What more rows make of a subnetwork's Gaussian, whose mean stays.
+    """The Gaussian of a subnetwork after an update with more rows; its mean does not change.
 
     Args:
         chosen: positions of its weights [K, B], in the order of the factor.
@@ -159,7 +159,7 @@ def add_rows(
 
 
 def _log_diagonal(factor: Tensor) -> Tensor:
-    """Half of the log determinants [K] of what was factored [K, B, B]."""
+    """Half of the log determinants [K] of the factored matrices, from factors [K, B, B]."""
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
@@ -203,7 +203,7 @@ def _chunks(model: WeightModel, weights: Tensor, batch: ClientBatch, chosen: int
 
 
 def _structured(jacobian: Jacobian) -> TypeGuard[LayerJacobian]:
-    """Whether products go unit by unit: on a CPU, where many small products are as good as a large one."""
+    """Whether products are computed unit by unit: on a CPU, where small and large matmuls cost the same."""
     return isinstance(jacobian, LayerJacobian) and jacobian.layout.linear and tensors.on_host(jacobian.inputs)
 
 

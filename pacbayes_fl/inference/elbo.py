@@ -28,7 +28,7 @@ Program = Callable[[], object]
 
 
 class Terms(NamedTuple):
-    """What the evidence lower bound of every client is made of; the bound is their difference.
+    """Terms of the evidence lower bound of every client; the bound is their difference.
 
     Args:
         log_likelihood: of the observed sites, scaled as the program scales them [K], in nats.

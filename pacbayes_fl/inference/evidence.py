@@ -19,7 +19,7 @@ from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise,
 
 
 class ParticleScores(NamedTuple):
-    """What a client computes for the server (PAC-PFL Algorithm 2, line 4).
+    """Log evidence and score of every client (PAC-PFL Algorithm 2, line 4).
 
     Args:
         score: gradient of the log evidence by the hyper-parameters [K, P, D], in nats per unit of theta; NaN for a

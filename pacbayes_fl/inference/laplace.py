@@ -40,7 +40,7 @@ def choose(
     shared: int,
     noise: Noise,
 ) -> tuple[Tensor, Tensor]:
-    """Choose the weights that are uncertain, by what the clients' rows say of them      (FedSI eqs. 11, 14).
+    """Choose the uncertain weights by their curvature on the clients' rows      (FedSI eqs. 11, 14).
 
     Args:
         rule: of the choice.
@@ -59,7 +59,7 @@ def choose(
 
 
 def candidates(model: WeightModel, theta: Tensor, ggn: Tensor, prior: Tensor, shared: int) -> Candidates:
-    """List the weights that may be uncertain: those that the model does not have as numbers.
+    """List the candidates for uncertain weights: all that are not deterministic in the model.
 
     Args:
         model: the likelihood.
@@ -69,7 +69,7 @@ def candidates(model: WeightModel, theta: Tensor, ggn: Tensor, prior: Tensor, sh
         shared: number of weights of the representation, R, which come first.
 
     Returns:
-        What a rule may look at.
+        Input of a choice rule.
     """
     stochastic = model.stochastic_columns()
     first = torch.arange(model.dim) < shared

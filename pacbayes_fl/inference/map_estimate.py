@@ -51,7 +51,7 @@ class LocalDescent:
 
 
 class GaussianPrior(NamedTuple):
-    """What draws weights to a place, and how strongly.
+    """Quadratic penalty on the weights: location and strength.
 
     Args:
         mean: mu [D] or [K, D].

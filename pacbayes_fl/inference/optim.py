@@ -24,7 +24,7 @@ def check_optimiser(name: str) -> None:
         name: of `Optimiser`.
 
     Raises:
-        StudyError: naming those that there are.
+        StudyError: naming the known ones.
     """
     if name not in get_args(Optimiser):
         raise StudyError(f"optimiser must be one of {', '.join(get_args(Optimiser))}, got {name!r}")
@@ -70,7 +70,7 @@ def adam(
     Args:
         parameters: leaves [*] or [K, *].
         gradient: of the loss to be lowered, the same leaves.
-        state: what `adam_init` or the last step returned.
+        state: of `adam_init` or of the last step.
         rate: learning rate.
         betas: decay of the two moments.
         epsilon: added to the root of the second moment.

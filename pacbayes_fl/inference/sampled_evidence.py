@@ -25,7 +25,7 @@ NONE = -1e30
 
 
 class SampledScores(NamedTuple):
-    """What a client computes for the server (PAC-PFL Algorithm 2, line 4).
+    """Sampled log evidence and score of every client (PAC-PFL Algorithm 2, line 4).
 
     Args:
         score: gradient of the estimated log evidence by (mu, rho) [K, P, 2D], in nats per unit; NaN for a client whose
@@ -58,7 +58,7 @@ def tempering(beta: float | None, batch: ClientBatch, rows: ClientBatch) -> Tens
     Args:
         beta: temperature; None stands for m_k, which makes Z the marginal likelihood.
         batch: all rows of the clients.
-        rows: those that are summed over.
+        rows: over which the log likelihood is summed.
 
     Returns:
         beta / b [K], float64.
@@ -86,7 +86,7 @@ def repeated(batch: ClientBatch, times: int) -> ClientBatch:
 
 
 def one_of(loc: Tensor, clients: int) -> Tensor:
-    """Give every client the first of P priors: what its draws, which all P see, are to be like.
+    """The first of P priors, expanded to every client: the template of the draws that all P share.
 
     Args:
         loc: [P, D], or [K, P, D].

@@ -17,7 +17,7 @@ from pacbayes_fl.noise import Noise
 
 
 class Candidates(NamedTuple):
-    """What a choice may look at.
+    """Input of a choice rule.
 
     Args:
         mean: MAP estimates [K, D].
@@ -45,18 +45,18 @@ class SubnetworkChoice(Protocol):
         """Number of weights, B, the same for every client."""
 
     def scores(self, candidates: Candidates, noise: Noise) -> Tensor:
-        """Scores [K, D] by which weights are ranked, -inf for those that must not be chosen."""
+        """Scores [K, D] by which weights are ranked, -inf for excluded ones."""
 
 
 def choose(rule: SubnetworkChoice, candidates: Candidates, noise: Noise) -> Tensor:
-    """Choose the subnetwork of every client: the largest scores, of equal ones those that stand first.
+    """Choose the subnetwork of every client: the largest scores; ties are broken by position.
 
     Scores that agree but for rounding are equal: weights without curvature share one variance, whose last bit depends
     on how clients were averaged.
 
     Args:
         rule: how.
-        candidates: what there is.
+        candidates: weights and their curvature.
         noise: the clients' streams, for a rule that draws.
 
     Returns:
@@ -103,7 +103,7 @@ class _Share:
     fraction: float
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
+        """Check that the fraction is in (0, 1]."""
         if not 0 < self.fraction <= 1:
             raise StudyError(f"fraction must be in (0, 1], got {self.fraction:g}")
 

@@ -15,7 +15,7 @@ from pacbayes_fl.errors import StudyError
 
 
 class Training(Protocol):
-    """What says how long a client trains: hyper-parameters of a local optimiser."""
+    """Hyper-parameters of a local optimiser that determine the length of a client's training."""
 
     @property
     def steps(self) -> int | None:
@@ -73,7 +73,7 @@ def turns(local: Training, batch: ClientBatch, passes: int = 1) -> Iterator[Tens
         passes: as many times.
 
     Yields:
-        Per minibatch who still takes it, bool [K], or None where all do.
+        Per minibatch the clients that still take it, bool [K], or None where all do.
     """
     if local.epochs is None:  # known without a look at the device
         yield from [None] * (passes * (local.steps or 0))

@@ -1,4 +1,4 @@
-"""What a method is: init, round (cut where a network cuts it) and personalise, pure functions of a frozen value."""
+"""Interface of a method: init, broadcast, client, server and personalise, pure functions of a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Nothing(NamedTuple):
 
 
 class RefinedPosterior(NamedTuple):
-    """A posterior that has seen more rows than the one it came from.
+    """A posterior conditioned on more rows, and its divergence from the earlier one.
 
     Args:
-        posterior: Q of the K clients, over the same hypotheses as the one it came from, P.
-        kl: KL(Q || P), or more where only an upper bound is known [K], in nats, float64.
+        posterior: Q of the K clients, over the same hypotheses as the earlier posterior P.
+        kl: KL(Q || P), or an upper bound of it [K], in nats, float64.
     """
 
     posterior: Posterior
@@ -74,15 +74,15 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
 
     @abstractmethod
     def init_clients(self, message: Message, batch: ClientBatch) -> Client:
-        """State of clients that never took part, leaves [K, *]."""
+        """Initial state of the clients, leaves [K, *]."""
 
     @abstractmethod
     def broadcast(self, server: Server) -> Message:
-        """What travels down."""
+        """The message that the server sends to the clients of a round."""
 
     @abstractmethod
     def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
-        """The clients' half of a round: what travels up, and their new state."""
+        """The clients' half of a round: their updates (uploads) and their new states, leaves [K, *]."""
 
     @abstractmethod
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
@@ -95,9 +95,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def personalise_again(
         self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
     ) -> Posterior:
-        """As `personalise`, given what a method of other options for after the rounds made of the same arguments.
+        """As `personalise`, given the posterior of the same arguments under other options for after the rounds.
 
-        A method that shares work between these options overrides it; see `HeldOutChoice.after`.
+        A method that shares work between such options overrides it; see `HeldOutChoice.after`.
         """
         return self.personalise(message, state, batch, noise)
 
@@ -106,22 +106,22 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return None
 
     def personalise_trained(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
-        """As `personalise`, for clients of whom all took part: nobody is trained first.
+        """As `personalise`, for clients that have all been trained: no client is fitted first.
 
-        On a device `personalise` trains all clients and takes what it needs, as asking who needs it would stop the
+        On a device `personalise` fits all clients and selects the new ones, since asking for them would stop the
         device; the evaluation asks once per call, and then calls this.
         """
         return self.personalise(message, state, batch, noise)
 
     @property
     def row_by_row(self) -> bool:
-        """Whether what is predicted of a row depends on that row alone, also for a client that has seen no other."""
+        """Whether the prediction of a row depends on that row alone, also for a client without training rows."""
         return bool(getattr(getattr(self, "model", None), "row_by_row", True))
 
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
-        """What more rows make of each client's posterior, and how far from it that is: the step that bounds certify.
+        """Update each client's posterior with more rows and return the KL from the old one, for certificates.
 
-        `prior` is what `personalise` made of the rows `seen`, possibly none, without a look at `rows`.
+        `prior` is the result of `personalise` on the rows `seen`, possibly none; it does not depend on `rows`.
         """
         raise AssumptionError(
             f"{type(self).__name__} has no posterior over hypotheses that a bound could measure against a prior",
@@ -129,7 +129,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         )
 
     def learned_priors(self, server: Server) -> LearnedPriors | None:
-        """The one hyper-posterior over priors of functions that bounds on averages are about; None without one."""
+        """The hyper-posterior over priors of functions, for bounds on averages; None for other methods."""
         return None
 
     @property
@@ -138,52 +138,52 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return False
 
     def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
-        """Group clients by their priors: a client's prior has seen the rows of all clients of other groups."""
+        """Group clients by their priors: a client's prior depends on the rows of all clients of other groups."""
         return range(len(ids))
 
     def client_deltas(self, message: Message, update: Update) -> Any:
-        """What of the clients' updates moves the server: floating leaves [K, *] of whose mean it makes its step.
+        """The part of the update whose mean is the server's step; private rounds clip it: floating leaves [K, *].
 
-        Where clients send weights it is their distance from the message, so that a bound on their norms bounds the
-        server's step. A tree without leaves where no single client moves the server by a step of its own.
+        Where clients send weights it is their difference from the message, so that a bound on their norms bounds the
+        server's step. A tree without leaves where the server has no such step.
         """
         return Nothing()
 
     def position(self, message: Message) -> Any:
-        """What of a message training moves: floating leaves [*], of the order of 1 where all is well."""
+        """The trained part of a message, watched for divergence: floating leaves [*], normally of the order of 1."""
         return {name: leaf for name, leaf in tensors.leaves(message).items() if leaf.is_floating_point()}
 
     def check_private(self) -> None:
-        """Raise PrivacyError where the clients' steps may not be released, whatever noise is added."""
+        """Raise PrivacyError where the clients' deltas cannot be released with any noise."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
     def to_release(self, message: Message, update: Update) -> Any:
-        """The clients' steps, if they may be released: a private round lets nothing else leave."""
+        """The part of the update that is clipped and released: floating leaves [K, *]."""
         self.check_private()
         return self.client_deltas(message, update)
 
     def from_release(self, message: Message, mean: Any, clients: float) -> Update:
-        """Make an update of one row for `server` from the released mean [1, *] over `clients`; NaN in what stayed."""
+        """Build the update [1, *] from the released mean [1, *] over `clients`; NaN where nothing is released."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
     def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
-        """What the server itself would predict for these clients, to be reported beside the personal models."""
+        """The server's own model for these clients, reported beside the personal models."""
         return None
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
-        """Numbers [K] of each client's state that tables should show, such as its cluster."""
+        """Numbers [K] of each client's state for tables, such as its cluster."""
         return {}
 
     def about(self) -> dict[str, Any]:
-        """What labels should say of how it learns weights and predicts, such as over how many draws of them."""
+        """Entries of `labels.json` on inference and prediction, such as the number of draws."""
         return {}
 
     def weight(self, rows: Tensor) -> Tensor:
-        """What clients with rows [K] weigh in `server`: the leaf `weight` [K] of their updates."""
+        """Weights [K] of clients with `rows` [K] in the server's average: the leaf `weight` of their updates."""
         return torch.ones_like(rows)
 
     def possible(self, update: Update) -> Tensor:
-        """Which updates hold nothing but values that `client` can give: bool [K], for those of remote clients.
+        """Which updates hold values in the range of `client`: bool [K], to check those of remote clients.
 
         Variances are not negative, inclusions are probabilities.
         """
@@ -229,7 +229,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return {}
 
     def remark(self, values: Mapping[str, float]) -> str | None:
-        """What people should look at, given the numbers of a round's record; the same words whenever it is the same."""
+        """A remark on the numbers of a round's record, None without one; equal remarks have equal text."""
         return None
 
     def footprint(self, rows: int) -> int:
@@ -242,7 +242,7 @@ AnyMethod = Method[Any, Any, Any, Any]
 
 
 def slowed(method: Value, factor: float) -> Value:
-    """Scale every learning rate of a method: fields called `rate`, also of the parts that it is made of.
+    """Scale every learning rate of a method: fields called `rate`, also of nested options.
 
     Args:
         method: a frozen dataclass of hyper-parameters.

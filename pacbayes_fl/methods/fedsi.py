@@ -62,7 +62,7 @@ PRIORS: Mapping[str, str] = MappingProxyType(
 
 
 class Server(NamedTuple):
-    """What the server holds.
+    """State of the server.
 
     Args:
         moments: averaged means and variances [D] of the representation, variance 0 where nobody is uncertain; the
@@ -79,7 +79,7 @@ class Message(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client keeps.
+    """State of a client.
 
     Args:
         head: weights of its decision layers [K, H].
@@ -93,7 +93,7 @@ class Client(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What clients send, or the mean of it with the sums of the rest.
+    """Updates of clients, or their mean with the sums of the other leaves.
 
     Args:
         moments: of the representation [K, R]: MAP estimates, and posterior variances that are 0 outside of the
@@ -188,7 +188,7 @@ class FedSI(Method[Server, Message, Client, Update]):
     init_std: float = option(0.1, above=0)
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that what is sent has a contribution to be taken out."""
+        """Check the ranges, and that the upload has a contribution to be taken out."""
         check(self)
         if self.prior == "divide" and self.upload == "curvature":
             what = "prior = 'divide' takes a posterior's contribution out of the prior, and a curvature is no posterior"
@@ -196,7 +196,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
     def about(self) -> dict[str, Any]:
-        """What is uncertain, and how that is predicted with."""
+        """Which weights are uncertain, and how predictions use them."""
         covariance = "full covariance on a subnetwork" if self.covariance == "full" else "diagonal covariance"
         return {
             "draws": self.draws if self.predictive in ("monte-carlo", "draws") else 1,
@@ -283,7 +283,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Message, mean: Moments, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, R]; noise must leave variances between 0 and the prior's."""
+        """Apply the released mean step [1, R]; variances are clamped to [0, prior variance]."""
         theta, variance = private_steps.apply_delta(mean, self._known(message))
         unknown, variance = private_steps.unknown(theta), variance.clamp_min(0.0)
         if self.upload == "variance":
@@ -316,7 +316,7 @@ class FedSI(Method[Server, Message, Client, Update]):
 
         Args:
             prior: P.
-            seen: rows that P has seen; what there is to know of them is in P.
+            seen: rows that P was conditioned on; unused, since P determines the update.
             rows: the others.
             noise: the clients' streams.
 
@@ -341,7 +341,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         return average.reduced(update, "moments")
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean loss and chosen weights without curvature per client, and how many weights somebody is uncertain of."""
+        """Mean loss, chosen weights without curvature per client, and the number of weights uncertain at any client."""
         clients = update.clients.sum().clamp_min(1.0)
         uncertain = (server.moments.variance[: self.shared] > 0).sum()
         return {

@@ -18,7 +18,7 @@ _STORABLE: Final = (bool, int, float, str, type(None))  # what a study file hold
 
 
 class Paper(NamedTuple):
-    """What a paper says of an option.
+    """The value of an option in a paper.
 
     Args:
         value: its value; ... where the paper gives none, or no single one.

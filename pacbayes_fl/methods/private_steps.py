@@ -1,4 +1,4 @@
-"""What the methods share that clip, sum and release what clients send: steps away from the server's message."""
+"""Deltas from the server's message that private and robust rounds clip, sum and release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pacbayes_fl.tensors import Tree
 
 
 def deltas(sent: Tree, message: Tree) -> Tree:
-    """Say how far clients went from what they were sent: a clip of it bounds the server's step.
+    """Differences of the clients' values from the server's message; clipping them bounds the server's step.
 
     Args:
         sent: leaves [K, *].
@@ -25,13 +25,13 @@ def deltas(sent: Tree, message: Tree) -> Tree:
 
 
 def alike(weighting: Weighting) -> None:
-    """Ask that all clients weigh alike.
+    """Check that all clients have equal weights.
 
     Args:
         weighting: of clients in the server's average.
 
     Raises:
-        PrivacyError: when clients weigh by their rows: nobody is to know how many they have.
+        PrivacyError: when clients are weighted by their number of rows, which is private.
     """
     if weighting != "uniform":
         what = f"weighting = {weighting!r} needs every client's number of rows, which a private round withholds"
@@ -39,7 +39,7 @@ def alike(weighting: Weighting) -> None:
 
 
 def apply_delta(mean: Tree, message: Tree) -> Tree:
-    """Put the clients' mean step on top of what they were sent.
+    """Add the released mean delta to the server's message.
 
     Args:
         mean: leaves [J, *].
@@ -52,7 +52,7 @@ def apply_delta(mean: Tree, message: Tree) -> Tree:
 
 
 def unit_weights(like: Tensor, rows: int = 1) -> Tensor:
-    """Weights of what was released [J], float64.
+    """Unit weights of a released update [J], float64.
 
     Args:
         like: gives the device [*].
@@ -62,7 +62,7 @@ def unit_weights(like: Tensor, rows: int = 1) -> Tensor:
 
 
 def unknown(like: Tensor, rows: int = 1) -> Tensor:
-    """Numbers that no private round tells: NaN [J], float64.
+    """Placeholder for numbers that a private round does not release: NaN [J], float64.
 
     Args:
         like: gives the device [*].
@@ -72,7 +72,7 @@ def unknown(like: Tensor, rows: int = 1) -> Tensor:
 
 
 def no_release_error(name: str) -> PrivacyError:
-    """Say why a method that learns from no client has nothing to release.
+    """The error of a method whose clients send nothing.
 
     Args:
         name: of the method.

@@ -1,4 +1,4 @@
-"""A recipe: what the library knows of a method by name, beside the options that its dataclass holds."""
+"""Recipes: what studies, tables and the documentation know of a method beside the options of its dataclass."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class HeldOutChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Trials:
-    """How a study chooses what it leaves open.
+    """How a study chooses an option that it leaves open.
 
     Args:
         trial_rounds: rounds of the federation that is trained for every candidate, at most those of the run.
@@ -82,14 +82,14 @@ class Trials:
 
 
 class MethodSummary(NamedTuple):
-    """What a method is made of, in words.
+    """The components of a method, for the table of methods.
 
     Args:
-        model: what clients learn.
+        model: the model that clients learn.
         client: the client's half of a round.
         server: the server's half.
-        uploads: what travels up.
-        keeps: what a client keeps between rounds.
+        uploads: content of an update.
+        keeps: state of a client between rounds.
     """
 
     model: str
@@ -106,7 +106,7 @@ class Recipe:
     Args:
         title: one line.
         method: its class, a frozen dataclass of options.
-        summary: what it is made of.
+        summary: its components.
         rounds: False where there is nothing to repeat, and one round says all.
         model: what the table [model] describes: a prior over "functions" (Gaussian processes), or a network with
             "weights".

@@ -24,11 +24,11 @@ from pacbayes_fl.server.robust import Aggregate, Rule
 class Tempered(Method[Any, Any, Any, Any]):
     """A method whose models predict p^(1/T) / Z; its rounds, states and posteriors are those of the method itself.
 
-    What bounds measure is the Gibbs predictor that draws a network and predicts with its own tempered probabilities:
+    Bounds are on the Gibbs predictor that draws a network and predicts with its tempered probabilities:
     a T that was fixed without the rows of the bound is a part of every hypothesis.
 
     Args:
-        inner: what runs.
+        inner: the wrapped method.
         temperature: T.
     """
 
@@ -36,58 +36,58 @@ class Tempered(Method[Any, Any, Any, Any]):
     temperature: float
 
     def __post_init__(self) -> None:
-        """Refuse a temperature that is none."""
+        """Check that the temperature is positive and finite."""
         if not 0 < self.temperature < math.inf:
             raise StudyError(f"temperature must be positive and finite, got {self.temperature!r}")
 
     @property
     def federated(self) -> bool:  # type: ignore[override]
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.federated
 
     @property
     def raw_units(self) -> bool:  # type: ignore[override]
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.raw_units
 
     @property
     def host_bound(self) -> str | None:  # type: ignore[override]
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.host_bound
 
     @property
     def objective(self) -> str | None:  # type: ignore[override]
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.objective
 
     @property
     def personal_model(self) -> str:  # type: ignore[override]
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.personal_model
 
     @property
     def row_by_row(self) -> bool:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.row_by_row
 
     def init_server(self, generator: torch.Generator) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.init_server(generator)
 
     def init_clients(self, message: Any, batch: ClientBatch) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.init_clients(message, batch)
 
     def broadcast(self, server: Any) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.broadcast(server)
 
     def client(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> tuple[Any, Any]:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.client(message, state, batch, noise)
 
     def server(self, server: Any, update: Any, n_clients: int) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.server(server, update, n_clients)
 
     def personalise(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
@@ -110,41 +110,41 @@ class Tempered(Method[Any, Any, Any, Any]):
         return tempered(self.inner.personalise_again(known, message, state, batch, noise), self.temperature)
 
     def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
-        """Refine what is tempered: a divergence is one of weights, and does not know of T."""
+        """Refine the wrapped posterior: the divergence is between weights and does not depend on T."""
         result = self.inner.refine(prior.inner, seen, rows, noise)
         return result._replace(posterior=tempered(result.posterior, self.temperature))
 
     def global_model(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Posterior | None:
-        """Temper what the server would predict."""
+        """The tempered global model."""
         result = self.inner.global_model(message, state, batch, noise)
         return None if result is None else tempered(result, self.temperature)
 
     def client_deltas(self, message: Any, update: Any) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.client_deltas(message, update)
 
     def position(self, message: Any) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.position(message)
 
     def check_private(self) -> None:
-        """As the method itself."""
+        """As in the wrapped method."""
         self.inner.check_private()
 
     def to_release(self, message: Any, update: Any) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.to_release(message, update)
 
     def from_release(self, message: Any, mean: Any, clients: float) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.from_release(message, mean, clients)
 
     def describe(self, state: Any) -> Mapping[str, Tensor]:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.describe(state)
 
     def about(self) -> dict[str, Any]:
-        """Say what the method itself says, and the temperature."""
+        """Labels of the wrapped method, and the temperature."""
         return self.inner.about() | {"temperature": self.temperature}
 
     def weight(self, rows: Tensor) -> Tensor:
@@ -160,44 +160,44 @@ class Tempered(Method[Any, Any, Any, Any]):
         return self.inner.registered(update, rows, ids)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """As the method itself."""
+        """As in the wrapped method."""
         self.inner.check_robust(aggregate)
 
     def fewest_joined(self, clients: int) -> int:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.fewest_joined(clients)
 
     def aggregated(self, message: Any, update: Any, rule: Rule) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.aggregated(message, update, rule)
 
     def reduce(self, update: Any) -> Any:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.reduce(update)
 
     def report(self, server: Any, update: Any) -> Mapping[str, Tensor]:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.report(server, update)
 
     def remark(self, values: Mapping[str, float]) -> str | None:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.remark(values)
 
     def learned_priors(self, server: Any) -> LearnedPriors | None:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.learned_priors(server)
 
     @property
     def finite_posterior(self) -> bool:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.finite_posterior
 
     def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.prior_groups(ids)
 
     def footprint(self, rows: int) -> int:
-        """As the method itself."""
+        """As in the wrapped method."""
         return self.inner.footprint(rows)
 
 
@@ -208,6 +208,6 @@ def untempered(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]
         method: any method.
 
     Returns:
-        What a `Tempered` runs; every other method as it is.
+        The method inside a `Tempered`; every other method itself.
     """
     return method.inner if isinstance(method, Tempered) else method

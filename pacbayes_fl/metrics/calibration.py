@@ -90,7 +90,7 @@ def calibration_error(
 
     With norm = "rms" it is sqrt(1/H sum_h (q-hat_h - q_h)^2), the number that the public code of PACOH computes on its
     own levels. It does not change with the unit of y. For a predictive without spread it says only how often the target
-    is missed from below: it means nothing there.
+    is missed from below: it is not defined there.
 
     Args:
         predictive: predictions for the same rows, [K, N].

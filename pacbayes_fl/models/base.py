@@ -1,4 +1,4 @@
-"""What a method asks of a model."""
+"""Interfaces of models for methods."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class FunctionModel(ABC):
 
 
 class WeightPrior(Protocol):
-    """What a Pyro program draws its weights from: a distribution per site."""
+    """The source of a Pyro program's weights: a distribution per site."""
 
     def site(self, name: str) -> TorchDistribution:
         """Distribution of one site, its event dimensions those of the site's shape."""
@@ -201,7 +201,7 @@ class FixedWeights:
 
 
 def observed(trace: Trace) -> list[tuple[str, Any]]:
-    """Find what a program observes; a `pyro.deterministic` notes a number and observes nothing.
+    """Find the observed site of a program; a `pyro.deterministic` is not an observation.
 
     Args:
         trace: of the program.

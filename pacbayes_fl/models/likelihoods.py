@@ -123,7 +123,7 @@ class Gaussian:
     noise_std: float = NOISE_STD
 
     def __post_init__(self) -> None:
-        """Refuse a noise that is none."""
+        """Check that the noise is positive and finite."""
         if not 0 < self.noise_std < math.inf:
             raise StudyError(f"noise_std must be positive, got {self.noise_std:g}")
 

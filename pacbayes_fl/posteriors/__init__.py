@@ -1,1 +1,1 @@
-"""Posteriors: what predicts, and what a bound can measure against a prior."""
+"""Posteriors: predictive distributions, and divergences from priors for bounds."""

@@ -38,7 +38,7 @@ class GaussianHyperPrior:
     std: float
 
     def __post_init__(self) -> None:
-        """Refuse a spread that is none."""
+        """Check that std is positive."""
         if not self.std > 0:
             raise StudyError(f"the hyper-prior's std must be positive, got {self.std:g}")
 
@@ -117,7 +117,7 @@ class DiagonalHyperPrior:
     start_std: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse spreads that are none."""
+        """Check that every std is at least 0."""
         for std in (self.std, self.start_std):
             if std.shape != self.loc.shape or not bool((std >= 0).all()):
                 raise StudyError("a hyper-prior's std must be a number >= 0 for every coordinate of its loc")
@@ -217,7 +217,7 @@ class HyperPosterior(NamedTuple):
 
     Args:
         particles: [P, D].
-        hyper_prior: where they came from and what pulls them back.
+        hyper_prior: prior of the particles.
     """
 
     particles: Tensor
@@ -278,7 +278,7 @@ class SmoothedHyperPosterior:
     hyper_prior: HyperPrior
 
     def __post_init__(self) -> None:
-        """Refuse a blur that is none and a hyper-prior without a density to compare with."""
+        """Check that std is positive and finite, and that the hyper-prior has a density."""
         if not (self.std > 0 and math.isfinite(self.std)):
             raise AssumptionError(
                 f"the std of a smoothed hyper-posterior must be positive and finite, got {self.std:g}",

@@ -1,4 +1,4 @@
-"""What personalisation yields: a posterior that predicts, and the predictive distributions that metrics read."""
+"""Interfaces of posteriors, and predictive distributions for metrics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Predictive = RegressionPredictive | ClassPredictive
 
 
 class Posterior(Protocol):
-    """What a method's `personalise` returns for the clients of one call."""
+    """Result of a method's `personalise` for the clients of one call."""
 
     def predict(self, x: Tensor) -> Predictive:
         """Predictive distribution at inputs x [K, N, *feature], of real targets or of classes as the model has it."""

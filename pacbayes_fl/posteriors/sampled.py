@@ -1,4 +1,4 @@
-"""What a likelihood of any kind predicts: the mixture of its distributions over draws of the weights."""
+"""Predictive distribution of any likelihood: the mixture of its distributions over draws of the weights."""
 
 from __future__ import annotations
 

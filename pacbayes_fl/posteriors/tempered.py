@@ -148,7 +148,7 @@ class TemperedList(TemperedPosterior):
 
 
 def tempered(posterior: Any, temperature: float) -> TemperedPosterior:
-    """Temper a posterior's predictions; what it is over stays as it is.
+    """Temper a posterior's predictions; its hypotheses stay the same.
 
     Args:
         posterior: over classifiers.

@@ -326,7 +326,7 @@ def bisect(of: Callable[[Tensor], Tensor], level: Tensor, low: Tensor, high: Ten
 
     Args:
         of: takes y [*, K, N], gives the distribution function there.
-        level: [*, K, N], or what broadcasts to it.
+        level: broadcastable to [*, K, N].
         low: [*, K, N]; the quantile or below it.
         high: [*, K, N]; the quantile or above it.
         whole: the quantile is a whole number, and so are both ends.

@@ -116,7 +116,7 @@ class Budget:
         method: of accounting.
 
     Raises:
-        PrivacyError: when epsilon or delta means nothing, or the method is unknown.
+        PrivacyError: when epsilon or delta is out of its range, or the method is unknown.
     """
 
     epsilon: float
@@ -124,7 +124,7 @@ class Budget:
     method: Method = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse budgets that mean nothing."""
+        """Check the ranges."""
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise PrivacyError(f"epsilon must be positive and finite, got {self.epsilon}")
         _check((), self.delta, self.method)
@@ -150,7 +150,7 @@ def rounds_within(charge: Charge, budget: Budget, spent: Sequence[Charge] = (), 
     Args:
         charge: of each of them.
         budget: for all together.
-        spent: charges of before.
+        spent: earlier charges.
         most: where to stop counting.
 
     Returns:

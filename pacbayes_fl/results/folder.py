@@ -89,7 +89,7 @@ def refuse_links(folder: Path | str) -> None:
     """Refuse a folder where links, pipes or devices stand in place of what a run reads or writes.
 
     Args:
-        folder: of a run; nothing is wrong with one that does not exist, nor with a link that leads to the folder.
+        folder: of a run; a missing one passes, and so does a link that leads to the folder.
 
     Raises:
         CheckpointError: naming the first that is neither a file nor a folder.

@@ -334,7 +334,7 @@ def _fits(path: Path, one: Print) -> bool:
 
 
 def _grown(path: Path, one: Print) -> Print:
-    """Take the print of all whole lines of a growing file; that of before where it does not begin with those."""
+    """Fingerprint of all whole lines of a growing file; the previous one where the file does not begin with those."""
     if not one.grows or not _fits(path, one):
         return one
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Averaging of what clients upload, and the step that the server takes towards the average."""
+"""Averages of clients' uploads, and the server's step towards the average."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weighting = Literal["uniform", "rows"]
 
 
 class WeightedUpdate(Protocol):
-    """A NamedTuple of what clients send, with their weights in the server's average."""
+    """A NamedTuple of clients' uploads, with their weights in the server's average."""
 
     @property
     def weight(self) -> Tensor:
@@ -62,7 +62,7 @@ def check_robust(weighting: Weighting, aggregate: Aggregate) -> None:
 
     Args:
         weighting: of clients in the server's average.
-        aggregate: what stands for it.
+        aggregate: the average.
 
     Raises:
         StudyError: naming both options.
@@ -80,19 +80,19 @@ def by_weight(tree: Tree, share: Tensor) -> Tree:
         share: not negative [K, D].
 
     Returns:
-        Leaves [D]; 0 where nobody has a share.
+        Leaves [D]; 0 where all shares are 0.
     """
     part = share / share.sum(0).clamp_min(torch.finfo(share.dtype).tiny)
     return tensors.tree_map(lambda leaf: (part.to(leaf) * leaf).sum(0), tree)
 
 
 def reduced(update: Sent, averaged: str, join: Callable[[AnyTree, Tensor], AnyTree] = tensors.weighted_mean) -> Sent:
-    """Reduce the updates of a chunk of clients to one row: what the server joins to its mean, the rest to sums.
+    """Reduce the updates of a chunk of clients to one row: averaged leaves to their mean, the others to sums.
 
     Args:
         update: a NamedTuple with leaves [K, *], one of them `weight` [K].
         averaged: name of the field that the server joins with these weights.
-        join: takes leaves [K, *] and weights [K] and gives leaves [*]; joining what was joined must be joining all.
+        join: takes leaves [K, *] and weights [K] and gives leaves [*]; it must be associative.
 
     Returns:
         The same NamedTuple with leaves [1, *].

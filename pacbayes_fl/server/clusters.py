@@ -1,4 +1,4 @@
-"""Averages by cluster: what the server of a clustered method keeps, one value per cluster."""
+"""Averages by cluster, for the server of a clustered method."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def matched(sent: Moments, cluster: Tensor, weight: Tensor, old: Moments) -> Mom
 
 
 def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> Tensor:
-    """Group clients by what they sent: Lloyd's algorithm from farthest-first centres, without any randomness.
+    """Group clients by their uploads: Lloyd's algorithm from farthest-first centres, without randomness.
 
     Args:
         points: [K, D].

@@ -118,7 +118,7 @@ def repaired(variance: Tensor, old: Tensor) -> Tensor:
 
     Args:
         variance: [*].
-        old: what it was before [*], positive.
+        old: the previous value [*], positive.
 
     Returns:
         [*], at least the share `LEAST` of the old one.
@@ -127,7 +127,7 @@ def repaired(variance: Tensor, old: Tensor) -> Tensor:
 
 
 def prior_variance(variance: Tensor, alpha: float, floor: float = 0.0) -> Tensor:
-    """Variance of the next round's prior: weights that nobody found uncertain get alpha (FedSI section III.B).
+    """Variance of the next round's prior: alpha for weights that are uncertain at no client (FedSI section III.B).
 
     Args:
         variance: averaged [D].

@@ -49,7 +49,7 @@ class Rule:
     Args:
         kind: any but "mean".
         faulty: f, clients of a round that may send anything.
-        factor: what "clipped" leaves of every step [K], float64; None for other rules.
+        factor: of every step under "clipped" [K], float64; None for other rules.
     """
 
     kind: Aggregate
@@ -85,10 +85,10 @@ class Rule:
 
         Args:
             steps: leaves [K, *], or some of each client's coordinates.
-            weight: of the clients [K], 0 for those that have no part in this.
+            weight: of the clients [K], 0 for absent ones.
 
         Returns:
-            Leaves [*]; 0 where nobody has a part.
+            Leaves [*]; 0 where all weights are 0.
         """
         if self.factor is not None:
             return shortened(steps, weight, self.factor)
@@ -99,7 +99,7 @@ class Rule:
         return median(steps, weight) if self.kind == "median" else geometric_median(steps, weight)
 
     def statistics(self, said: Tree, weight: Tensor) -> Tree:
-        """Sum what clients say of a round, nobody's say larger or smaller than that of the f next ones.
+        """Winsorised sum of the clients' statistics of a round.
 
         Args:
             said: floating leaves [K, *].
@@ -111,7 +111,7 @@ class Rule:
         return winsorised(said, weight, self.faulty)
 
     def filled(self, joined: Tree, update: Tree, weight: Tensor) -> Tree:
-        """Put sums of what clients say where an update that was made of steps alone has NaN.
+        """Fill the NaN of an aggregated update with winsorised sums of the clients' statistics.
 
         Args:
             joined: leaves [1, *].
@@ -131,7 +131,7 @@ class Rule:
 
 
 def check(kind: Aggregate, faulty: int | None, multiple: float | None) -> None:
-    """Refuse options that would protect nobody because another one is missing; their ranges are the plan's.
+    """Refuse options without effect because another one is missing; their ranges are the plan's.
 
     Args:
         kind: the rule.
@@ -153,7 +153,7 @@ def check(kind: Aggregate, faulty: int | None, multiple: float | None) -> None:
 
 
 def fewest(kind: Aggregate, faulty: int) -> int:
-    """Say how many clients a rule needs, so that those who may be faulty do not decide.
+    """Number of clients that a rule needs to tolerate the faulty ones.
 
     Args:
         kind: the rule.
@@ -211,7 +211,7 @@ def norms(steps: Tree) -> Tensor:
 def clipped(steps: Tree, weight: Tensor, bound: Tensor) -> Tree:
     """Average steps that are longer than a bound as if they had ended there.
 
-    s = sum_k w_k min(1, C / |s_k|) s_k / sum_k w_k, so that nobody moves it by more than w_k C / sum_j w_j
+    s = sum_k w_k min(1, C / |s_k|) s_k / sum_k w_k: a client moves it by at most w_k C / sum_j w_j
 
     Args:
         steps: leaves [K, *].
@@ -225,7 +225,7 @@ def clipped(steps: Tree, weight: Tensor, bound: Tensor) -> Tree:
 
 
 def shrinkage(lengths: Tensor, bound: Tensor) -> Tensor:
-    """What is left of every step under a bound, min(1, C / |s_k|).
+    """Clipping factor of every step, min(1, C / |s_k|).
 
     Args:
         lengths: norms of the steps [K], float64.
@@ -372,7 +372,7 @@ def weiszfeld(points: Tensor, weight: Tensor, start: Tensor, steps: int) -> Tens
 
 
 def winsorised(tree: Tree, weight: Tensor, faulty: int) -> Tree:
-    """Sum what clients say of a round, the f smallest and f largest values of a coordinate as the next ones.
+    """Winsorised sum of the clients' statistics: the f smallest and f largest values of a coordinate are replaced.
 
     Args:
         tree: floating leaves [K, *].
@@ -392,7 +392,7 @@ def winsorised(tree: Tree, weight: Tensor, faulty: int) -> Tree:
 
 
 def _present(steps: Tree, weight: Tensor) -> tuple[Tree, Tensor]:
-    """Leave out who weighs nothing."""
+    """Drop clients of weight 0."""
     at = (weight > 0).nonzero().squeeze(1)
     return tensors.select(steps, at), weight[at]
 

@@ -1,4 +1,4 @@
-"""What one client has contributed to averaged Gaussians, and how it is taken out again: division, weight by weight."""
+"""A client's contribution to averaged Gaussians, and its removal by division, weight by weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pacbayes_fl.server.moments import Moments
 
 
 class Site(NamedTuple):
-    """What one client's rows added to a Gaussian of independent weights, in natural parameters, float64.
+    """A client's contribution to a Gaussian of independent weights, in natural parameters, float64.
 
     Args:
         precision: 1 / v - 1 / g of the posterior's variance v and the prior's g [K, R].

@@ -19,7 +19,7 @@ class Memoryless(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What a server remembers of the mean steps before: m and v [*]; v stays 0 with "sgd"."""
+    """State of the server's optimiser: m and v [*] of earlier mean steps; v is 0 with "sgd"."""
 
     first: Tensor
     second: Tensor
@@ -88,7 +88,7 @@ class ServerStep:
         Args:
             theta: the server's weights [*].
             mean: of the clients' weights [*], Delta = mean - theta.
-            state: what `start` or the last step returned.
+            state: of `start` or of the last step.
 
         Returns:
             The weights [*] and the state after the step; the mean itself where nothing else is asked for.

@@ -54,7 +54,7 @@ def check(callbacks: Sequence[Callback]) -> None:
         callbacks: as `run` takes them.
 
     Raises:
-        StudyError: naming the first that is none.
+        StudyError: naming the first object that is no callback.
     """
     for one in callbacks:
         if isinstance(one, type) or not isinstance(one, Callback):

@@ -42,7 +42,7 @@ from pacbayes_fl.study.search import held_out
 
 
 class Settled(NamedTuple):
-    """What a run is made of before its first round, as its folder keeps it.
+    """Inputs of a run before its first round, as kept in its folder.
 
     Args:
         study: what is run, with what was chosen.
@@ -162,7 +162,7 @@ class RunFolder:
         Raises:
             DataError: naming the first client that has other rows.
         """
-        if (self.path / saved_rows.ROWS).is_file():  # else they follow from the rows, which are those of before
+        if (self.path / saved_rows.ROWS).is_file():  # else they follow from the rows, which are unchanged
             held_rows.check(self.path, division)
 
     def history(self) -> TrainingHistory:

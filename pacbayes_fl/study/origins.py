@@ -112,7 +112,7 @@ def check_folder(folder: Path, instances: Instances = NO_INSTANCES) -> None:
     """As `check`, by what a run wrote down when it began.
 
     Args:
-        folder: of the run; nothing is wrong with one that has no environment.json.
+        folder: of the run; one without environment.json passes.
         instances: as `check`.
 
     Raises:

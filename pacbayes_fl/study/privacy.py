@@ -1,4 +1,4 @@
-"""Private studies: what [privacy] asks for becomes a mechanism, cohorts and a ledger, and labels say what was given."""
+"""Private studies: [privacy] determines a mechanism, cohorts and a ledger; labels state the guarantee."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def check_same(folder: Path, now: tables.Dataset) -> None:
     """Check that a run goes on with the rows that it was started with; clients may come and go, with a warning.
 
     Args:
-        folder: of the run; nothing is wrong with one that holds neither rows nor fingerprints yet.
+        folder: of the run; one without rows and fingerprints passes.
         now: the data as they are today.
 
     Raises:

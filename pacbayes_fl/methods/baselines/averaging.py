@@ -1,4 +1,4 @@
-"""What methods share whose server averages the weights of networks: all but how a client trains from them."""
+"""Base of methods whose server averages the weights of networks: all but the client's training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pacbayes_fl.server.step import Memoryless, ServerStep, State
 
 
 class Server(NamedTuple):
-    """Global weights theta [D], and what the server's optimiser remembers, which is not sent."""
+    """Global weights theta [D], and the state of the server's optimiser, which is not sent."""
 
     theta: Tensor
     moments: State = Memoryless()
@@ -140,7 +140,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Server, mean: Server, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, D]."""
+        """Apply the released mean step [1, D]."""
         theta, unknown = private_steps.apply_delta(mean, message).theta, private_steps.unknown(mean.theta)
         return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
 
@@ -199,7 +199,7 @@ class WeightAveraging(AveragedWeights[Nothing]):
         """
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:

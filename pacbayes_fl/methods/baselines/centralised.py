@@ -1,4 +1,4 @@
-"""What the pooled baselines share: clients that send their rows, which no federated method would."""
+"""Base of the centralised baselines: clients send their rows and the server fits one model on all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
     host_bound: ClassVar[str | None] = "pooled rows stand without padding, and how many there are the host must know"
 
     def init_clients(self, message: Model, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def broadcast(self, server: Model) -> Model:
@@ -75,7 +75,7 @@ class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
         return send(batch), state
 
     def position(self, message: Model) -> Any:
-        """Nothing: what is fitted at once, in any units, cannot diverge."""
+        """Nothing to watch: the fit is not iterative."""
         return Nothing()
 
     def check_private(self) -> None:

@@ -1,4 +1,4 @@
-"""Local-only: each client trains its own network and nobody helps."""
+"""Local-only: each client trains its own network; nothing is shared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Client(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What is said of a round, nothing of the weights.
+    """Numbers of a round for its record; weights are not sent.
 
     Args:
         weight: 1 [K].
@@ -100,7 +100,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         return Update(torch.ones_like(batch.size), loss.double()), Client(theta, adam)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Learn nothing."""
+        """The server state does not change."""
         return server
 
     def check_private(self) -> None:

@@ -1,4 +1,4 @@
-"""What the baselines share in which every client works alone: rounds that change nothing."""
+"""Base of the local baselines: every client is fitted alone, and rounds change nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LocalMethod(Method[Start, Start, Nothing, Took]):
     """A method whose whole work is `personalise`, from a starting point that all clients share."""
 
     def init_clients(self, message: Start, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def broadcast(self, server: Start) -> Start:
@@ -33,11 +33,11 @@ class LocalMethod(Method[Start, Start, Nothing, Took]):
         return server
 
     def client(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Took, Nothing]:
-        """Learn nothing from others."""
+        """The message is empty."""
         return Took(torch.ones_like(batch.size)), state
 
     def server(self, server: Start, update: Took, n_clients: int) -> Start:
-        """Learn nothing from the clients."""
+        """The server state does not change."""
         return server
 
     def check_private(self) -> None:

@@ -42,7 +42,7 @@ class Persistence(LocalMethod[Nothing]):
             )
 
     def init_server(self, generator: torch.Generator) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:

@@ -32,7 +32,7 @@ _JITTER = 1e-6
 
 
 class Server(NamedTuple):
-    """A GP in the form that predicts: hyper-parameters, inducing inputs and what the rows say of their values.
+    """A GP for prediction: hyper-parameters, inducing inputs and the posterior of their values.
 
     Args:
         theta: [D].
@@ -50,7 +50,7 @@ class Server(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """What the fit moves: theta [D] and inducing inputs [I, d]."""
+    """Parameters of the fit: theta [D] and inducing inputs [I, d]."""
 
     theta: Tensor
     inducing: Tensor
@@ -99,7 +99,7 @@ class PooledPosterior:
 
     Args:
         model: the prior.
-        server: what was learned, without a client dimension.
+        server: the fitted model, without a client dimension.
         clients: K.
     """
 

@@ -69,7 +69,7 @@ class LocalRidge(LocalMethod[Nothing]):
     host_bound: ClassVar[str | None] = "scikit-learn fits it, on the CPU"
 
     def init_server(self, generator: torch.Generator) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def personalise(self, message: Nothing, state: Nothing, batch: ClientBatch, noise: Noise) -> LinearPoint:

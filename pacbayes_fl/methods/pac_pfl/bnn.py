@@ -77,7 +77,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
 
     A prior is a diagonal Gaussian over the weights, a particle phi its (mu, rho) [2 D]. One round is one gradient, of a
     minibatch under L draws. beta tempers the clients' posteriors; None stands for m_k, which makes Z the marginal
-    likelihood. Priors weigh alike by default: their sampled evidence (eq. 37) is that of the luckiest draws. What a
+    likelihood. Priors weigh alike by default: their sampled evidence (eq. 37) is dominated by the largest draws. What a
     client does with the priors that it gets, the paper leaves open.
 
     Args:
@@ -141,13 +141,13 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         return Update(score, log_evidence, torch.ones_like(batch.size), effective), state
 
     def from_release(self, message: Message, mean: Mapping[str, Tensor], clients: float) -> Update:
-        """Make the sum of scores out of their mean [1, P, 2D]: the server restores that over all from it (eq. 40)."""
+        """Rescale the released mean score [1, P, 2D] to the sum over clients, from which the server restores eq. 40."""
         score = mean["score"] * clients
         unknown = private_steps.unknown(score).to(score).unsqueeze(1).expand(score.shape[:2])
         return Update(score, unknown, private_steps.unit_weights(score) * clients, unknown)
 
     def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> MixturePosterior:
-        """Find the client's posterior under every prior, and mix them (eq. 37); new clients need nothing else."""
+        """Mix the client's posteriors under all priors by their evidence (eq. 37), for new clients too."""
         priors = sampled_evidence.prior_of(message.particles)
         components = _one_by_one(priors, batch.clients)
         kept = noise.copy()  # draws of others after this one must not move a posterior
@@ -162,9 +162,9 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         return FamilyMixture(self.model, tuple(fits), log_weights, kept, means, batch, doubts)
 
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
-        """Weigh the same draws again, by all rows, or fit every mean field on, from P's and against it.
+        """Reweight the same draws by all rows, or continue every mean-field fit from P with P as prior.
 
-        Networks that normalise by statistics of rows keep those of P: both are about the same networks.
+        Networks that normalise by statistics of rows keep those of P, so that Q and P are over the same networks.
 
         Args:
             prior: P, of the rows `seen`.
@@ -198,7 +198,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         return RefinedPosterior(result, result.kl(prior))
 
     def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> FamilyMixture:
-        """The priors themselves, all alike: what is known of a client without rows."""
+        """The mixture of the priors with equal weights: the posterior of a client without rows."""
         components = _one_by_one(sampled_evidence.prior_of(message.particles), batch.clients)
         alike = torch.zeros(batch.clients, len(components), self.draws, dtype=torch.float64, device=batch.x.device)
         means = tuple(prior.loc for prior in components)
@@ -207,7 +207,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         )
 
     def _fits(self, prior: MeanField, batch: ClientBatch, noise: Noise) -> list[Any]:
-        """Posteriors under one prior, leaves [K, D]; all priors see the same minibatches and draws."""
+        """Posteriors under one prior, leaves [K, D]; all priors use the same minibatches and draws."""
         if self.posterior == "svi":
             return [self._fitted(prior, batch, noise)]
         local, forked = Tempered(**asdict(self.local), beta=self.beta), noise.fork()
@@ -301,7 +301,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         return {**super().report(server, update), "effective_samples": update.effective.sum(0).mean() / present}
 
     def remark(self, values: Mapping[str, float]) -> str | None:
-        """Say when one draw carries the evidence: the gradient is then that of the luckiest draw."""
+        """Warn when one draw dominates the evidence: the gradient is then that of the largest draw."""
         if self.train_draws <= 2 or not values["effective_samples"] < MIN_EFFECTIVE_DRAWS:
             return None
         return (
@@ -310,7 +310,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         )
 
     def footprint(self, rows: int) -> int:
-        """Numbers per client: of every particle a gradient, and what the network holds."""
+        """Numbers per client: a gradient for every particle, and the activations of the network."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
         svgd_particles = self.svgd_particles**2 if self.posterior == "svgd" else 0  # distances of all pairs
         return max(self.particles * (self.model.footprint(rows) + self.model.dim), svgd_particles * self.model.dim)

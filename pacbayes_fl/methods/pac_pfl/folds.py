@@ -26,10 +26,10 @@ from pacbayes_fl.server.robust import Aggregate, Rule
 
 
 class Update(NamedTuple):
-    """What clients send to every fold, or the sum of it.
+    """Updates of clients for every fold, or their sum.
 
     Args:
-        by_fold: updates of the method that is folded, leaves [K, F, *], 0 for a client's own fold.
+        by_fold: updates of the wrapped method, leaves [K, F, *], 0 for a client's own fold.
         weight: number of clients behind a row [K].
     """
 
@@ -74,7 +74,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     """F runs of PAC-PFL, the f-th without the clients of fold f; states and messages have leaves [F, *].
 
     Args:
-        inner: what runs, for functions or for networks.
+        inner: the wrapped method, for functions or for networks.
         folds: F.
         fold_of: fold of every client that trains, by id, from 0 to F - 1. Others, who never train, are in fold 0.
     """
@@ -86,7 +86,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     fold_of: Mapping[int, int]
 
     def __post_init__(self) -> None:
-        """Refuse folds that are none."""
+        """Check the folds: at least 2, every client in one of them."""
         if self.folds < 2:
             raise StudyError(f"folds must be at least 2, got {self.folds}")
         if not all(0 <= fold < self.folds for fold in self.fold_of.values()):
@@ -96,7 +96,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
 
     @property
     def objective(self) -> str | None:  # type: ignore[override]
-        """As the method that is folded."""
+        """As in the wrapped method."""
         return self.inner.objective
 
     def init_server(self, generator: torch.Generator) -> Server:
@@ -104,7 +104,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return tensors.tree_map(torch.clone, tensors.expand(self.inner.init_server(generator), self.folds))
 
     def init_clients(self, message: Message, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def broadcast(self, server: Server) -> Message:
@@ -112,7 +112,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return _stacked([self.inner.broadcast(one) for one in self._apart(server)])
 
     def client(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
-        """Work for all folds but the client's own: one call of K (F - 1) pairs, with the same draws for every fold."""
+        """Evaluate all folds but the client's own in one call of K (F - 1) pairs, with common draws for all folds."""
         device = batch.x.device
         own_fold = self._folds(batch.ids)
         client, fold = (torch.arange(self.folds) != own_fold.unsqueeze(1)).nonzero().unbind(1)
@@ -128,7 +128,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return Update(tensors.tree_map(by_fold, result), torch.ones_like(batch.size)), state
 
     def _apart_from_failures(self, update: Any, client: Tensor, clients: int) -> Any:
-        """Leave a pair out whose update is not finite: what fails under one fold's priors must not touch another fold.
+        """Drop a (client, fold) pair whose update is not finite, so that a failure under one fold's priors stays there.
 
         A client that fails for all folds stays as it is, for the engine to see.
         """
@@ -137,7 +137,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return tensors.where(good | ~worked[client], update, tensors.tree_map(torch.zeros_like, update))
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Move every fold by its own clients' updates, as in a federation of them alone.
+        """Apply the server's step to every fold separately, with the updates of its own clients.
 
         Args:
             server: leaves [F, *].
@@ -148,7 +148,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
             Leaves [F, *].
 
         Raises:
-            StudyError: when the federation is not the one that was folded.
+            StudyError: when the federation is not the one for which the folds were drawn.
         """
         if n_clients != len(self.fold_of):
             raise StudyError(f"fold_of must name all {n_clients} clients of the federation, got {len(self.fold_of)}")
@@ -157,7 +157,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return _stacked([self.inner.server(one, sent, n_clients - size) for one, sent, size in parts])
 
     def client_deltas(self, message: Message, update: Update) -> Any:
-        """What moves every fold [K, F, *]; 0 in the client's own."""
+        """The deltas of every fold [K, F, *]; 0 in the client's own."""
         parts = zip(self._apart(message), self._updates(update), strict=True)
         result = [self.inner.client_deltas(one, sent) for one, sent in parts]
         return tensors.tree_map(lambda *leaves: torch.stack(leaves, 1), *result)
@@ -167,12 +167,12 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return self.inner.personalise(self._own(message, batch), state, batch, noise)
 
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
-        """Do as the method that is folded; see there."""
+        """Delegate to the wrapped method; see there."""
         return self.inner.refine(prior, seen, rows, noise)
 
     @property
     def finite_posterior(self) -> bool:
-        """As the method that is folded says."""
+        """As in the wrapped method."""
         return self.inner.finite_posterior
 
     def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
@@ -180,11 +180,11 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return [self.fold_of[client] for client in ids]
 
     def global_model(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Posterior | None:
-        """Give what the server would predict with the priors of the client's fold."""
+        """The global model with the priors of the client's fold."""
         return self.inner.global_model(self._own(message, batch), state, batch, noise)
 
     def about(self) -> dict[str, Any]:
-        """Say what the method that is folded says, and the number of folds."""
+        """Labels of the wrapped method, and the number of folds."""
         return self.inner.about() | {"folds": self.folds}
 
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
@@ -209,7 +209,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return Update(by_fold._replace(weight=counts.to(sent)), self.weight(rows))
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """As the method that is folded says."""
+        """As in the wrapped method."""
         self.inner.check_robust(aggregate)
 
     def fewest_joined(self, clients: int) -> int:
@@ -229,18 +229,18 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         return tensors.total(update)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Means over folds of what each reports."""
+        """Means of the folds' reports."""
         parts = zip(self._apart(server), self._updates(update), strict=True)
         reports = [dict(self.inner.report(one, sent)) for one, sent in parts]
         return tensors.tree_map(lambda *values: torch.stack(values).double().mean(0), *reports)
 
     def remark(self, values: Mapping[str, float]) -> str | None:
-        """Say what the method that is folded would say of the means over folds."""
+        """The wrapped method's remark on the means over folds."""
         return self.inner.remark(values)
 
     @property
     def row_by_row(self) -> bool:
-        """As the method that is folded says."""
+        """As in the wrapped method."""
         return self.inner.row_by_row
 
     def footprint(self, rows: int) -> int:

@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
 
 class Scored(Protocol):
-    """What the server reads of an update: scores of clients, or their sum over `weight` of them."""
+    """Scores of clients [K, P, D], or their sum over `weight` clients [1, P, D]."""
 
     @property
     def score(self) -> Tensor:
@@ -140,7 +140,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
     weighting: Literal["evidence", "equal"] = option("evidence", paper=Paper("evidence", "eq. 37"))
 
     def __post_init__(self) -> None:
-        """Centre the hyper-prior on the model, and check the ranges and what tau is to be taken from."""
+        """Centre the hyper-prior on the model, and check the ranges and the choice of tau."""
         if callable(self.hyper_prior):
             object.__setattr__(self, "hyper_prior", self.hyper_prior(self.model))
         check(self)
@@ -158,7 +158,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
         return Server(particles, adam_init(particles))
 
     def init_clients(self, message: Message, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def broadcast(self, server: Server) -> Message:
@@ -200,7 +200,7 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
         return batch.rows(at) if self.minibatch < batch.mask.shape[1] else batch
 
     def minibatch_weights(self, batch: ClientBatch, rows: ClientBatch) -> tuple[Tensor, Tensor]:
-        """Give what a minibatch's rows count for (Algorithm 2, line 4).
+        """The factor by which the evidence of a minibatch is scaled (Algorithm 2, line 4).
 
         Args:
             batch: all rows of K clients.

@@ -1,4 +1,4 @@
-"""What the variational methods share: hyper-parameters, draws, and how clients join that never trained."""
+"""Base of the variational methods: hyper-parameters, draws, and the fit of new clients."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Args:
             q: leaves [K, D].
             fresh: bool [K], True for a client that never trained.
-            w: where its fit begins and what it is drawn to, leaves [K, D].
+            w: initial value and prior of the fit, leaves [K, D].
             batch: the clients' rows.
-            noise: a fork of their streams, so that newcomers move nobody else's draws.
+            noise: a fork of their streams, so that other clients' draws do not change.
             free: bool [D], True for weights that may move; all when None.
 
         Returns:
@@ -187,12 +187,12 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
 
-        Both are distributions of the same networks: statistics by which one normalises stay those that P had. Draws are
+        Both are over the same networks: statistics for normalisation stay those of P. Draws are
         those of q itself, also for a preset that shrinks them.
 
         Args:
             prior: P, leaves [K, D].
-            seen: rows that P has seen; what there is to know of them is in P.
+            seen: rows that P was conditioned on; unused, since P determines the update.
             rows: the others.
             noise: the clients' streams.
 
@@ -204,7 +204,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return RefinedPosterior(posterior, q.kl(prior.family).clamp_min(0.0))
 
     def refit(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
-        """Fit q from a distribution and against it; weights that are numbers stay what they are.
+        """Fit q with w as initial value and as prior; deterministic weights do not change.
 
         Args:
             w: leaves [K, D]; left as it is.
@@ -224,7 +224,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
 
 
 def moments_of(q: MeanField) -> Moments:
-    """Mean and variance of every weight: what a client sends, and what matching gives.
+    """Mean and variance of every weight, as sent by clients and as given by moment matching.
 
     Args:
         q: leaves [*, D].

@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client keeps.
+    """State of a client.
 
     Args:
         personal: eta_i, distribution of the personal part [K, E].
@@ -83,7 +83,7 @@ class BPFed(Variational[Server, Client, Update]):
     local: LocalInference = part(partial(LocalInference, zeta=1.0), names={"draws": "train_draws"})
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that what is sent and how it is joined go together."""
+        """Check the ranges, and that upload and aggregation are compatible."""
         super().__post_init__()
         if self.sends_moments and self.upload == "tracked":
             what = f"aggregation = {self.aggregation!r} sends moments of q, and upload = 'tracked' the prior"
@@ -96,7 +96,7 @@ class BPFed(Variational[Server, Client, Update]):
         return self.model.shared(self.personal_sites)
 
     def about(self) -> dict[str, Any]:
-        """Say what the personal part's variances stand for, beside what all variational methods say."""
+        """Labels of all variational methods, and the meaning of the personal part's variances."""
         texts = {
             "cumulative": "the last posterior: rows of the personal part are counted once per round",
             "divide": "the first one: rows of the personal part are counted once",
@@ -146,11 +146,11 @@ class BPFed(Variational[Server, Client, Update]):
         return deltas_of(update.w, self._sent(message))
 
     def from_release(self, message: Server, mean: Any, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, R]."""
+        """Apply the released mean step [1, R]."""
         return update_from_release(apply_delta_to(mean, self._sent(message)))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Join the global shared part and the client's own; who never trained fits the own part alone (VI.C)."""
+        """Join the shared and the client's personal part; a new client fits its personal part first (VI.C)."""
         q = self._joined(message.w, state.personal)
         own = torch.arange(self.model.dim, device=q.loc.device) >= self.shared
         q = self.fit_new_clients(q, self.is_new(state), q, batch, noise.fork(), own)

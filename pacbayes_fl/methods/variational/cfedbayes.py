@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client keeps: q and both optimisers' moments, leaves [K, *], and its last cluster [K]."""
+    """State of a client: q and both optimisers' moments, leaves [K, *], and its last cluster [K]."""
 
     q: Any
     adam_q: Adam[Any]
@@ -162,13 +162,13 @@ class CFedBayes(Variational[Server, Client, Update]):
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
 
     def client_deltas(self, message: Server, update: Update) -> Any:
-        """How far w or the moments went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
+        """Change of w or of the moments in the slot of the client's cluster [K, J, D], 0 elsewhere."""
         moved = deltas_of(update.w, tensors.select(message.w, update.cluster))
         member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return tensors.tree_map(lambda leaf: member.to(leaf) * leaf.unsqueeze(1), moved)
 
     def check_private(self) -> None:
-        """Refuse to group what single clients send too."""
+        """Refuse also a start from k-means over single clients' uploads."""
         if self.start == "uploads":
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
@@ -186,7 +186,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse to found clusters on what single clients send."""
+        """Refuse a start from k-means over single clients' uploads."""
         super().check_robust(aggregate)
         if self.start == "uploads":
             what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"

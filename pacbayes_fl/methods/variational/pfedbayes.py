@@ -46,7 +46,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client keeps: its posterior q, and the moments of both optimisers; leaves [K, *]."""
+    """State of a client: its posterior q, and the moments of both optimisers; leaves [K, *]."""
 
     q: Any
     adam_q: Adam[Any]
@@ -146,7 +146,7 @@ def track_prior(
 
 
 def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
-    """Say how well posteriors fit after a round.
+    """Fit of the posteriors after a round.
 
     Args:
         model: says which weights are uncertain.
@@ -181,7 +181,7 @@ def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
 
 
 def is_new(state: Client) -> Tensor:
-    """Say which clients have not taken a step: bool [K]."""
+    """Which clients have not taken a step: bool [K]."""
     return state.adam_q.steps == 0
 
 
@@ -199,14 +199,14 @@ def mean_over_clients(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
 
 
 def deltas_of(sent: Any, known: Any) -> Any:
-    """Say how far a distribution, or the moments of q, went from one that everybody knows.
+    """Difference of a distribution, or of the moments of q, from a public one.
 
     Args:
         sent: leaves [K, D].
         known: leaves [D] or [K, D].
 
     Returns:
-        Leaves [K, D], of whose mean `apply_delta_to` makes the server's step.
+        Leaves [K, D], whose mean `apply_delta_to` adds to the public one.
     """
     if isinstance(sent, Moments):
         return moments.deviations(sent, moments_of(known))
@@ -214,7 +214,7 @@ def deltas_of(sent: Any, known: Any) -> Any:
 
 
 def apply_delta_to(mean: Any, known: Any) -> Any:
-    """Put the mean of clients' `deltas_of` on top of the distribution that everybody knows.
+    """Add the mean of the clients' `deltas_of` to the public distribution.
 
     Args:
         mean: leaves [J, D].
@@ -229,7 +229,7 @@ def apply_delta_to(mean: Any, known: Any) -> Any:
 
 
 def update_from_release(w: Any) -> Update:
-    """Make an update of distributions that were released, with equal weights and nothing else told.
+    """Build the update from released distributions, with unit weights and NaN for all other numbers.
 
     Args:
         w: distributions or their moments, leaves [J, D].
@@ -263,7 +263,7 @@ class PFedBayes(Variational[Server, Client, Update]):
     rank: int = option(10, low=1)
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that the family goes with the model and with what is sent."""
+        """Check the ranges, and that family, model and upload are compatible."""
         super().__post_init__()
         self.distributions.check(self.model)
         if isinstance(self.distributions, Diagonal):
@@ -279,7 +279,7 @@ class PFedBayes(Variational[Server, Client, Update]):
         return Family.named(self.family, self.rank) if isinstance(self.family, str) else self.family
 
     def init_server(self, generator: torch.Generator) -> Server:
-        """Draw v^0 = (mu^0, rho^0), and what else the family has."""
+        """Draw v^0 = (mu^0, rho^0), and the family's other parameters."""
         return Server(self.distributions.initial(self.model, self.init_std, self.init_rho, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
@@ -308,7 +308,7 @@ class PFedBayes(Variational[Server, Client, Update]):
         return deltas_of(update.w, message.w)
 
     def from_release(self, message: Server, mean: Any, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, D]."""
+        """Apply the released mean step [1, D]."""
         return update_from_release(apply_delta_to(mean, message.w))
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:

@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 
 class SparseUpload(NamedTuple):
-    """The tuple (mu, rho, lambda) that travels up, or moments instead of mu and rho; a dropped weight has lambda = 0.
+    """The upload (mu, rho, lambda), or moments instead of mu and rho; a dropped weight has lambda = 0.
 
     Args:
         slab: mu and rho, or mean and variance, leaves [K, D]; of a dropped weight the server's own.
@@ -65,7 +65,7 @@ class Update(NamedTuple):
         clients: number of clients behind a row [K].
         fit: leaves [K].
         sent: share of the weights that were sent [K].
-        kept: share of its weights that a client can expect to be in [K]; see `SFedBayes.describe`.
+        kept: expected share of active weights [K]; see `SFedBayes.describe`.
     """
 
     w: SparseUpload
@@ -80,12 +80,12 @@ def sparse_bytes(sent: Tensor, dim: int, width: int) -> tuple[Tensor, Tensor]:
     """Count the bytes of an upload, dense and with the dropped weights left out.
 
     Args:
-        sent: share of weights sent [*]; NaN where that is withheld, and so are the bytes then.
+        sent: share of weights sent [*]; NaN where it is not released, and the bytes are NaN then.
         dim: D.
         width: bytes of a number.
 
     Returns:
-        Three numbers a weight [*]; and three numbers a weight sent plus one bit a weight to say which, where that is
+        Bytes of three numbers per weight [*]; and of three per weight sent plus a bit mask, where that is
         less [*].
     """
     dense = torch.where(sent.isnan(), torch.nan, torch.full_like(sent, 3 * width * dim))
@@ -130,11 +130,11 @@ class SFedBayes(Variational[Server, Client, Update]):
         return Server(SpikeSlab(*slab, torch.logit(inclusion)).bounded())
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
-        """Begin at the global distribution."""
+        """Initialise at the global distribution."""
         return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
-        """Fit q, let w follow, and drop the weights that are hardly ever in (Algorithm 2, ClientUpdate)."""
+        """Fit q, track it with w, and drop weights whose lambda is below the threshold (Algorithm 2, ClientUpdate)."""
         start = tensors.expand(message.w, batch.clients)
         new, w, log_likelihood = track_prior(
             self.model, self.local, self.tracking, state, start, batch, noise, self.draw
@@ -164,9 +164,10 @@ class SFedBayes(Variational[Server, Client, Update]):
         return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
 
     def client_deltas(self, message: Server, update: Update) -> SparseUpload:
-        """How far the tuple went in a round [K, D], for dropped weights too: which they are is not to be seen.
+        """Change of (mu, rho, lambda) in this round [K, D].
 
-        Of the slabs by their part in the average, lambda times as far, so that what is added up is the sum.
+        Dropped weights are included so that the release does not reveal them. Changes of the slabs are multiplied by
+        lambda, their weight in the average.
         """
         slab = deltas_of(update.w.slab, message.w.slab)
         if self.slab_average == "inclusion":
@@ -174,9 +175,9 @@ class SFedBayes(Variational[Server, Client, Update]):
         return SparseUpload(slab, update.w.inclusion - message.w.inclusion)
 
     def from_release(self, message: Server, mean: SparseUpload, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, D]; noise must leave inclusion a probability.
+        """Apply the released mean step [1, D]; inclusion is clamped to [0, 1].
 
-        A slab that hardly anybody includes is divided by `moments.LEAST` instead of a lambda that may be noise alone.
+        A slab with lambda near 0 is divided by `moments.LEAST` instead of a lambda that may be noise alone.
         """
         inclusion = (message.w.inclusion + mean.inclusion).clamp(0.0, 1.0)
         step = mean.slab
@@ -189,7 +190,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         )
 
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q without the weights under the threshold; who never trained fits q against w first."""
+        """The client's q without weights under the threshold; a new client fits q against w first."""
         w = tensors.expand(message.w, batch.clients)
         q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
         return self.posterior(q.pruned(self.threshold), batch, noise)
@@ -199,7 +200,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         return is_new(state)
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Give the client's q without the weights under the threshold."""
+        """The client's q without weights under the threshold."""
         return self.posterior(state.q.pruned(self.threshold), batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
@@ -207,7 +208,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         return self.posterior(tensors.expand(message.w, batch.clients).pruned(self.threshold), batch, noise)
 
     def describe(self, state: Client) -> Mapping[str, Tensor]:
-        """Share of its weights that a client can expect to be in: the mean of lambda, 0 under the threshold."""
+        """Expected share of active weights [K]: the mean of lambda, 0 under the threshold."""
         return {"kept": state.q.pruned(self.threshold).inclusion.double().mean(1)}
 
     def reduce(self, update: Update) -> Update:
@@ -215,7 +216,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         return average.reduced(update, "w", self._joined)
 
     def _form(self, slab: MeanField) -> MeanField | Moments:
-        """What is sent of a slab."""
+        """The part of a slab that is sent."""
         return moments_of(slab) if self.sends_moments else slab
 
     def _joined(self, sent: SparseUpload, weight: Tensor) -> SparseUpload:
@@ -229,7 +230,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         return SparseUpload(average.by_weight(sent.slab, share), inclusion)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Fit of the clients, shares of weights that were sent and that are in, and bytes per client of an upload."""
+        """Fit of the clients, shares of weights sent and active, and bytes per client of an upload."""
         clients = update.clients.sum().clamp_min(1.0)
         means = mean_over_clients(update.fit, update.clients)
         means |= {"sent": update.sent.sum() / clients, "kept": update.kept.sum() / clients}

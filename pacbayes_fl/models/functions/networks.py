@@ -50,7 +50,7 @@ class Layers(NamedTuple):
 
 
 def activations(layers: Layers, x: Tensor) -> list[Tensor]:
-    """Apply B networks, one per batch entry: `BatchedMLP` without autograd, keeping what its gradient needs.
+    """Apply B networks, one per batch entry: `BatchedMLP` without autograd, with the values for its gradient.
 
     Args:
         layers: the networks.
@@ -72,7 +72,7 @@ def layer_gradients(layers: Layers, values: Sequence[Tensor], grad_output: Tenso
 
     Args:
         layers: the networks.
-        values: what `activations` gave.
+        values: of `activations`.
         grad_output: gradient by the outputs [B, groups * N, out]; the N rows of a group follow each other.
         groups: number of groups G.
 

@@ -30,7 +30,7 @@ class BayesianNetwork(WeightModel):
     """
 
     def __init__(self, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
-        """Store what every network has."""
+        """Store the likelihood and the dtype."""
         self.likelihood, self.dtype = likelihood, dtype
 
     @abstractmethod

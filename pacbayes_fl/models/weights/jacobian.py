@@ -182,7 +182,7 @@ class LayerJacobian:
 
 @dataclass(frozen=True, eq=False)
 class DenseJacobian:
-    """A Jacobian entry by entry: the definition, and what a program gets whose layers are not known.
+    """A Jacobian entry by entry: the definition, used for programs whose layers are not known.
 
     Args:
         entries: [K, N, C, D].
@@ -313,7 +313,7 @@ def dense(model: WeightModel, weights: Tensor, rows: ClientBatch, reference: Cli
 
 
 def _outputs(observation: TorchDistribution) -> Tensor:
-    """What a likelihood is a function of: logits [K, N, C], as Pyro normalises them, or means [K, N, 1]."""
+    """Parameters of a likelihood: logits [K, N, C], as Pyro normalises them, or means [K, N, 1]."""
     result: Tensor = (
         observation.logits if isinstance(observation, Categorical) else _normal(observation).mean[..., None]
     )

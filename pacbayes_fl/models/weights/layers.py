@@ -1,4 +1,4 @@
-"""Layers of a network, all clients at once, and the record of what went in and came out of each."""
+"""Layers of a network, all clients at once, and the record of each layer's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LayerTrace(NamedTuple):
-    """What one layer with weights took in and gave out, before the nonlinearity.
+    """Inputs and outputs of one layer with weights, before the nonlinearity.
 
     Args:
         weight: its site of weights, [in, out] or [C, c, k, k].

@@ -1,4 +1,4 @@
-"""What a user's Pyro program must be, found out by tracing it before anything is trained."""
+"""Requirements on a user's Pyro program, checked by tracing it before training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_LATENT = (
 
 
 class Targets(NamedTuple):
-    """What a likelihood allows.
+    """Targets in the support of a likelihood.
 
     Args:
         kind: name of the distribution.
@@ -74,7 +74,7 @@ def prepared(model: WeightModel, batch: ClientBatch) -> ClientBatch:
         The batch, its padded targets possible ones where 0 is none: a density of 0 in padding would leave no gradient.
 
     Raises:
-        StudyError: naming the site, what was expected, what came, and what to do.
+        StudyError: naming the site, the expected and the actual value, and a remedy.
         DataError: naming the client and row of a target that the likelihood forbids.
     """
     if isinstance(model, BayesianNetwork):
@@ -108,17 +108,17 @@ def _forbidden(targets: Targets, batch: ClientBatch, wrong: Tensor) -> DataError
 
 
 def check_program(model: WeightModel, batch: ClientBatch) -> Targets:
-    """Trace a program on a few rows and compare what it does with what the methods rely on; see `prepared`.
+    """Trace a program on a few rows and check the assumptions of the methods; see `prepared`.
 
     Args:
         model: the likelihood.
         batch: rows of the K clients [K, N, *feature], of which a few are taken.
 
     Returns:
-        What its likelihood allows.
+        Targets in the support of its likelihood.
 
     Raises:
-        StudyError: naming the site, what was expected, what came, and what to do.
+        StudyError: naming the site, the expected and the actual value, and a remedy.
     """
     _no_parameters(model)
     plain, other = _probes(batch)
@@ -143,7 +143,7 @@ def check_program(model: WeightModel, batch: ClientBatch) -> Targets:
 
 
 class _Rule(NamedTuple):
-    """What must not move a log likelihood, and what to do where it does."""
+    """A change that must not affect a log likelihood, and the remedy where it does."""
 
     what: str
     hint: str

@@ -23,7 +23,7 @@ JITTERS = (1e-8, 1e-6, 1e-4)
 
 
 class Factor(NamedTuple):
-    """Cholesky factors of masked covariances, and what it took to get them.
+    """Cholesky factors of masked covariances, and the jitter that was added.
 
     Args:
         cholesky: lower factors [K, P, N, N]; identities where `ok` is False.

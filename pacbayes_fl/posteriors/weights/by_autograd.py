@@ -13,7 +13,7 @@ from pacbayes_fl.models.base import WeightModel
 
 
 class ByAutograd:
-    """What a family of distributions gets that says only how it draws and how far it is from another one.
+    """Gradients by autograd for a family that defines only its draws and its KL divergence.
 
     A child is a NamedTuple of unconstrained parameters, leaves [K, *] or [*], with `draw`, `weights`, `mean` and `kl`
     as `WeightDistribution` has them. Its weights depend on each other across the sites of a model, so that no site has
@@ -40,7 +40,7 @@ def check_uncertain(model: WeightModel, name: str) -> None:
         name: of the family.
 
     Raises:
-        StudyError: when some sites are learned as numbers: what depends on them is not their scale alone.
+        StudyError: when some sites are deterministic parameters, since not only scales depend on them.
     """
     if model.deterministic:
         what = f"{name} makes all weights uncertain, and {', '.join(sorted(model.deterministic))} are numbers"

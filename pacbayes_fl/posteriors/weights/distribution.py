@@ -51,7 +51,7 @@ class _Fed(TorchDispatchMode):
     """Gives `rsample` normals and uniforms of the clients' streams in place of torch's own, and refuses others."""
 
     def __init__(self, take: Callable[[Tensor, bool], Tensor]) -> None:
-        """Store what gives standard normals, or uniforms where told so, like a tensor [K, *]."""
+        """Store the source of standard normals, or of uniforms, like a tensor [K, *]."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._take = take
 
@@ -159,7 +159,7 @@ class DistributionFamily:
         make: gives the distribution of parameters [K, *] or [*].
         start: gives the initial value [*] of each parameter, from independent normals.
         transforms: to each parameter from the unconstrained one that is learned.
-        name: what errors and records call it.
+        name: for errors and records.
     """
 
     make: Callable[..., Distribution]
@@ -262,13 +262,13 @@ def from_distribution(
         make: gives the distribution of parameters [K, *] or [*].
         initial: gives the initial value [*] of each parameter.
         transforms: to parameters from unconstrained ones.
-        name: what errors and records call it.
+        name: for errors and records.
 
     Returns:
         The family.
 
     Raises:
-        StudyError: when a parameter has no transform, or a name that is none.
+        StudyError: when a parameter has no transform, or its name is no identifier.
     """
     start = {"loc": _loc, "scale": _scale} if initial is None else dict(initial)
     known = getattr(make, "arg_constraints", None)
@@ -291,7 +291,7 @@ def _scale(start: Start) -> Tensor:
 
 
 def _transform(title: str, name: str, known: Mapping[str, Any], given: Mapping[str, Transform]) -> Transform:
-    """Look up how a parameter is made of one without constraints: softplus where it must be positive."""
+    """Look up the transform of a parameter from an unconstrained one: softplus where it must be positive."""
     if name in given:
         return given[name]
     constraint = constraints.real if name == "loc" else known.get(name)

@@ -33,7 +33,7 @@ class Family:
             The family.
 
         Raises:
-            StudyError: naming those that there are.
+            StudyError: naming the known ones.
         """
         built_in: dict[str, Callable[[], VariationalFamily]] = {
             "mean-field": Diagonal,
@@ -68,7 +68,7 @@ class Family:
                 a mean field would begin at; parameters loc and scale, begun there, when None.
             transforms: to parameters from unconstrained ones, which clients learn and the server averages. Of a class
                 those not given follow from its constraints, softplus for what is positive.
-            name: what errors and records call it; that of `make` when None.
+            name: for errors and records; that of `make` when None.
 
         Returns:
             A family for a method's `family`.

@@ -1,4 +1,4 @@
-"""Distributions over weights as alternative guides: what a variational method asks of one."""
+"""Distributions over weights as alternative guides: the interface for variational methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Draw = Any
 
 
 class Precomputed(Protocol):
-    """A family with what its slopes share already computed: the hot path. Its gradients are families of slopes."""
+    """A family with the common terms of its gradients precomputed: the hot path. Gradients are families of leaves."""
 
     def weights(self, draw: Draw) -> Tensor:
         """Weights theta [K, D] of a draw."""
@@ -67,7 +67,7 @@ class WeightDistribution(Protocol):
 
 
 class VariationalFamily(Protocol):
-    """All distributions over weights of one kind: what a method's `family` names, and where it begins."""
+    """All distributions over weights of one kind, as named by a method's `family`, and their initialisation."""
 
     def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> Any:
         """A member with leaves [*]: means from N(centre, std^2), standard deviations softplus(rho)."""
@@ -88,7 +88,7 @@ def check_families(state: Any) -> None:
         state: NamedTuples of tensors and of others, such as a server's state.
 
     Raises:
-        StudyError: naming the family and what is missing.
+        StudyError: naming the family and the missing members.
     """
     if not isinstance(state, tuple):
         return
@@ -116,12 +116,12 @@ AnyFamily = TypeVar("AnyFamily", bound=WeightDistribution)
 
 @dataclass(frozen=True, eq=False)
 class Sites(Generic[AnyFamily]):
-    """A family cut into the sites of a model: what a Pyro program calls its prior, and its guide draws from.
+    """A family as distributions over the sites of a model: the prior of a Pyro program, or its guide.
 
     Args:
         family: leaves [K, D], or [D] of a prior that all clients share.
         model: names the sites.
-        draw: random numbers [K, D] that the sites' draws are to be made of, for a guide.
+        draw: random numbers [K, D] of the sites' draws, for a guide.
     """
 
     family: AnyFamily

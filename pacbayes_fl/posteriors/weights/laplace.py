@@ -12,7 +12,7 @@ from pacbayes_fl.noise import Noise
 
 
 class GaussianWeights(Protocol):
-    """Gaussian weights around an estimate, as a family that draws and as what a linearised model spreads."""
+    """Gaussian weights around an estimate, for draws and for linearised predictions."""
 
     @property
     def loc(self) -> Tensor:

@@ -110,7 +110,7 @@ def _capacitance(family: LowRankNormal) -> tuple[Tensor, Tensor]:
 
 
 def _log_diagonal(factor: Tensor) -> Tensor:
-    """Half of the log determinants [*] of what was factored [*, R, R]."""
+    """Half of the log determinants [*] of the factored matrices, from factors [*, R, R]."""
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
@@ -125,7 +125,7 @@ class LowRank:
     rank: int = 10
 
     def __post_init__(self) -> None:
-        """Refuse a rank that is none."""
+        """Check that the rank is at least 1."""
         if self.rank < 1:
             raise StudyError(f"rank must be at least 1, got {self.rank}", hint="the mean field has no such directions")
 

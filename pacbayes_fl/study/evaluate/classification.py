@@ -205,7 +205,7 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 def labels(
     method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
-    """Say in words what the numbers of a run are.
+    """Describe every number of a run (`labels.json`).
 
     Args:
         method: of the run.

@@ -65,7 +65,7 @@ def metrics_of(study: Study, task: str) -> dict[str, Metric]:
 
 
 def notes(metrics: Mapping[str, Metric]) -> JsonTable:
-    """Say in words what metrics are.
+    """Describe metrics (`labels.json`).
 
     Args:
         metrics: with the values of their options.
@@ -261,7 +261,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
 def labels(
     method_name: str, options: Mapping[str, Any], features: Any, target: Any, metrics: Mapping[str, Metric]
 ) -> JsonTable:
-    """Say in words what the numbers of a run are.
+    """Describe every number of a run (`labels.json`).
 
     Args:
         method_name: of the run.

@@ -125,7 +125,7 @@ def _by_training(
     for candidate in asked.candidates(study.method.options):
         try:
             ((_, scores[candidate], _, _),) = _trial(_with(study, asked, candidate), part, rounds, first)
-        except (ClientError, NumericalError) as error:  # no reason to stop
+        except (ClientError, NumericalError) as error:  # score NaN, the search continues
             scores[candidate] = math.nan
             causes.append(str(error))
         tell(f"{asked.option}={candidate}", scores[candidate])

@@ -155,8 +155,8 @@ def test_one_cluster_is_fedavg(assignment: Any, start: Any, averaging: Any) -> N
     batch, plan = by_hand(*SIZES), FederationPlan(rounds=3, seed=3)
     expected: Any = engine.run_rounds(FedAvg(MODEL, shape), batch, plan)
     method = Clustered(MODEL, shape, 1, assignment, averaging, start)
-    found: Any = engine.run_rounds(method, batch, plan)
-    torch.testing.assert_close(found.server.theta[0], expected.server.theta, rtol=0, atol=1e-14)
+    result: Any = engine.run_rounds(method, batch, plan)
+    torch.testing.assert_close(result.server.theta[0], expected.server.theta, rtol=0, atol=1e-14)
 
 
 def test_as_many_centres_as_clients_are_clients_alone() -> None:
