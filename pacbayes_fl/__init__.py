@@ -32,7 +32,9 @@ def __getattr__(name: str) -> object:
     home = None if name.startswith("_") else _homes().get(name)
     if home is None:
         raise AttributeError(f"module 'pacbayes_fl' has no attribute {name!r}")
-    return import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
+    value = import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
+    globals()[name] = value  # so that the next one who asks does not come here
+    return value
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from pacbayes_fl import bounds as bounds
 from pacbayes_fl import metrics as metrics
 from pacbayes_fl import plots as plots
+from pacbayes_fl import testing as testing
 from pacbayes_fl.certificates.clients import certify as certify
 from pacbayes_fl.certificates.request import Request as Request
 from pacbayes_fl.data.batch import ClientBatch as ClientBatch

@@ -44,7 +44,7 @@ RANKS = {
     **dict.fromkeys(("methods",), 8),
     **dict.fromkeys(("federation",), 9),
     **{f"study:{at}": 10 + at / len(STUDY) for at in range(len(STUDY))},
-    **dict.fromkeys(("certificates",), 11),
+    **dict.fromkeys(("certificates", "testing"), 11),
 }
 SIDE = {"bounds", "metrics", "plots"}
 

@@ -13,33 +13,32 @@ from functools import cache, partial
 from typing import Any, NamedTuple, final
 
 import gpytorch
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Laplace
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.base import AnyMethod, Method
-from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
-from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
 from pacbayes_fl.posteriors.point import LinearPoint
-from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.weights.families import Family
-from pacbayes_fl.posteriors.weights.posterior import Predictive
+from pacbayes_fl.testing.scene import CLASSES as CLASSES
+from pacbayes_fl.testing.scene import SIZES as SIZES
+from pacbayes_fl.testing.scene import Scene, federation, played, strangers_of
+from pacbayes_fl.testing.scene import assert_close as assert_close
+from pacbayes_fl.testing.scene import bits as bits
+from pacbayes_fl.testing.scene import identified as identified
+from pacbayes_fl.testing.scene import numbers as numbers
 
 FEATURES = ("lag_1", "x_1", "x_2")
-SIZES = {1: (7, 1, 4, 12, 5), 3: (3, 9, 1, 6)}
-CLASSES = 3
 CHEAP: dict[str, dict[str, Any]] = {
     "functions": {"steps": 3, "particles": 3, "inducing": 4, "exact_up_to": 8},
     "weights": {"steps": 2, "inner": 2, "minibatch": 4, "draws": 3, "join_passes": 1, "finetune": 1, "clusters": 2}
@@ -91,7 +90,7 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
         )
 
     def init_clients(self, message: ToyMessage, batch: ClientBatch) -> ToyClient:
-        seen = torch.zeros(batch.clients, dtype=torch.int64)
+        seen = torch.zeros(batch.clients, dtype=torch.int64, device=batch.x.device)
         centre = tensors.expand(message.centre, batch.clients)
         return ToyClient(centre.clone(), torch.zeros_like(centre), seen)
 
@@ -123,23 +122,9 @@ class Toy(Method[ToyServer, ToyMessage, ToyClient, ToyUpdate]):
         return LinearPoint(state.mean, bias, torch.ones_like(bias))
 
 
-def federation(d: int, labelled: bool = False) -> ClientBatch:
-    """Return ragged clients with d features, one of them of a single row; targets are numbers or labels."""
-    random = np.random.default_rng(d)
-    rows = [random.normal(size=(m, d + 1)) for m in SIZES[d]]
-    clients = [(torch.tensor(r[:, :d]), torch.tensor(np.sin(2 * r[:, 0]) + 0.3 * r[:, d])) for r in rows]
-    if not labelled:
-        return ClientBatch.pad(clients)
-    cuts = torch.tensor([-0.4, 0.5])
-    return ClientBatch.pad([(x, torch.bucketize(y, cuts)) for x, y in clients], classes=CLASSES)
-
-
 def strangers(d: int, labelled: bool = False) -> ClientBatch:
     """Return clients that never trained, the last one without rows."""
-    batch = federation(d, labelled)
-    x, y = batch.x[0][batch.mask[0]], batch.y[0][batch.mask[0]]
-    rows = [(2.0 * x - 1.0, y), (x[:0], y[:0])]
-    return ClientBatch.pad(rows, ["stranger", "empty"], allow_empty=True, classes=CLASSES if labelled else None)
+    return strangers_of(federation(d, labelled), CLASSES if labelled else None)
 
 
 def deep(d: int) -> FunctionModel:
@@ -269,64 +254,8 @@ LABELLED = tuple(_labelled_cases())
 FEDERATED = tuple(case for case in ALL if case.build(1).federated)
 
 
-def numbers(predictive: Predictive) -> dict[str, Tensor]:
-    """Return what a predictive distribution says, in tensors that begin with K."""
-    if isinstance(predictive, NormalMixture):
-        return {"mean": predictive.mean, "variance": predictive.variance}
-    return {"probs": predictive.probs}
-
-
-class Scene(NamedTuple):
-    """A federation after two rounds: everything that one more round needs."""
-
-    method: AnyMethod
-    batch: ClientBatch
-    server: Any
-    clients: Any
-    plan: FederationPlan
-
-    @property
-    def message(self) -> Any:
-        return self.method.broadcast(self.server)
-
-    def noise(self, ids: tuple[int, ...], round: int = 3) -> Noise:
-        return Noise(self.plan.seed, round, ids, engine=self.plan.noise)
-
-
 @cache
 def scene(case: Case, d: int) -> Scene:
     """Play two rounds; laws look at the third. Nobody changes what this returns, as a law of its own checks."""
-    method, batch = case.build(d), case.federation(d)
     plan = FederationPlan(rounds=2, seed=SEED, noise=case.noise)
-    state = engine.run_rounds(method, batch, plan)
-    return Scene(method, batch, state.server, state.clients, plan)
-
-
-def assert_close(actual: Any, expected: Any, tolerance: float = 1e-9) -> None:
-    """Compare trees leaf by leaf, whole numbers exactly."""
-    mine, theirs = tensors.leaves(actual), tensors.leaves(expected)
-    assert mine.keys() == theirs.keys()
-    for name, leaf in mine.items():
-        slack = tolerance if leaf.is_floating_point() else 0.0
-        torch.testing.assert_close(leaf, theirs[name], rtol=slack, atol=slack, msg=partial("{}: {}".format, name))
-
-
-def identified(method: AnyMethod, server: Any) -> Any:
-    """Blank what nothing holds: the last bias of a deep kernel's network under a flat hyper-prior.
-
-    Features enter the kernel by their differences, so that this bias has gradient 0 but for rounding, which Adam turns
-    into steps. Predictions do not depend on it.
-    """
-    if not isinstance(method, PacPFL) or not isinstance(method.hyper_prior, FlatHyperPrior):
-        return server
-    if not isinstance(method.model, DeepKernelGP):
-        return server
-    names = [name for name, shape in method.model.shapes.items() for _ in range(shape.numel())]
-    last = max(name for name in names if name.startswith("kernel.network.biases"))
-    held = torch.tensor([name != last for name in names])
-    return tensors.tree_map(lambda leaf: leaf * held if leaf.shape[-1:] == held.shape else leaf, server)
-
-
-def bits(tree: Any) -> dict[str, bytes]:
-    """Return every leaf's bytes."""
-    return {name: leaf.contiguous().numpy().tobytes() for name, leaf in tensors.leaves(tree).items()}
+    return played(case.build(d), case.federation(d), case.strangers(d), plan)

@@ -6,67 +6,19 @@ either. Reading is free on the CPU, and methods do: there they must find what th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.testing import laws
+from pacbayes_fl.testing.laws import META, OneDevice, host_bound, on_meta
 from tests.laws.cases import ALL, LABELLED, SEED, Case, assert_close, numbers, scene
-
-META = torch.device("meta")
-
-
-class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of several devices, also those that torch allows: a scalar of the CPU is copied."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        assert len(devices) < 2, f"{func} of tensors on {' and '.join(sorted(devices))}"
-        return func(*args, **(kwargs or {}))
-
-
-def moved(tree: Any) -> Any:
-    return tensors.tree_map(lambda leaf: leaf.to(META), tree)
-
-
-def rows_of(batch: ClientBatch) -> ClientBatch:
-    return replace(batch, x=batch.x.to(META), y=batch.y.to(META), mask=batch.mask.to(META))
-
-
-def host_bound(method: AnyMethod) -> str | None:
-    """Say why a method, or the model that it was given, reads numbers by nature."""
-    return method.host_bound or getattr(getattr(method, "model", None), "host_bound", None)
-
-
-def play(method: AnyMethod, batch: ClientBatch, noise: Callable[[int], Noise]) -> dict[str, Any]:
-    """Play a round, personalise and predict with what there is afterwards; return all that came of it."""
-    server = moved(method.init_server(torch.Generator().manual_seed(SEED)))
-    with OneDevice():
-        message = method.broadcast(server)
-        clients = method.init_clients(message, batch)
-        update, clients = method.client(message, clients, batch, noise(1))
-        steps, reduced = method.client_deltas(message, update), method.reduce(update)
-        server = method.server(server, reduced, batch.clients)
-        message = method.broadcast(server)
-        predicted = [method.personalise(message, clients, batch, noise(0)).predict(batch.x)]
-        predicted.append(method.personalise_trained(message, clients, batch, noise(0)).predict(batch.x))
-        whole = method.global_model(message, clients, batch, noise(0))
-        predicted += [] if whole is None else [whole.predict(batch.x)]
-        result = {"server": server, "clients": clients, "update": update, "steps": steps, "reduced": reduced}
-        result |= {"report": dict(method.report(server, reduced)), "describe": dict(method.describe(clients))}
-        return result | {"predicted": {str(i): numbers(one) for i, one in enumerate(predicted)}}
-
 
 FORMS = (
     *("pac-pfl-gpytorch", "pac-pfl-bnn-svgd", "fedsi-last-layer", "fedsi-divide"),
@@ -81,18 +33,12 @@ every_case = pytest.mark.parametrize(
 
 @every_case
 def test_no_step_of_a_method_asks_a_device_or_leaves_it(case: Case) -> None:
-    d = case.dimensions[0]
-    method, batch = case.build(d), rows_of(case.federation(d))
-
-    def noise(round: int) -> Noise:
-        return Noise(SEED, round, batch.ids, META, "generators")
-
-    if host_bound(method) is not None:
+    s = scene(case, case.dimensions[0])
+    if host_bound(s.method) is not None:
         with pytest.raises((NotImplementedError, RuntimeError), match=r"[Mm]eta"):  # or the word were untrue
-            play(method, batch, noise)
+            on_meta(s.method, s.batch, SEED)
         return
-    for name, leaf in tensors.leaves(play(method, batch, noise)).items():
-        assert leaf.device.type == "meta", name
+    laws.device(s)
 
 
 def test_a_client_s_random_numbers_are_made_on_its_device() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,17 +27,16 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.plots import learning_curve
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.records import Result
+from pacbayes_fl.testing import laws
+from pacbayes_fl.testing.scene import ARRANGEMENTS, Arrangement, Part
 from tests.laws.cases import (
     ALL,
-    CLASSES,
     FEDERATED,
     LABELLED,
     Case,
-    Scene,
     assert_close,
     bits,
     identified,
-    numbers,
     scene,
 )
 
@@ -53,119 +51,43 @@ def pairs(cases: tuple[Case, ...]) -> pytest.MarkDecorator:
 every_federated, every_method = pairs(FEDERATED + LABELLED), pairs(ALL + LABELLED)
 
 
-def widen(batch: ClientBatch, columns: int = 3) -> ClientBatch:
-    """Add padding."""
-    more = [torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, columns)) for t in (batch.x, batch.y, batch.mask)]
-    return replace(batch, x=more[0], y=more[1], mask=more[2])
-
-
-Part = tuple[list[int], Callable[[ClientBatch], ClientBatch]]
-
-
-def unchanged(batch: ClientBatch) -> ClientBatch:
-    return batch
-
-
-# How the same clients may come to a method: calls of some positions, each with padding cut or added.
-ARRANGEMENTS: dict[str, Callable[[int], list[Part]]] = {
-    "one by one": lambda k: [([i], ClientBatch.trim) for i in range(k)],
-    "padded": lambda k: [(list(range(k)), widen)],
-    "permuted": lambda k: [(list(range(k))[::-1], unchanged)],
-    "in two calls": lambda k: [([1, 2], unchanged), ([i for i in range(k) if i not in (1, 2)], ClientBatch.trim)],
-    "without the others": lambda k: [([2, 0], unchanged)],
-}
 arranged = pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS.keys())
-
-
-def play(s: Scene, part: Part) -> tuple[Any, Any]:
-    index = torch.tensor(part[0])
-    rows = part[1](s.batch.select(index))
-    return s.method.client(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids))
 
 
 @every_federated
 @arranged
-def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
-    s = scene(case, d)
-    update, after = play(s, (list(range(s.batch.clients)), unchanged))
-    assert tensors.finite(update).all()
-    server = s.method.server(s.server, s.method.reduce(update), s.batch.clients)
-    parts = arrangement(s.batch.clients)
-    played = [play(s, part) for part in parts]
-    for (positions, _), (part_update, part_after) in zip(parts, played, strict=True):
-        assert_close(part_update, tensors.select(update, torch.tensor(positions)))
-        assert_close(part_after, tensors.select(after, torch.tensor(positions)))
-    if sum(len(positions) for positions, _ in parts) == s.batch.clients:
-        joined = tensors.cat([s.method.reduce(part_update) for part_update, _ in played])
-        same = s.method.server(s.server, joined, s.batch.clients)
-        assert_close(identified(s.method, same), identified(s.method, server))
+def test_a_round_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Arrangement) -> None:
+    laws.round_keeps(scene(case, d), arrangement)
 
 
 @every_method
 @arranged
-def test_personalisation_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
-    s = scene(case, d)
-    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(s.batch.clients, -1, d)
-
-    def predict(part: Part) -> dict[str, torch.Tensor]:
-        index = torch.tensor(part[0])
-        rows = part[1](s.batch.select(index))
-        posterior = s.method.personalise(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
-        predictive = posterior.predict(x[index])
-        targets = torch.arange(x.shape[1]).expand(x.shape[:2]) % CLASSES if case.labelled else x[:, :, 0]
-        return numbers(predictive) | {"log_prob": predictive.log_prob(targets[index])}
-
-    whole = predict((list(range(s.batch.clients)), unchanged))
-    for part in arrangement(s.batch.clients):
-        assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
+def test_personalisation_does_not_depend_on_how_clients_are_called(
+    case: Case, d: int, arrangement: Arrangement
+) -> None:
+    laws.personalisation_keeps(scene(case, d), arrangement)
 
 
 @every_federated
 @arranged
 def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_other(
-    case: Case, d: int, arrangement: Any
+    case: Case, d: int, arrangement: Arrangement
 ) -> None:
     """As where rounds draw cohorts: some clients of a call are new, and what they need moves nobody's numbers."""
     s = scene(case, d)
-    k = s.batch.clients
-    mixed = tensors.where(torch.arange(k) % 2 == 0, s.clients, s.method.init_clients(s.message, s.batch))
-    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(k, -1, d)
-
-    def predict(part: Part) -> dict[str, torch.Tensor]:
-        index = torch.tensor(part[0])
-        rows = part[1](s.batch.select(index))
-        kept = tensors.select(mixed, index)
-        return numbers(s.method.personalise(s.message, kept, rows, s.noise(rows.ids, 0)).predict(x[index]))
-
-    whole = predict((list(range(k)), unchanged))
-    for part in arrangement(k):
-        assert_close(predict(part), tensors.select(whole, torch.tensor(part[0])))
+    trained = torch.arange(s.batch.clients) % 2 == 0
+    mixed = tensors.where(trained, s.clients, s.method.init_clients(s.message, s.batch))
+    laws.personalisation_keeps(s, arrangement, mixed)
 
 
 @every_method
 def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None:
-    s = scene(case, d)
-    again = engine.run_rounds(s.method, s.batch, s.plan)
-    assert bits(again.server) == bits(s.server)
-    assert bits(again.clients) == bits(s.clients)
+    laws.seed(scene(case, d))
 
 
 @every_method
 def test_inputs_are_left_as_they_are(case: Case, d: int) -> None:
-    s = scene(case, d)
-    inputs = {
-        "server": s.server,
-        "clients": s.clients,
-        "message": s.message,
-        "rows": {"x": s.batch.x, "y": s.batch.y, "mask": s.batch.mask},
-    }
-    before = bits(inputs)
-    update, after = s.method.client(s.message, s.clients, s.batch, s.noise(s.batch.ids))
-    inputs |= {"update": update, "after": after}
-    before |= bits({"update": update, "after": after})
-    s.method.report(s.method.server(s.server, s.method.reduce(update), s.batch.clients), update)
-    s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.batch.x)
-    assert bits(inputs) == before
+    laws.inputs(scene(case, d))
 
 
 def world() -> dict[str, Any]:
@@ -214,56 +136,32 @@ def test_states_survive_being_laid_out_flat(case: Case, d: int) -> None:
 
 
 @every_method
-def test_states_are_finite_from_the_start_so_that_a_saved_one_that_is_not_was_altered(case: Case, d: int) -> None:
-    s = scene(case, d)
-    start = federation_state.start(s.method, s.batch, s.plan)
-    for tree in (s.server, s.clients, start.server, start.clients):
-        assert all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(tree).values())
+def test_states_are_finite_from_the_start_and_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
+    """So that a saved state that is not finite was altered."""
+    laws.leaves(scene(case, d))
 
 
-@every_method
-def test_leaves_of_clients_begin_with_them(case: Case, d: int) -> None:
-    s = scene(case, d)
-    update, after = play(s, (list(range(s.batch.clients)), unchanged))
-    assert {len(leaf) for leaf in tensors.leaves({"update": update, "after": after}).values()} == {s.batch.clients}
-    weight = tensors.leaves(update)["weight"]
-    assert weight.shape == (s.batch.clients,) and (weight > 0).all()
+@every_federated
+def test_a_run_that_goes_on_is_one_that_was_never_interrupted(case: Case, d: int) -> None:
+    laws.resume(scene(case, d))
+
+
+@every_federated
+def test_one_client_that_fails_moves_nobody_else(case: Case, d: int) -> None:
+    laws.failure(scene(case, d))
 
 
 @every_method
 def test_clients_that_never_trained_can_predict(case: Case, d: int) -> None:
-    s, new = scene(case, d), case.strangers(d)
-    got = numbers(
-        personalisation.join(s.method, s.server, new, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x)
-    )
-    assert all(leaf.shape[:2] == new.y.shape for leaf in got.values())
-    assert tensors.finite(got).all()
-    assert (got["probs" if case.labelled else "variance"] > 0).all()
-    alone = new.select(torch.tensor([1])).trim()
-    again = numbers(
-        personalisation.join(s.method, s.server, alone, SEED_OF_STRANGERS, s.batch, s.plan.noise).predict(new.x[1:])
-    )
-    assert_close(again, tensors.select(got, torch.tensor([1])))
+    laws.newcomers(scene(case, d))
 
 
 @every_method
 @arranged
-def test_the_global_model_does_not_depend_on_how_clients_are_called(case: Case, d: int, arrangement: Any) -> None:
-    s = scene(case, d)
-    x = torch.linspace(-2, 2, 5, dtype=torch.float64).view(1, -1, 1).expand(s.batch.clients, -1, d)
-
-    def predict(part: Part) -> dict[str, torch.Tensor] | None:
-        index = torch.tensor(part[0])
-        rows = part[1](s.batch.select(index))
-        model = s.method.global_model(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
-        return None if model is None else numbers(model.predict(x[index]))
-
-    whole = predict((list(range(s.batch.clients)), unchanged))
-    for part in arrangement(s.batch.clients):
-        alone = predict(part)
-        assert (alone is None) == (whole is None)
-        if whole is not None:
-            assert_close(alone, tensors.select(whole, torch.tensor(part[0])))
+def test_the_global_model_does_not_depend_on_how_clients_are_called(
+    case: Case, d: int, arrangement: Arrangement
+) -> None:
+    laws.global_model_keeps(scene(case, d), arrangement)
 
 
 @every_method
@@ -293,7 +191,7 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
     s = scene(case, d)
     norms = {}
     for k, name in enumerate(s.batch.names):
-        update, _ = play(s, ([k], ClientBatch.trim))
+        update, _ = s.play(Part([k], ClientBatch.trim))
         leaves = tensors.leaves(s.method.client_deltas(s.message, update)).values()
         norms[name] = math.hypot(*(float(number) for leaf in leaves for number in leaf.double().flatten()))
         silent = not leaves
@@ -313,7 +211,7 @@ def test_a_record_says_how_long_the_steps_are_and_whose_is_the_longest(case: Cas
 @every_federated
 def test_the_mean_of_the_steps_is_what_moves_the_server(case: Case, d: int) -> None:
     s = scene(case, d)
-    update, _ = play(s, (list(range(s.batch.clients)), unchanged))
+    update, _ = s.play(s.whole)
     steps = s.method.client_deltas(s.message, update)
     if not tensors.leaves(steps) or isinstance(s.method, CFedBayes | Clustered):  # whose clusters have a mean each
         return

@@ -13,6 +13,7 @@ import torch
 from pacbayes_fl import tensors
 from pacbayes_fl.federation import arrays, engine, federation_state, messages, remote_client, wire
 from pacbayes_fl.federation.messages import Kept, Reply
+from pacbayes_fl.testing import laws
 from tests.laws.cases import FEDERATED, LABELLED, Case, Scene, assert_close, bits, identified, scene
 
 CASES = tuple(
@@ -55,31 +56,8 @@ def exchange(case: Case, d: int) -> Exchange:
 
 @pytest.mark.parametrize("case", FEDERATED, ids=str)
 def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
-    """Where the engine calls clients one by one; smallest first, as it does, so that sums have one order."""
-    s = scene(case, case.dimensions[0])
-    method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:3])
-    plan = replace(s.plan, chunk=1)
-    start = federation_state.start(method, batch, plan)
-    server, likes = start.server, [tensors.select(start.clients, torch.tensor([k])) for k in range(3)]
-    members, expected = messages.members(batch), wire.expected_update(method, server, batch)
-    kept: list[Kept | None] = [None] * 3
-    for record, state in engine.rounds(method, batch, plan):
-        now = wire.open_round(method, server, plan, "run", record.round, members, expected, rates=record.rates)
-        replies = []
-        for k, name in enumerate(batch.names):
-            rows = batch.select(torch.tensor([k])).trim()
-            reply, kept[k] = remote_client.handle_train(method, now.request(name), kept[k], rows)
-            replies.append((name, reply))
-        server, told = wire.close_round(now, wire.collect(now, replies))
-        assert bits(server) == bits(state.server)
-        mine = [tensors.unleaves(like, one.state) for like, one in zip(likes, kept, strict=True) if one is not None]
-        assert bits(tensors.cat(mine)) == bits(state.clients)
-        assert (told.clients, told.dropped, told.reasons, told.rates) == (record.clients, (), {}, record.rates)
-        assert (told.steps is None) == (record.steps is None)
-        if told.steps is not None and record.steps is not None:  # whose rows are summed alone or together
-            assert told.steps[:2] == pytest.approx(record.steps[:2], rel=1e-12)
-            assert told.steps.whose == record.steps.whose
-        assert dict(told.values).items() <= dict(record.values).items()
+    """Where the engine calls clients one by one."""
+    laws.remote(scene(case, case.dimensions[0]))
 
 
 @every_federated
