@@ -98,6 +98,26 @@ def gradient(model: WeightModel, theta: Tensor, rows: ClientBatch) -> tuple[Tens
     return loss.detach(), slope
 
 
+def hessian_product(model: WeightModel, theta: Tensor, rows: ClientBatch, direction: Tensor) -> Tensor:
+    """Multiply the Hessian of the mean negative log likelihood of a row by a direction, by differentiating twice.
+
+    Args:
+        model: the likelihood.
+        theta: weights [K, D]; left as they are.
+        rows: of each client.
+        direction: [K, D].
+
+    Returns:
+        [K, D], without autograd; 0 for a client without rows.
+    """
+    with torch.enable_grad():
+        leaf = theta.detach().requires_grad_(True)
+        loss = -model.log_likelihood(leaf, rows) / rows.size.clamp_min(1.0).to(theta.dtype)
+        (slope,) = torch.autograd.grad(loss.sum(), leaf, create_graph=True)
+        (product,) = torch.autograd.grad((slope * direction.detach()).sum(), leaf)
+    return product
+
+
 def fit(
     model: WeightModel,
     local: LocalDescent,

@@ -100,6 +100,8 @@ METHODS = Registry(
         "ditto": "baselines.ditto:RECIPE",
         "mtl": "baselines.mtl:RECIPE",
         "pfedme": "baselines.pfedme:RECIPE",
+        "per-fedavg": "baselines.per_fedavg:RECIPE",
+        "fedpa": "baselines.fedpa:RECIPE",
     }
 )
 """Methods by name."""

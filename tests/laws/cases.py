@@ -221,6 +221,9 @@ def _cases() -> Iterator[Case]:
     dropping = {"aggregation": "moments", "prior": "divide", "threshold": 0.2, "inclusion": 0.3, "weighting": "rows"}
     for name in ("sfedbayes", "bpfed"):
         yield Case(f"{name}-moments-rows", partial(from_recipe, METHODS[name], options=dropping), dimensions=(1,))
+    forms: dict[str, dict[str, Any]] = {"per-fedavg": {"variant": "exact"}, "pfedme": {"restart": True, **_LONG}}
+    for name, form in forms.items():
+        yield Case(f"{name}-other", partial(from_recipe, METHODS[name], options=form), dimensions=(1,))
     heavy = {"server_momentum": 0.9, "optimiser": "sgd", "momentum": 0.5}
     for name, step in {"momentum": heavy, "adaptive": {"server": "yogi"}}.items():
         yield Case(f"fedavg-server-{name}", partial(from_recipe, METHODS["fedavg"], options=step), dimensions=(1,))

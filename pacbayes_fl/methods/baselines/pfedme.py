@@ -42,18 +42,18 @@ class PFedMe(PersonalWeights):
     local: LocalDescent = part(
         LocalDescent,
         paper={
-            "steps": Paper(20, "section 5.1, R"),
-            "minibatch": Paper(20, "section 5.1"),
+            "steps": Paper(20, "experiments, R"),
+            "minibatch": Paper(20, "experiments"),
             "rate": Paper(0.01, "pFedBayes, section 6.2"),
             "optimiser": Paper("sgd", "Algorithm 1"),
         },
     )
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
     lam: float = option(15.0, above=0, symbol="lambda", paper=Paper(15.0, "pFedBayes, section 6.2"))
-    inner: int = option(5, low=1, symbol="K", paper=Paper(5, "section 5.1"))
+    inner: int = option(5, low=1, symbol="K", paper=Paper(5, "experiments"))
     eta: float = option(0.005, above=0, symbol="eta", paper=Paper(0.01, "pFedBayes, section 6.2"))
     restart: bool = False
-    personal: Literal["theta", "w"] = option("theta", paper=Paper("theta", "section 3"))
+    personal: Literal["theta", "w"] = option("theta", paper=Paper("theta", "the solution of the inner problem"))
     decay: float = option(0.0, low=0)
 
     def train(self, theta: Tensor, own: Tensor, batch: ClientBatch, noise: Noise) -> Trained:
