@@ -283,13 +283,13 @@ def newcomers(scene: Scene) -> None:
         posterior = personalisation.join(s.method, s.server, batch, s.plan.seed, s.batch, s.plan.noise)
         return numbers(posterior.predict(new.x if batch is new else new.x[1:]))
 
-    found = joined(new)
-    for name, leaf in found.items():
+    result = joined(new)
+    for name, leaf in result.items():
         _require(leaf.shape[:2] == new.y.shape, f"{name} must be {list(new.y.shape)}, got {list(leaf.shape)}")
         _require(leaf.isfinite().all(), f"{name} of a new client is not finite")
-    _require((found["probs" if "probs" in found else "variance"] > 0).all(), "a new client is certain")
+    _require((result["probs" if "probs" in result else "variance"] > 0).all(), "a new client is certain")
     alone = joined(new.select(torch.tensor([1])).trim())
-    assert_close(alone, tensors.select(found, torch.tensor([1])))
+    assert_close(alone, tensors.select(result, torch.tensor([1])))
 
 
 # devices ---------------------------------------------------------------------------------------------------------

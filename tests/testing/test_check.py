@@ -93,8 +93,8 @@ class Mutant(Toy):  # type: ignore[misc]
         return self.after(message, state, batch, super().client(message, state, self.before(batch), noise))
 
     def personalise(self, message: ToyMessage, state: ToyClient, batch: ClientBatch, noise: Noise) -> LinearPoint:
-        found = super().personalise(message, state, batch, noise)
-        return LinearPoint(found.weight, found.bias + self.bias(state, batch), found.variance)
+        result = super().personalise(message, state, batch, noise)
+        return LinearPoint(result.weight, result.bias + self.bias(state, batch), result.variance)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Counting(Mutant):
 
     def server(self, server: ToyServer, update: ToyUpdate, n_clients: int) -> ToyServer:
         self.counter.calls += 1
-        found = super().server(server, update, n_clients)
-        return found._replace(centre=found.centre * (1 + 1e-3 * self.counter.calls))
+        result = super().server(server, update, n_clients)
+        return result._replace(centre=result.centre * (1 + 1e-3 * self.counter.calls))
 
 
 @dataclass(frozen=True)
