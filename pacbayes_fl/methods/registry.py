@@ -94,6 +94,7 @@ METHODS = Registry(
         "fedbn": "baselines.split:FEDBN",
         "ifca": "baselines.clustered:RECIPE",
         "fesem": "baselines.clustered:FESEM",
+        "fedcfl": "baselines.fedcfl:RECIPE",
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",
         "pac-pfl-bnn": "pac_pfl.bnn:RECIPE",

@@ -69,6 +69,33 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
     return torch.stack(distances).argmin(0)
 
 
+def bipartition(cosines: Tensor, member: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut a group of clients in two so that the largest cosine across the cut is as small as can be.
+
+    alpha = min over cuts of max_{i in one side, j in the other} cos_ij (Sattler et al. 2020, eq. 13): the two sides are
+    what single linkage leaves, or the maximum spanning tree without its smallest edge. Here by widest paths: alpha is
+    the smallest of them, and clients that are joined by a wider one are on the same side.
+
+    Args:
+        cosines: of any two clients [K, K].
+        member: who is in the group, bool [K]; the others' cosines are not looked at.
+        lengths: of the clients' steps [K]; the longest step's side is the first one, whatever the order of clients.
+
+    Returns:
+        Who is on the second side, bool [K], and alpha []; nobody and 2 for a group of fewer than two.
+    """
+    both = member.unsqueeze(1) & member
+    wide = torch.where(both, (cosines + cosines.T) / 2, -2.0)
+    for middle in range(len(member)):
+        wide = torch.maximum(wide, torch.minimum(wide[:, middle : middle + 1], wide[middle : middle + 1]))
+    distances = both & ~torch.eye(len(member), dtype=torch.bool, device=member.device)
+    alpha = torch.where(distances, wide, 2.0).amin()
+    longest = torch.where(member, lengths, -1.0).argmax().view(1)
+    first = wide.index_select(0, longest).squeeze(0) > alpha
+    first = first | (torch.arange(len(member), device=member.device) == longest)
+    return member & ~first, alpha
+
+
 class Ruled(NamedTuple):
     """What a robust rule made of every cluster.
 

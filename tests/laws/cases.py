@@ -233,6 +233,8 @@ def _cases() -> Iterator[Case]:
     yield Case("pac-pfl-bnn-importance", partial(from_recipe, bnn, options={"posterior": "importance"}), "generators")
     yield Case("pac-pfl-bnn-svgd", partial(from_recipe, bnn, options={"posterior": "svgd"}), dimensions=(3,))
     yield Case("pac-pfl-bnn-whole", partial(from_recipe, bnn, options=whole | {"weighting": "equal"}), dimensions=(1,))
+    apart = {"mean_below": 1e9, "longest_above": 0.0}  # splits in every round
+    yield Case("fedcfl-apart", partial(from_recipe, METHODS["fedcfl"], options=apart), dimensions=(1,))
     yield Case("pfedbayes-full-rank", partial(with_family, "full-rank"), dimensions=(3,))
     yield Case("pfedbayes-low-rank", partial(with_family, "low-rank"), dimensions=(1,))
     yield Case("pfedbayes-laplace", partial(with_family, Family.from_distribution(Laplace)), dimensions=(1,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from sklearn.cluster import KMeans
@@ -108,3 +110,52 @@ def test_fewer_clients_than_groups_leave_some_empty() -> None:
     result = clusters.k_means(randn(0, 2, 3), torch.ones(2, dtype=torch.float64), 5)
     assert sorted(result.tolist()) == [0, 1]
     assert clusters.k_means(torch.ones(3, 2), torch.ones(3), 2).tolist() == [0, 0, 0]  # nothing tells them apart
+
+
+def smallest_cut(cosines: Tensor) -> tuple[float, set[frozenset[int]]]:
+    """Go through all cuts."""
+    count, cuts = len(cosines), []
+    for bits in range(1, 2 ** (count - 1)):
+        one = [i for i in range(count) if bits >> i & 1]
+        two = [i for i in range(count) if not bits >> i & 1]
+        cuts.append((float(cosines[one][:, two].max()), {frozenset(one), frozenset(two)}))
+    return min(cuts, key=lambda cut: cut[0])
+
+
+def cosines_of(steps: Any) -> Tensor:
+    unit = torch.nn.functional.normalize(torch.as_tensor(steps, dtype=torch.float64), dim=1)
+    return unit @ unit.T
+
+
+@pytest.mark.parametrize(
+    ("steps", "sides", "alpha"),
+    [
+        (((1, 0.1), (0.9, -0.2), (-0.6, 0.9), (-0.7, 0.6), (0.2, 1)), ({0, 1}, {2, 3, 4}), 0.292714272094),
+        (((0, -2), (2, -3), (-3, -2), (2, 3), (2, -1)), ({3}, {0, 1, 2, 4}), 0.124034734589),  # complete linkage fails
+    ],
+)
+def test_a_cut_is_the_best_one(steps: Any, sides: tuple[set[int], set[int]], alpha: float) -> None:
+    cosines = cosines_of(steps)
+    everybody = torch.ones(5, dtype=torch.bool)
+    second, result = clusters.bipartition(cosines, everybody, torch.ones(5))
+    assert {frozenset(everybody.logical_and(side).nonzero().flatten().tolist()) for side in (second, ~second)} == {
+        frozenset(side) for side in sides
+    }
+    assert float(result) == pytest.approx(alpha, abs=1e-12) == smallest_cut(cosines)[0]
+
+
+def test_a_cut_is_the_best_of_all_cuts() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(30):
+        cosines = cosines_of(torch.randn(7, 3, generator=generator, dtype=torch.float64))
+        member = torch.tensor([True] * 6 + [False])
+        second, alpha = clusters.bipartition(cosines, member, torch.arange(7.0))
+        expected, cut = smallest_cut(cosines[:6, :6])
+        one, two = ({k for k in range(6) if bool(second[k]) == side} for side in (False, True))
+        assert {frozenset(one), frozenset(two)} == cut and float(alpha) == pytest.approx(expected, abs=1e-15)
+        assert 5 in one, "the longest step of a member"
+
+
+def test_a_group_of_one_is_not_cut() -> None:
+    second, alpha = clusters.bipartition(torch.ones(2, 2), torch.tensor([True, False]), torch.ones(2))
+    assert not second.any() and alpha == 2

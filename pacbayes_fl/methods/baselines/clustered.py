@@ -230,10 +230,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
 
     def report(self, server: Centres, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss, how many clients changed their cluster, and how many clusters have members."""
-        sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), self.clusters)[0]
-        occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
-        loss = update.loss.sum() / update.clients.sum().clamp_min(1.0)
-        return {"loss": loss, "moved": update.moved.sum(), "occupied": occupied.sum()}
+        return report(update, self.clusters)
 
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
@@ -242,6 +239,22 @@ class Clustered(Method[Centres, Centres, Client, Update]):
     def _kept(self, theta: Tensor) -> Tensor:
         """What a client keeps of its weights [K, D]: all of them, or nothing [K, 0]."""
         return theta if self.assignment == "weights" else theta[:, :0]
+
+
+def report(update: Update, count: int) -> dict[str, Tensor]:
+    """Sum up a round of clusters.
+
+    Args:
+        update: of clients, or of whole clusters.
+        count: number of clusters.
+
+    Returns:
+        Mean training loss, how many clients changed their cluster, and how many clusters have members.
+    """
+    sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), count)[0]
+    occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
+    loss = update.loss.sum() / update.clients.sum().clamp_min(1.0)
+    return {"loss": loss, "moved": update.moved.sum(), "occupied": occupied.sum()}
 
 
 RECIPE = Recipe(
