@@ -103,6 +103,7 @@ METHODS = Registry(
         "pfedme": "baselines.pfedme:RECIPE",
         "per-fedavg": "baselines.per_fedavg:RECIPE",
         "fedpa": "baselines.fedpa:RECIPE",
+        "apfl": "baselines.apfl:RECIPE",
     }
 )
 """Methods by name."""
