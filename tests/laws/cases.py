@@ -47,6 +47,8 @@ CHEAP: dict[str, dict[str, Any]] = {
 }
 SEED = 11
 VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
+_TWO_SHAPES = (*VARIATIONAL, "fedavg", "fedsi", "pac-pfl-bnn")
+"""Of the methods on networks, those in both dimensions: the others reach rows through the same descent as fedavg."""
 _LONG: dict[str, Any] = {"steps": None, "epochs": 2}
 _LAPLACE: dict[str, dict[str, Any]] = {
     "wide": {"fraction": 0.7, "predictive": "probit"},
@@ -182,7 +184,8 @@ class Case:
 
 def _cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
-        yield Case(name, partial(from_recipe, recipe))
+        shapes = (3,) if recipe.model == "weights" and name not in _TWO_SHAPES else tuple(SIZES)
+        yield Case(name, partial(from_recipe, recipe), dimensions=shapes)
         if recipe.model == "functions" and "minibatch" in {field.name for field in fields(recipe.options)}:
             batches = Case(f"{name}-minibatch", partial(from_recipe, recipe, options={"minibatch": 4}))
             yield from (batches, replace(batches, noise="generators"))
