@@ -1,4 +1,4 @@
-"""The errors that a user can meet: one family, each naming where it happened and what to do.
+"""Errors for users: one family, each with its place and a remedy.
 
 Every class is also the builtin error of its kind, so that code that knows nothing of this library handles it well.
 """
@@ -38,7 +38,7 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
 
 
 def shown(value: Any, longest: int = 80) -> str:
-    """Write what came in place of what was expected, as `repr` does, in a few characters.
+    """Shortened `repr` of an unexpected value.
 
     Args:
         value: any, such as a number of 5,000 digits or a list in a list, 900 deep.

@@ -1,4 +1,4 @@
-"""Files that their owner alone may read, in folders that nobody else may enter, and never at the end of a link.
+"""Files and folders that only their owner can read, never reached through a link.
 
 Run folders hold clients' rows, their personal models and what was measured on both, so that what is made there gets
 fixed modes, 0600 and 0700, and not those of a umask. Whoever can write into such a folder could put a link there, and
@@ -30,7 +30,7 @@ _LINK: Final = "remove it: what is in a run folder is never reached through a li
 
 
 def opened(path: Path, mode: str, **named: Any) -> IO[Any]:
-    """Open a file for writing, but not what a link in its place leads to.
+    """Open a file for writing; links are refused.
 
     From its first byte on only the owner may read it, also where it existed before.
 
@@ -81,7 +81,7 @@ def refuse_link(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that nobody else may enter; one that is there stays as it is.
+    """Make a folder for the owner only; an existing one does not change.
 
     Args:
         path: the folder; those above it that are missing are made with the usual modes.
@@ -102,7 +102,7 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def fresh_folder(path: Path) -> Iterator[None]:
-    """Make a folder as `make_folder` does; a failure that has put nothing there takes away what was made.
+    """Make a folder as `make_folder` does; a failure that has written nothing removes it.
 
     Args:
         path: the folder.
@@ -156,7 +156,7 @@ def close_folder(path: Path, own: frozenset[str], sign: str) -> str:
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """Hash what a file holds as JSON: who changes a number in it and not this has damaged it.
+    """Hash the content of a JSON file, to detect changes.
 
     Args:
         body: all that the file holds but the checksum itself.

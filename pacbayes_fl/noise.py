@@ -199,13 +199,13 @@ class Noise:
         return drawn.view(like.shape).to(like.device)
 
     def copy(self) -> Noise:
-        """Give streams that will draw what these will draw next."""
+        """Copy the streams: the copy yields the same next draws."""
         twin = Noise(self.seed, self.round, self.ids, self._id.device, self.engine)
         twin._draw = self._draw
         return twin
 
     def select(self, positions: Sequence[int]) -> Noise:
-        """Give streams of some of these clients, which will draw what these would; a client may be taken twice.
+        """Streams of some of the clients, with the same next draws; a client may be repeated.
 
         Args:
             positions: of the wanted clients.

@@ -1,4 +1,4 @@
-"""What is known of an option: its type, default, range, meaning and symbol, read from the dataclass whose field it is.
+"""Options: type, default, range, meaning and symbol, read from the dataclass of which they are fields.
 
 A field is the only place of an option. Its type and default are those of the dataclass, its range and symbol stand in
 the field's metadata (`option`), and its meaning in the docstring of the class, under Args. Tables of studies, errors,
@@ -38,7 +38,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What studies call it."""
+        """Its name in studies."""
         ...
 
 
@@ -108,7 +108,7 @@ class Range:
 
 
 class _Facts(NamedTuple):
-    """What the metadata of a field hold of its option."""
+    """Metadata of an option in its field."""
 
     range: Range = Range()
     names: Callable[[], Collection[str]] | None = None
@@ -293,7 +293,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Read what the docstrings of a class and its bases say of every argument, under Args or Attributes.
+    """Read the meaning of every argument from the docstrings of a class and its bases, under Args or Attributes.
 
     Args:
         cls: any class.

@@ -117,7 +117,7 @@ def unleaves(like: Tree, flat: Mapping[str, Tensor], exact: bool = True) -> Tree
 
 
 def on_host(leaf: Tensor) -> bool:
-    """Say whether reading a value keeps nobody waiting: a device would have to finish all that it was told first.
+    """Whether a value can be read without a host synchronisation.
 
     Args:
         leaf: [*].
@@ -224,7 +224,7 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
 
 
 def finite(tree: Any) -> Tensor:
-    """Say which clients hold only finite numbers.
+    """Which clients have only finite numbers, bool [K].
 
     Args:
         tree: leaves [K, *].
@@ -264,7 +264,7 @@ def norm(tree: Any) -> Tensor | None:
 
 
 def same(tree: Any, other: Any) -> Tensor:
-    """Say which clients hold the same numbers in two trees.
+    """Which clients have equal numbers in two trees, bool [K].
 
     Args:
         tree: leaves [K, *].

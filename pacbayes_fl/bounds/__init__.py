@@ -1,4 +1,4 @@
-"""Certificates: bounds on true risks as pure functions of numbers, which refuse what they cannot vouch for."""
+"""Certificates: bounds on true risks as pure functions of numbers, which check their assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bound is to everything that reads the table of them: a function, its formula, and what it needs and states.
+"""The record of a bound in the table: a function, its formula, its inputs and its assumptions.
 
 A record is all that a new bound has to say. Commands, certificates of runs, records in JSON, listings and the laws of
 `bounds.laws` read it; nothing else names a bound.
@@ -113,7 +113,7 @@ class Bound:
     example: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        """Refuse a record that leaves something out, or that does not fit its function."""
+        """Check that the record is complete and fits its function."""
         own = f"the bound {self.name!r}" if self.name is not None else "a bound without a name"
         gaps = [how for attribute, how in _TO_STATE.items() if getattr(self, attribute) is None]
         if gaps:
@@ -146,7 +146,7 @@ class Bound:
 
     @property
     def summary(self) -> str:
-        """What it bounds and who gave it, in a line."""
+        """The bounded risk and the source, in a line."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     @property
@@ -173,7 +173,7 @@ class Bound:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What has to hold for it, beside the numbers."""
+        """Its assumptions beside the numbers."""
         said = ["the rows of a client are independent draws of its distribution"]
         if self.private:
             said.append("the prior was drawn with differential privacy from the rows")
@@ -199,7 +199,7 @@ class Bound:
 
     @property
     def pooling(self) -> str:
-        """What it says of several clients at once."""
+        """Its statement for several clients at once."""
         if self.group is not None:
             return f"none: it is on {'seen' if self.group == 'existing' else 'new'} clients on average"
         if self.poolable:
@@ -207,7 +207,7 @@ class Bound:
         return "none: it is on each client on its own"
 
     def described(self) -> list[tuple[str, str]]:
-        """List what is to be known of it, each with a word on what that is."""
+        """The entries of its description, by label."""
         return [
             ("bound", self.summary),
             ("formula", self.statement),
@@ -230,7 +230,7 @@ class Bound:
         Args:
             numbers: all that it needs by name; others are left aside.
             delta: probability with which it may fail, [] or [K].
-            premises: what it rests on.
+            premises: its assumptions.
             monte_carlo: how the risk or the free energies were estimated, if they were.
             **options: further arguments of the function.
 

@@ -39,7 +39,7 @@ class MonteCarlo:
     delta: Number
 
     def __post_init__(self) -> None:
-        """Refuse no draws; delta is checked with the certificate's."""
+        """Check the draws; delta is checked with the certificate's."""
         whole("draws", self.draws)
 
 
@@ -54,7 +54,7 @@ class Certificate:
         delta_split: what delta was spent on, each [] or [K].
         terms: the numbers that the formula is made of, each [] or [K], also where the bound is on an average.
         formula: turns the terms into the parts that sum to the bound.
-        premises: what it rests on.
+        premises: its assumptions.
         reasons: why it is no certificate; empty for one that is.
     """
 
@@ -126,7 +126,7 @@ def certify(
     monte_carlo: MonteCarlo | None = None,
     reasons: tuple[str, ...] = (),
 ) -> Certificate:
-    """Put a certificate together: split delta, compute the value, collect what is broken.
+    """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
     predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws" and "mc_delta".
@@ -136,9 +136,9 @@ def certify(
         formula: turns terms into parts that sum to the bound on the Gibbs risk.
         terms: its own numbers.
         delta: of the whole certificate, [] or [K].
-        premises: what it rests on.
+        premises: its assumptions.
         monte_carlo: how the risk was estimated, if it was.
-        reasons: what else is broken.
+        reasons: further violated assumptions.
 
     Returns:
         The certificate.
@@ -174,7 +174,7 @@ def certify(
 
 
 def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
-    """Bound what a predictor that needs no learning gets by the same formula from as many rows at the same delta.
+    """The same bound for a predictor without learning (KL = 0), at the same number of rows and the same delta.
 
     It is fixed before any rows, such as a uniform guess or the mean of the targets: its divergence is 0, its empirical
     risk exact, and nothing is paid for privacy or for choices. A certificate that is not below it tells of no learning.
@@ -228,7 +228,7 @@ def shared_terms(premises: Premises, split: Mapping[str, Number]) -> dict[str, N
 
 
 def split_delta(delta: Number, monte_carlo: MonteCarlo | None = None) -> dict[str, Number]:
-    """Say what delta is spent on.
+    """The parts of delta by purpose.
 
     Args:
         delta: of the whole certificate, [] or [K].

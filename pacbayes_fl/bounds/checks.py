@@ -1,4 +1,4 @@
-"""What every bound asks of the numbers that it is given."""
+"""Checks of the inputs of bounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROUNDING = 1e-6
 
 
 def checked(name: str, value: Number, low: float, high: float = math.inf, *, strict: bool = False) -> Tensor:
-    """Take a number of a bound as float64 and refuse what it cannot be.
+    """Convert a number of a bound to float64 and check its range.
 
     Args:
-        name: what the error calls it.
+        name: for the error.
         value: one number [] or one a client [K].
         low: smallest value.
         high: largest value; infinity itself is refused.
@@ -43,10 +43,10 @@ def checked(name: str, value: Number, low: float, high: float = math.inf, *, str
 
 
 def whole(name: str, value: Number) -> Tensor:
-    """Take a count of a bound and refuse what counts nothing.
+    """Convert a count of a bound and check that it is a whole number above 0.
 
     Args:
-        name: what the error calls it.
+        name: for the error.
         value: one count [] or one a client [K].
 
     Returns:

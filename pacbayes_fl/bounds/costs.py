@@ -1,4 +1,4 @@
-"""What a bound pays for beside its divergence: a prior that was drawn with privacy, and a risk estimated by draws."""
+"""Costs of a bound beside its divergence: a prior drawn with privacy, and a risk estimated by draws."""
 
 from __future__ import annotations
 

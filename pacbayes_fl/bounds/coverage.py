@@ -33,7 +33,7 @@ _FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gib
 
 
 class Case(NamedTuple):
-    """What a bound says in all worlds of one kind, and what is true there.
+    """Values of a bound in all worlds of one kind, and the true risks there.
 
     Args:
         what: which kind.

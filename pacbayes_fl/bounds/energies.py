@@ -1,4 +1,4 @@
-"""Free energies of clients: what bounds on averages ask of them, and the terms that these bounds have in common."""
+"""Free energies of clients: inputs of bounds on averages, and their common terms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_client(name: str, value: Number, clients: Tensor, low: float, *, strict: 
     """Take one number, or one a client, of at least `low`.
 
     Args:
-        name: what the error calls it.
+        name: for the error.
         value: [] or [K].
         clients: any numbers of the clients [*, K].
         low: smallest value.
@@ -104,7 +104,7 @@ def drawn_alike(premises: Premises) -> tuple[str, ...]:
 
 
 def average_energy(terms: Terms, weights: Tensor | float) -> Tensor:
-    """Average free energy, with what its estimation costs: it lies in [a, b] for every prior drawn.
+    """Average free energy plus the cost of its estimation: it lies in [a, b] for every prior drawn.
 
     Args:
         terms: of a certificate, with "free_energy" [*, K].

@@ -1,4 +1,4 @@
-"""What every bound must obey, as functions of its record: `check_bound(bound)` is the test of a bound of one's own."""
+"""Laws of every bound, as functions of its record: `check_bound(bound)` tests a user's bound."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def covers(bound: Bound, cases: Mapping[World, tuple[Case, ...]] | None = None) 
 
 
 def states_itself(bound: Bound) -> None:
-    """State a line on what it bounds, its formula and its assumptions.
+    """The docstring states the bounded risk, the formula and the assumptions.
 
     Args:
         bound: any.

@@ -23,7 +23,7 @@ class BoundedLoss(Protocol):
 
     @property
     def name(self) -> str:
-        """What a certificate calls it."""
+        """Name for certificates."""
 
     @property
     def low(self) -> float:
@@ -43,7 +43,7 @@ class LossRange:
     """A loss of which only the range is known: enough where the empirical risk is given as a number.
 
     Args:
-        name: what a certificate calls it.
+        name: for certificates.
         low: a.
         high: b, in the same unit.
         convex: whether it is convex in the prediction.
@@ -55,7 +55,7 @@ class LossRange:
     convex: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is not bounded."""
+        """Check that the range is finite."""
         require_bounded(self)
 
 
@@ -110,7 +110,7 @@ class ClippedNLL:
     convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a clip that bounds nothing."""
+        """Check that the clip is finite."""
         if not 0 < self.p_min < 1:
             raise AssumptionError(
                 f"p_min must lie strictly between 0 and 1, got {self.p_min:g}", hint="without it the loss is unbounded"
@@ -160,7 +160,7 @@ class ClippedSquare:
     convex: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a limit that bounds nothing."""
+        """Check that the limit is finite."""
         _positive("limit", self.limit)
 
     @property

@@ -1,4 +1,4 @@
-"""Quantities of PAC-PFL's theorems: the factor of the nats, the privacy of a draw, and what later rows can change."""
+"""Quantities of PAC-PFL's theorems: the factor of the nats, the privacy of a draw, and the effect of later rows."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class NotVacuous:
 def not_vacuous(
     beta: Number, m: Number, tau: Number, delta: Number, *, low: float = 0.0, high: float = 1.0
 ) -> NotVacuous:
-    """Say whether eq. (6) can be below b for a client with a prior drawn from the optimal hyper-posterior.
+    """Whether eq. (6) can be below b for a client with a prior drawn from the optimal hyper-posterior.
 
     For the gap to vanish as rows grow, beta must grow more slowly than m, and without bound: under the paper's
     beta = Omega(1) the term ln(1 / delta) / beta may stay.

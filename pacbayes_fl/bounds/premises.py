@@ -1,4 +1,4 @@
-"""What a bound rests on beside its numbers: where the prior came from, how rows were drawn, what was chosen."""
+"""Assumptions of a bound beside its numbers: source of the prior, sampling of the rows, choices made by them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Provenance:
     simulated: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check the values."""
         if self.source not in get_args(Source):
             raise AssumptionError(f"source must be one of {', '.join(get_args(Source))}, got {self.source!r}")
         if not self.private:
@@ -120,7 +120,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Premises:
-    """What a bound rests on and cannot see in its numbers.
+    """Assumptions of a bound that its numbers do not show.
 
     What is not said of the prior, the rows, the posterior and the clients counts as broken. `tried` is not like that:
     its 1 claims that nothing was chosen by the rows of the bound.
@@ -158,7 +158,7 @@ class Premises:
     drawn_clients: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an unbounded loss and what cannot be."""
+        """Check the values, and that the loss is bounded."""
         require_bounded(self.loss)
         for name, kind in (("predictor", Predictor), ("average", Average), ("posterior", Posterior)):
             value = getattr(self, name)
@@ -174,7 +174,7 @@ class Premises:
 
     @property
     def factor(self) -> float:
-        """What the predictor costs on top of the Gibbs predictor: a vote that errs has half of its votes wrong."""
+        """Factor of the predictor's risk over the Gibbs risk: 2 for a majority vote."""
         return 2.0 if self.predictor == "majority vote" else 1.0
 
     def broken(self) -> tuple[str, ...]:

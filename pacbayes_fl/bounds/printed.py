@@ -99,7 +99,7 @@ def lemma_4_3(
     v: Number = 1e-4,
     monte_carlo: MonteCarlo | None = None,
 ) -> Certificate:
-    """Compute PAC-PFL Lemma 4.3 as printed: Theorem 4.2 for clients of which nobody knows whether more rows will come.
+    """Compute PAC-PFL Lemma 4.3 as printed: Theorem 4.2 for clients that may get more rows.
 
     L <= the right side of Theorem 4.2, in which unknown clients have Delta_i = R / n and count in n2
 

@@ -1,4 +1,4 @@
-"""Empirical risks of posteriors: what a bound starts from, of the Gibbs predictor that draws a hypothesis a prediction.
+"""Empirical risks of the Gibbs predictor, which draws a hypothesis per prediction, as inputs of bounds.
 
 A risk is exact where the posterior is over Gaussian functions or finitely many hypotheses; elsewhere it is an average
 over hypotheses that are drawn, each of which is tried on all rows, and the bound has to pay for the estimate.

@@ -1,4 +1,4 @@
-"""Bounds on averages over clients: what a hyper-posterior over priors is worth to those it saw, and to new ones.
+"""Bounds on averages over clients under a hyper-posterior over priors: for training clients and for new ones.
 
 Notation: n = K clients with m_i rows S_i each; a hyper-posterior over priors P and its divergence KL from a hyper-prior
 that saw no rows, in nats; a loss in [a, b], R = b - a. Client i answers a prior P with a posterior Q_i, which its free

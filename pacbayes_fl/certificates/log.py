@@ -97,7 +97,7 @@ def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
 
 
 def share(number: int, tables: int | None) -> int | None:
-    """Say among how many requests delta is shared for the k-th of the same rows.
+    """The divisor of delta for the k-th request on the same rows.
 
     The k-th gets delta / (k (k + 1)). As sum_k 1 / (k (k + 1)) = 1, all certificates that are ever made of the rows
     hold together with probability 1 - delta by the union bound, however many they become and whenever somebody stops,

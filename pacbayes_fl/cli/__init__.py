@@ -39,32 +39,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ignore", module=r"(?!pacbayes_fl|__main__).*"
         )  # ours point to their caller: the script
         warnings.simplefilter("always", DamageWarning)  # also with --quiet, for results are no longer what they were
-        warnings.showwarning = lambda message, *_: _tell(f"warning: {one_line(str(message))}")
+        warnings.showwarning = lambda message, *_: _report(f"warning: {one_line(str(message))}")
         try:
             with _terminable():
                 action(options)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            _tell("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]))
+            _report("; ".join(["pacbayes-fl: stopped", *filter(None, [options.stopped])]))
             return 130
         except BrokenPipeError:  # the reader of our output has gone: exit without an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         except Exception as error:  # the last handler: whatever it is, one line
             if options.debug:
                 traceback.print_exception(error)
-            _tell(f"pacbayes-fl: {_told(error)}")
+            _report(f"pacbayes-fl: {_error_text(error)}")
             return 1
     return 0
 
 
-def _tell(text: str) -> None:
-    """Tell whoever is still there: a terminal that was closed must not end what goes on."""
+def _report(text: str) -> None:
+    """Print to stderr; a closed terminal must not end the run."""
     with suppress(OSError):
         say(text, file=sys.stderr)
 
 
-def _told(error: Exception) -> str:
-    """Say in one line what went wrong: ours as they are, the machine's by name, and anything else is our defect."""
+def _error_text(error: Exception) -> str:
+    """Describe an error in one line: those of this package as they are, of the system by name, others as a defect."""
     if isinstance(error, PacBayesFLError):
         return str(error)
     if isinstance(error, OSError):

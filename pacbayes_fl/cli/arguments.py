@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and what they stand for."""
+"""Arguments of several commands, and their meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AddCommand(Protocol):
 
 
 def study_options(sub: argparse.ArgumentParser) -> None:
-    """Add what every command on a study takes: the study and assignments to its values.
+    """Add the arguments of every command on a study: the study and assignments to its values.
 
     Args:
         sub: the parser of the command.

@@ -1,4 +1,4 @@
-"""The progress bar of a terminal: rounds and time left always fit, and names and scores take what is left."""
+"""The progress bar of a terminal: rounds and time left always fit, names and scores take the remaining columns."""
 
 from __future__ import annotations
 

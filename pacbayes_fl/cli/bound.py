@@ -70,7 +70,7 @@ def arguments(command: AddCommand) -> None:
 
 
 def act(options: argparse.Namespace) -> None:
-    """Print the certificate, its formula and what has to hold.
+    """Print the certificate, its formula and its assumptions.
 
     Args:
         options: as parsed.

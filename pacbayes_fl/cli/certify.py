@@ -112,7 +112,7 @@ def act(options: argparse.Namespace) -> None:
 
 
 def tables(folder: Path) -> list[CertifiedRun]:
-    """Read the certificates of a run; of what it held before, a line on stderr says that they are stale.
+    """Read the certificates of a run; a line on stderr names stale ones.
 
     Args:
         folder: of the run.

@@ -1,4 +1,4 @@
-"""The command `describe`: what is known of a name, as plain text."""
+"""The command `describe`: the record of a name, as plain text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arguments(command: AddCommand) -> None:
 
 
 def act(options: argparse.Namespace) -> None:
-    """Print what is known of a name.
+    """Print the record of a name.
 
     Args:
         options: as parsed.

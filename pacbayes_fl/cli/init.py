@@ -1,4 +1,4 @@
-"""The command `init`: a first study of somebody's table, with every option and its meaning."""
+"""The command `init`: a first study of a user's table, with every option and its meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arguments(command: AddCommand) -> None:
 
 
 def act(options: argparse.Namespace) -> None:
-    """Write the study, and say what the columns were taken for.
+    """Write the study, and print the roles of the columns.
 
     Args:
         options: as parsed.

@@ -19,7 +19,7 @@ def room() -> int | None:
 
 
 def number(value: float | None) -> str:
-    """Write a number of a table in at most 10 columns; None and what is not finite as "-".
+    """Write a number of a table in at most 10 columns; None and non-finite values as "-".
 
     Args:
         value: the number.

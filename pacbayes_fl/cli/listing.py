@@ -1,4 +1,4 @@
-"""The command `list`: what can be named in a study."""
+"""The command `list`: the names that a study can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line prints: tables, predictions and progress."""
+"""Output of the command line: tables, predictions and progress."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def say(text: str, file: TextIO | None = None, flush: bool = False) -> None:
 
 
 def print_comparison(results: Sequence[Result]) -> None:
-    """Print the tables of a comparison: cells, bins of calibration, rows behind them and what private runs have spent.
+    """Print the tables of a comparison: cells, bins of calibration, scaling of rows and privacy costs.
 
     Args:
         results: the runs.
@@ -74,7 +74,7 @@ def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round
 
 
 def print_table(result: Result) -> None:
-    """Print a run's table: a line a metric, by group; and what other rules would choose.
+    """Print a run's table: one line per metric, by group; and the results under other rules of choosing a round.
 
     Args:
         result: a finished run.
@@ -232,7 +232,7 @@ def print_cells(cells: Sequence[Cell]) -> None:
 
 
 def print_bins(results: Sequence[Result]) -> None:
-    """Print with what settings metrics were taken, such as bins of confidence; nothing where no run says so.
+    """Print the settings of metrics, such as bins of confidence; nothing where no run has any.
 
     Args:
         results: results of a table.
@@ -258,7 +258,7 @@ def print_rows(results: Sequence[Result]) -> None:
 
 
 def print_privacy(results: Sequence[Result]) -> None:
-    """Print what private runs have spent: a line a method and value; nothing where no run is private.
+    """Print privacy costs: one line per method and value; nothing where no run is private.
 
     Args:
         results: results of a comparison.
@@ -282,7 +282,7 @@ def _most(spent: Sequence[Mapping[str, Any]], called: str) -> str:
 
 
 def print_certificates(table: CertifiedRun) -> None:
-    """Print the bounds of a run: a line a client, and what they come to.
+    """Print the bounds of a run: one line per client, and a summary.
 
     Args:
         table: as `certify.clients.certify` gives it.
@@ -370,7 +370,7 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
         from pacbayes_fl.cli.bar import bar
 
         with bar(text, total) as show:
-            yield lambda record: show(record.round, _told(record) if _is_news(record) else None)
+            yield lambda record: show(record.round, _progress_parts(record) if _is_news(record) else None)
 
 
 def _is_news(record: RoundRecord) -> bool:
@@ -378,7 +378,7 @@ def _is_news(record: RoundRecord) -> bool:
     return not record.round or bool(record.dropped or record.undone or scored)
 
 
-def _told(record: RoundRecord) -> list[str]:
+def _progress_parts(record: RoundRecord) -> list[str]:
     """Say what is worth telling of a round, what matters most first: faults, then scores."""
     known = (*headlines().values(), *in_progress())
     names = known if record.round else record.values  # round 0: what was tried before the first
@@ -392,5 +392,5 @@ def _faults(record: RoundRecord) -> list[str]:
 
 def _news(record: RoundRecord) -> str:
     """Say the same in a line, faults last."""
-    parts, faults = _told(record), _faults(record)
+    parts, faults = _progress_parts(record), _faults(record)
     return " ".join([*parts[len(faults) :], *faults])

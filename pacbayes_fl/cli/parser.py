@@ -45,16 +45,16 @@ class _Parser(argparse.ArgumentParser):
         self.examples = examples
 
     def format_help(self) -> str:
-        """Put the examples, a line each, below what argparse wraps."""
+        """Append the examples, one per line, to the help text."""
         return "\n  ".join([f"{super().format_help()}\nexamples:", *self.examples]) + "\n"
 
     def error(self, message: str) -> NoReturn:
-        """Print what was wrong with the usage, and exit with 2."""
+        """Print the usage error, and exit with 2."""
         super().error(one_line(message))
 
 
 class _Version(argparse.Action):
-    """Print the version of this package and of those that numbers depend on, without importing them."""
+    """Print the versions of this package and of the packages on which numbers depend, without importing them."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

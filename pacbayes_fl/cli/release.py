@@ -1,4 +1,4 @@
-"""The command `release`: what may leave a run."""
+"""The command `release`: the releasable part of a run."""
 
 from __future__ import annotations
 

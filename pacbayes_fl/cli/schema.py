@@ -1,4 +1,4 @@
-"""The command `schema`: what editors know of a study file."""
+"""The command `schema`: the JSON Schema of a study file, for editors."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """What a federation of images is made of.
+    """The configuration of a federation of images.
 
     Args:
         domains: data sets, changed or not.
@@ -78,7 +78,7 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class _Client:
-    """What a client is made of."""
+    """The rows and the domain of a client."""
 
     name: str
     domain: str

@@ -1,4 +1,4 @@
-"""How much memory there is, and whether what somebody asks for has room in it: judged before it is allocated."""
+"""Available memory, and checks of requested sizes before allocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUP: Final = Path("/sys/fs/cgroup/memory.max")  # what a container may take
 
 
 def available() -> int:
-    """Say what this process may still hold.
+    """Memory that this process may still allocate, in bytes.
 
     Returns:
         Bytes: the machine's memory, or less where a container or `ulimit -v` leaves less.
@@ -36,7 +36,7 @@ def available() -> int:
 def require(
     wanted: int, what: str, hint: str | None = None, kind: type[PacBayesFLError] = StudyError, limit: int | None = None
 ) -> None:
-    """Refuse what has no room.
+    """Raise when a size exceeds the available memory.
 
     Args:
         wanted: bytes.

@@ -1,4 +1,4 @@
-"""Who gets which rows: positions into a data set, cut into clients and into training, validation and test parts."""
+"""Partitions of a data set: positions by client and by training, validation and test part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 
 
 def label_set(client: int, labels_per_client: int, groups: LabelGroups, classes: int) -> tuple[int, ...]:
-    """Say which labels a client holds.
+    """The labels of a client.
 
     With l labels of C, "two" gives client u the labels (l u + j) mod C, j < l, as the public code of pFedBayes does:
     with 5 of 10 there are two groups of clients, {0..4} and {5..9}. "rotating" gives (u + j) mod C: 10 clients have

@@ -114,7 +114,7 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class ShareOptions:
-    """What partitions have that cut each client's rows by shares.
+    """Common options of partitions that split each client's rows by shares.
 
     Args:
         minimum: rows that each client has at least.

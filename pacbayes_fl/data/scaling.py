@@ -60,7 +60,7 @@ class Scaling(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all clients' maps have in common, so that a client needs nobody else's rows to make its own.
+    """The part of scaling common to all clients, so that a client computes its own without others' rows.
 
     Args:
         kinds: of the d features, and of the target last.
@@ -159,7 +159,7 @@ def _columns(batch: ClientBatch) -> Tensor:
 def settle(
     batch: ClientBatch, asked: Sequence[ColumnScale | None], columns: Sequence[str] = (), alone: str = ""
 ) -> Shared:
-    """Say how every column is scaled, and take the moments of those that are scaled across clients.
+    """Determine how every column is scaled, and compute the moments of columns scaled across clients.
 
     A column that is left open is scaled by client, unless it is constant inside all clients and differs between them,
     such as an orientation or a capacity: a client's own moments would make 0 of it everywhere.

@@ -51,7 +51,7 @@ def assert_disjoint(
 
 
 def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> list[bytes]:
-    """Give what two rows of a client share when they are the same row: all numbers, and the time where it is known.
+    """Keys of rows, equal for equal rows of a client: all numbers, and the time where it is known.
 
     Args:
         batch: rows [K, N].

@@ -292,7 +292,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
 
 
 def to_positions(dataset: Dataset) -> dict[str, Array]:
-    """Say which rows of a published data set went where, so that a run can keep positions instead of pixels.
+    """Positions of the clients' rows in a published data set, so that a run keeps them instead of pixels.
 
     Args:
         dataset: a data set with `rows`.

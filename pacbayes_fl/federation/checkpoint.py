@@ -236,7 +236,7 @@ def check_study(
 
 @contextlib.contextmanager
 def meant(saved: Checkpoint | None) -> Iterator[None]:
-    """Turn what goes wrong with a round's contents into an error that names it: checksums do not say who wrote them.
+    """Turn any failure with a round's contents into an error that names it: checksums do not prove the writer.
 
     Args:
         saved: the round that is taken apart; nothing is expected of None.

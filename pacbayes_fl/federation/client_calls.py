@@ -100,7 +100,7 @@ class CallSplitter:
             ClientError: when one client alone is too much.
         """
         fits = self.most is None or len(positions) <= self.most
-        result = _tried(positions, rows, work) if fits else None
+        result = _attempted(positions, rows, work) if fits else None
         if result is not None:
             yield positions, rows, result[0]
             return
@@ -121,7 +121,7 @@ class CallSplitter:
             yield from self.calls([positions[k] for k in part], subset, work)
 
 
-def _tried(
+def _attempted(
     positions: Sequence[int], rows: ClientBatch, work: Callable[[Sequence[int], ClientBatch], Found]
 ) -> tuple[Found] | None:
     """Return the result, or None when memory ran out; the error, whose frames hold tensors, is released."""

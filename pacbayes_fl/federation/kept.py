@@ -110,7 +110,7 @@ class Kept:
         made = self._made(absent) if absent else None
         new = iter(range(len(absent)))
         places = [self._at[k] if k in self._at else _Part(made, next(new)) for k in positions]
-        groups = [list(group) for _, group in groupby(places, key=_together)]
+        groups = [list(group) for _, group in groupby(places, key=_storage_key)]
         if len(groups) == 1 and isinstance(first := places[0], _Part):
             at = [place.row for place in places if isinstance(place, _Part)]
             if at == list(range(at[0], at[0] + len(at))):
@@ -217,7 +217,7 @@ class Writing:
         return Kept(before.clients, before._made, {**before._at, **self._new}, before.shelves)
 
 
-def _together(place: Place | _Part) -> tuple[bool, int]:
+def _storage_key(place: Place | _Part) -> tuple[bool, int]:
     """Key of states that are read in one operation."""
     return (True, place.block) if isinstance(place, Place) else (False, id(place.block))
 

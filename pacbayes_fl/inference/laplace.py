@@ -102,8 +102,8 @@ def infer(
     variance = only(diagonal(ggn, prior), index)
     if covariance == "diagonal":
         return DiagonalGaussian(theta, variance)
-    some, factor = curvature.precision(model, theta, batch, subnetwork.curved(index, ggn), prior)
-    return SubnetworkGaussian(theta, some, factor, variance.scatter(1, some, 0.0))
+    curved, factor = curvature.precision(model, theta, batch, subnetwork.curved(index, ggn), prior)
+    return SubnetworkGaussian(theta, curved, factor, variance.scatter(1, curved, 0.0))
 
 
 def marginals(
@@ -132,8 +132,8 @@ def marginals(
     variance = only(diagonal(ggn, prior), index)
     if covariance == "diagonal":
         return variance
-    some = subnetwork.curved(index, ggn)
-    return variance.scatter(1, some, curvature.marginal_variance(model, theta, batch, some, prior))
+    curved = subnetwork.curved(index, ggn)
+    return variance.scatter(1, curved, curvature.marginal_variance(model, theta, batch, curved, prior))
 
 
 def add_rows(model: WeightModel, gaussian: GaussianWeights, rows: ClientBatch) -> Sharpened:
@@ -202,9 +202,9 @@ def reached(gaussian: SubnetworkGaussian, ggn: Tensor) -> Tensor:
     Returns:
         Positions [K, M]; see `subnetwork.curved`.
     """
-    apart = gaussian.variance != 0
-    count = int(apart.sum(1).max())  # the same for every client: a subnetwork has one size
-    return subnetwork.curved(torch.argsort(~apart, dim=1, stable=True)[:, :count], ggn)
+    independent = gaussian.variance != 0
+    count = int(independent.sum(1).max())  # the same for every client: a subnetwork has one size
+    return subnetwork.curved(torch.argsort(~independent, dim=1, stable=True)[:, :count], ggn)
 
 
 def shrinking_kl(variance: Tensor, prior: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         return Server(Moments(mean, torch.zeros_like(mean)))
 
     def init_clients(self, message: Message, batch: ClientBatch) -> Client:
-        """Begin at the common decision layers."""
+        """Initialise at the common decision layers."""
         head = message.prior.mean[self.shared :].expand(batch.clients, -1).clone()
         nothing = batch.size.new_zeros(batch.clients, self.shared if self.prior == "divide" else 0)
         return Client(head, torch.zeros_like(batch.size), Site(nothing, nothing.clone()))
@@ -276,7 +276,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         return message.prior.mean
 
     def check_private(self) -> None:
-        """Refuse curvatures, and clients that weigh by their rows."""
+        """Refuse uploads of curvatures, and weights by rows, which are private."""
         if self.upload == "curvature":
             what = "upload = 'curvature' has no largest value, so that noise could make it anything"
             raise PrivacyError(what, hint="method.upload = 'variance'")
@@ -332,7 +332,7 @@ class FedSI(Method[Server, Message, Client, Update]):
         return {"without_curvature": state.flat}
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows where a rule knows none."""
+        """Refuse weights by rows under a rule without weights."""
         super().check_robust(aggregate)
         average.check_robust(self.weighting, aggregate)
 

@@ -101,7 +101,7 @@ class MethodSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the library knows of a method by name; options, ranges and meanings are those of the method's dataclass.
+    """Record of a method; options, ranges and meanings are those of its dataclass.
 
     Args:
         title: one line.
@@ -201,7 +201,7 @@ class Recipe:
         return built(self.method, values, self.variant, needed)
 
     def make(self, model: Any, features: Sequence[str] = (), **options: Any) -> AnyMethod:
-        """Make the method in a program; what a study would leave open has its first candidate.
+        """Build the method in a program; an option left open takes its first candidate.
 
         Args:
             model: prior or network.

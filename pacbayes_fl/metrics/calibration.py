@@ -84,7 +84,7 @@ def calibration_error(
     levels: str | Tensor = "paper",
     norm: str = "abs",
 ) -> Tensor:
-    """Distance between confidence levels and what came true.
+    """Distance between confidence levels and observed frequencies.
 
     CE = 1/H sum_h |q-hat_h - q_h|      (PAC-PFL, eq. 41)
 

@@ -127,7 +127,7 @@ class FunctionModel(ABC):
         """
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        """Fix the hyper-parameters, so that many evaluations share what depends on them alone.
+        """Fix the hyper-parameters, so that many evaluations share the terms that depend on them alone.
 
         Args:
             theta: hyper-parameters [K, P, D].

@@ -115,7 +115,7 @@ def save_certificates(
 
 
 def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write the figures that compare runs, as far as the results hold what they show.
+    """Write the figures that compare runs, as far as the results have the data.
 
     Box plots by method, the means of several methods with their intervals, the convergence of classifiers, and for
     methods that ran with several numbers of particles or several shares of weights kept, or with several values of what

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def calibration_curve(result: Result, count: int = 20) -> Figure:
-    """Draw how often targets fall below their predicted quantiles, against what was promised (PAC-PFL, eq. 41).
+    """Draw observed against nominal frequencies of targets below predicted quantiles (PAC-PFL, eq. 41).
 
     The line pools the test rows of all clients of a group; the band covers the middle 90 % of the clients, each on its
     own rows, and is wide where clients have few of them. A line that is flatter than the diagonal in the middle says

@@ -1,4 +1,4 @@
-"""What the bounds of a run's clients say: each beside the risks on the rows of the bound and on test rows."""
+"""Bounds of a run's clients beside the risks on the rows of the bound and on test rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learning curve leaves out: every other number of the rounds, and what methods say of clients' states."""
+"""Diagnostics beside the learning curve: all other numbers of the rounds, and numbers of clients' states."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def learning_curve(result: Result, values: Sequence[str] | None = None) -> Figur
 
 
 def drawn_by_default() -> tuple[str, ...]:
-    """Name what the learning curve draws when nobody asks for anything else.
+    """Name the default quantities of the learning curve.
 
     Returns:
         The headline score of every task (of classifiers those of personal and global model, which share a panel), what

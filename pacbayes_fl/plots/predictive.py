@@ -1,4 +1,4 @@
-"""What predictions for single clients look like: mean and 95 % band, with training and test points."""
+"""Predictions for single clients: mean and 95 % band, with training and test points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What privacy costs: a metric against the epsilon that the releases of a run truly spent."""
+"""Privacy-utility trade-off: a metric against the epsilon of a run's releases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LEVELS: Final = (
 
 
 class _Point(NamedTuple):
-    """Runs that differ in their seed: the largest epsilon of them, what was claimed, and their score with interval."""
+    """Runs that differ in their seed: their largest epsilon, the claimed one, and their score with interval."""
 
     epsilon: float
     claimed: float | None

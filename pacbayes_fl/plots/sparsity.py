@@ -1,4 +1,4 @@
-"""What it costs to keep fewer weights: accuracy against the share of weights kept."""
+"""Accuracy against the share of weights kept."""
 
 from __future__ import annotations
 

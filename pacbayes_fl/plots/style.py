@@ -1,4 +1,4 @@
-"""What all figures share: sizes, colours, the words on their axes, and matplotlib itself, imported when first drawn.
+"""Common style of figures: sizes, colours, axis labels, and matplotlib, imported when first used.
 
 No pyplot and no global state: every figure is a `matplotlib.figure.Figure` of its own, drawn in the same style whatever
 the user's settings are, and needs no display.
@@ -64,7 +64,7 @@ _LINE_COLUMNS: Final = 100
 
 
 class NothingToDrawError(StudyError):
-    """A result does not hold what a figure shows."""
+    """A result does not have the data of a figure."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What one setting does: a metric against the values that it was given."""
+"""A metric against the values of one setting."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Differential privacy of what clients send: mechanisms, their account, and a ledger that outlives a crash."""
+"""Differential privacy of clients' updates: mechanisms, accounting, and a crash-safe ledger."""

@@ -1,4 +1,4 @@
-"""What releases cost together, by the best account there is: in closed form, or by RDP and PLD (`numerical`)."""
+"""Composition of releases by the tightest available accounting: in closed form, or by RDP and PLD (`numerical`)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def delta(charges: Sequence[Charge], epsilon: float, method: Method = "auto") ->
 
 @dataclass(frozen=True)
 class Budget:
-    """What all releases of a federation together may cost.
+    """Privacy budget of all releases of a federation together.
 
     Args:
         epsilon: above 0.

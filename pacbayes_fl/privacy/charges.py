@@ -1,4 +1,4 @@
-"""What one release costs, in closed forms.
+"""Privacy cost of one release, in closed form.
 
 A `Charge` says everything about one release that its cost depends on. All functions take any sequence of charges, of
 which equal ones are composed together; they must hide the same change of the federation.
@@ -37,7 +37,7 @@ class Charge:
 
     @classmethod
     def of(cls, mechanism: Mechanism, cohorts: Cohorts, coordinates: int) -> Charge:
-        """Say what one release of a mechanism costs.
+        """Privacy cost of one release of a mechanism.
 
         Args:
             mechanism: the clip and the noise.

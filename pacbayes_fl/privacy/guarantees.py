@@ -1,4 +1,4 @@
-"""What may be said of releases: a statement in every currency, and what they tell of a client who is replaced."""
+"""Guarantees of releases in every privacy notion, and for the replacement of a client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Replacement(NamedTuple):
     delta: float
 
     def nats(self, at: float) -> float:
-        """Say what it costs a bound on that client (`bounds.client_privacy`).
+        """The cost for a bound on that client (`bounds.client_privacy`).
 
         epsilon + ln(at / (at - delta))
 
@@ -92,7 +92,7 @@ def _by_distribution(charges: Sequence[Charge], spent: Sequence[float]) -> list[
 
 
 class Statement(NamedTuple):
-    """What may be said of releases.
+    """Guarantees of releases.
 
     Args:
         pure: epsilon with delta = 0, where anybody may know who took part; infinite for Gaussian noise.
@@ -121,7 +121,7 @@ class Statement(NamedTuple):
 
 
 def statement(charges: Sequence[Charge], delta: float) -> Statement:
-    """Say what releases give: for Algorithm 3 rho = 2 epsilon^2 / T and pure 2 sqrt(D) epsilon, not what it prints.
+    """Guarantees of releases: for Algorithm 3 rho = 2 epsilon^2 / T and pure 2 sqrt(D) epsilon, not the printed ones.
 
     Args:
         charges: one a release.
@@ -139,7 +139,7 @@ def statement(charges: Sequence[Charge], delta: float) -> Statement:
 
 
 def rounded(value: float) -> str:
-    """Write what a guarantee costs in four digits, never as less than it is.
+    """Round the cost of a guarantee up to four digits.
 
     Args:
         value: epsilon, delta or rho.

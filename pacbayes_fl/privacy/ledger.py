@@ -1,4 +1,4 @@
-"""The ledger: what was spent is on disk before anything is released, and what was released is not lost.
+"""The ledger: costs are on disk before a release, and releases are kept.
 
 `RUN/privacy.json` counts the releases of a federation by their charges. A release is written in one piece with its
 charge, as `RUN/release.safetensors`, before anything is made of it: from then on it is paid, and it counts until it
@@ -120,7 +120,7 @@ class Ledger:
         return epsilon(self.charges, self.budget.delta, self.budget.method)
 
     def statement(self) -> Statement:
-        """Say what was spent so far, in every currency."""
+        """The guarantee of all releases so far, in every privacy notion."""
         return statement(self.charges, self.budget.delta)._replace(simulated=self.simulated)
 
     def room(self, charge: Charge) -> int:
@@ -172,7 +172,7 @@ class Ledger:
         return last if unseen else None
 
     def invite(self, cohort: Sequence[int], halved: int = 0, undone: Sequence[str] = ()) -> None:
-        """Say who takes part in the next release.
+        """Draw the cohort of the next release.
 
         Args:
             cohort: ids of the clients.
@@ -182,7 +182,7 @@ class Ledger:
         self._cohort, self._halved, self._undone = tuple(cohort), halved, tuple(undone)
 
     def take(self, release: Release) -> None:
-        """Say that the state has seen a release, which is not to be used again.
+        """Mark a release as used by the saved state.
 
         Args:
             release: as `kept` gives it.

@@ -1,4 +1,4 @@
-"""Clip what clients send, sum it, add noise, and divide by a number that no client can change.
+"""Clip clients' updates, sum them, add noise, and divide by a public number.
 
 One message of a client is everything that it sends in a round: all leaves together are clipped as one vector of length
 D. What is released of a round is `round_to_grid(sum_k clip(u_k) + noise) / divisor`, and nothing else: losses, counts,
@@ -49,7 +49,7 @@ class Mechanism:
     multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse what adds no noise or no bound."""
+        """Check that clip and noise are positive and finite."""
         _one_of("kind", self.kind, tuple(kinds.MECHANISMS))
         for name in ("clip", "multiplier"):
             _positive(name, getattr(self, name))
@@ -105,7 +105,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Cohorts:
-    """Who takes part in a round, and which change of the federation must not show.
+    """Sampling of a round's clients, and the neighbouring relation of the guarantee.
 
     "poisson": every client by itself with probability size / clients; "fixed": exactly `size` of all, drawn without
     replacement; "all": everybody, or anybody: nothing is gained from chance. Chance helps only while nobody who
@@ -147,7 +147,7 @@ class Cohorts:
 
     @property
     def divisor(self) -> float:
-        """What the noisy sum is divided by: public, and the same whoever answers."""
+        """Divisor of the noisy sum: public, independent of the replies."""
         return float(self.clients if self.size is None else self.size)
 
     @property
@@ -167,7 +167,7 @@ class Cohorts:
 
 
 def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> Tree:
-    """Shorten each client's whole message to a norm of at most gamma, and silence what is not finite.
+    """Clip each client's whole update to a norm of at most gamma; non-finite updates become 0.
 
     u_k / max(1, |u_k| / gamma)      (PAC-PFL Algorithm 3, line 6)
 

@@ -1,1 +1,1 @@
-"""What a run leaves: records, folder, manifest, certificates and comparisons."""
+"""Results of a run: records, folder, manifest, certificates and comparisons."""

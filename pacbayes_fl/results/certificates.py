@@ -1,4 +1,4 @@
-"""What certifying a run leaves behind: a table for everything that was asked for, as JSON in its run folder."""
+"""Tables of certificates: one per request, as JSON in the run folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")
 
 @dataclass(frozen=True)
 class CertifiedClient:
-    """One line of the table: a client's bound beside what it bounds.
+    """One row of the table: a client's bound beside its risks.
 
     Args:
         name: of the client.
@@ -102,7 +102,7 @@ class CertifiedRun:
 
     @property
     def stem(self) -> str:
-        """What files of the table are called."""
+        """File names of the table."""
         return names.to_folder(self.asked or self.bound)
 
     @property
@@ -205,7 +205,7 @@ def _disagreement(table: CertifiedRun) -> str:
 
 
 def model_of(folder: Path | str, round: int | None = None) -> dict[str, Any]:
-    """Say what a run folder would have certified now.
+    """The state of a run folder to which current certificates refer.
 
     Args:
         folder: of the run.
@@ -229,7 +229,7 @@ def model_of(folder: Path | str, round: int | None = None) -> dict[str, Any]:
 
 
 def stale(table: CertifiedRun, folder: Path | str) -> str:
-    """Say why a table is not of what a run folder holds now.
+    """The reason why a table does not refer to the current state of a run folder.
 
     Args:
         table: of certificates.
@@ -249,7 +249,7 @@ def stale(table: CertifiedRun, folder: Path | str) -> str:
 
 
 def tables_of(folder: Path | str, on_stale: Callable[[str], None] | None = None) -> list[CertifiedRun]:
-    """Read the tables of a run folder that are of what it holds now.
+    """Read the tables of a run folder that refer to its current state.
 
     Args:
         folder: the run folder.

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: a table of methods, and where its runs are."""
+"""Results of a comparison: a table of methods, and the folders of its runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AGAIN: Final = "run compare again with the same --out: finished runs are read"
 
 
 def direction(metric: str) -> str:
-    """Say which end of a metric is the good one.
+    """The better direction of a metric.
 
     Args:
         metric: its name, such as "pm.accuracy".
@@ -157,7 +157,7 @@ def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell 
 
 
 def run_folder(method: str, seed: int) -> str:
-    """Say what a comparison calls the folder of a run.
+    """Name of a run's folder in a comparison.
 
     Args:
         method: its name in the table, with what was varied.

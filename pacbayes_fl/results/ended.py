@@ -81,7 +81,7 @@ def ended_run(folder: Path) -> Path | None:
 
 
 def next_step(folder: Path, usual: str) -> str:
-    """Say what to do with a run or a comparison that has not finished.
+    """The remedy for an unfinished run or comparison.
 
     Args:
         folder: of it.
@@ -99,7 +99,7 @@ def next_step(folder: Path, usual: str) -> str:
 
 
 def unfinished(folder: Path, what: str, usual: str) -> tuple[str, str]:
-    """Say of a run or a comparison why it has no results.
+    """The reason why a run or a comparison has no results.
 
     Args:
         folder: of it.

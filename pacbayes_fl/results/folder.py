@@ -1,4 +1,4 @@
-"""The files of a run folder: what they hold; each is written as a whole, and none is reached through a link."""
+"""The files of a run folder and their content; each is written atomically, and none is reached through a link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pacbayes_fl.files import JsonTable, opened, refuse_link
 
 
 class Content(NamedTuple):
-    """What a file of a run folder is for.
+    """Purpose of a file of a run folder.
 
     Args:
         holds: in words.
@@ -71,7 +71,7 @@ _OWN: Final = frozenset((*FILES, *_FOLDERS, "run.lock", "manifest.json"))
 
 
 def leaving(private: bool) -> JsonTable:
-    """Say which files of a run folder may leave it, and what the others hold.
+    """Describe which files of a run folder may be shared, and the content of the others.
 
     Args:
         private: whether the run has given a guarantee, of noise that nobody knows.
@@ -86,7 +86,7 @@ def leaving(private: bool) -> JsonTable:
 
 
 def refuse_links(folder: Path | str) -> None:
-    """Refuse a folder where links, pipes or devices stand in place of what a run reads or writes.
+    """Refuse a folder with links, pipes or devices in place of its files.
 
     Args:
         folder: of a run; a missing one passes, and so does a link that leads to the folder.
@@ -104,7 +104,7 @@ def refuse_links(folder: Path | str) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file in place of what has its name, and wait until its bytes are on disk.
+    """Replace a file, and wait until its bytes are on disk.
 
     Args:
         path: the file; a link of that name is removed, and what it leads to stays as it is.

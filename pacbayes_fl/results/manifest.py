@@ -1,4 +1,4 @@
-"""Checksums of every file of a run folder, in one manifest: what was altered since it was written is found and named.
+"""Checksums of every file of a run folder, in one manifest: altered files are detected and named.
 
 `RUN/manifest.json` says how long each file is and its SHA-256. It is written before a file, with what that is to be:
 whenever a run is killed, every file is what the manifest says it was or was to be. Which of the two is found out before
@@ -43,7 +43,7 @@ _AGAIN: Final = "run the study with --resume: it is written again"
 
 
 class Print(NamedTuple):
-    """What a file is known by.
+    """Fingerprint of a file.
 
     Args:
         length: in bytes.
@@ -63,7 +63,7 @@ class Print(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the files of a folder are.
+    """Fingerprints of the files of a folder.
 
     Args:
         files: by name, relative to the folder.
@@ -134,7 +134,7 @@ def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = Fal
 def announced(
     folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False, last: bool = False
 ) -> Iterator[None]:
-    """Say in the manifest what files are about to be, and let them be written.
+    """Enter the new fingerprints of files into the manifest, then write the files.
 
     Args:
         folder: of a run, made if it does not exist.
@@ -245,7 +245,7 @@ def problems(folder: Path | str, without: Collection[str] = ()) -> dict[str, str
 
 
 def intact(folder: Path | str, name: str) -> bool:
-    """Whether a file is what the manifest says that it was or was to be; true where there is no manifest.
+    """Whether a file agrees with the manifest, before or after an interrupted write; true without a manifest.
 
     Args:
         folder: of a run.

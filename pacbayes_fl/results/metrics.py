@@ -35,7 +35,7 @@ ALL_MODELS: Final = tuple(f"{model}.{{}}" for model in MODELS)
 
 @dataclass(frozen=True)
 class Option:
-    """A number or name of a study on which a metric depends: what was taken with another one cannot be compared.
+    """A setting of a study on which a metric depends: values under different settings are not comparable.
 
     Args:
         argument: name of the metric's argument.
@@ -133,7 +133,7 @@ class Metric:
         return replace(self, values={one.setting: settings.get(one.setting, one.default) for one in self.options})
 
     def labels(self) -> dict[str, Any]:
-        """Say what the metric is of the run whose settings it has.
+        """Describe the metric under the settings of a run.
 
         Returns:
             Its note, and before it the values of options that axes say; nothing for a metric without a note.
@@ -409,7 +409,7 @@ def _by_pattern(wanted: list[tuple[str, Metric]]) -> tuple[str, ...]:
 
 
 def box_columns() -> tuple[str, ...]:
-    """Name the columns whose spread over clients is drawn when nobody asks for others.
+    """Name the columns whose spread over clients is drawn by default.
 
     Returns:
         Columns of all tasks.
@@ -418,7 +418,7 @@ def box_columns() -> tuple[str, ...]:
 
 
 def search_scores(task: str) -> tuple[str, ...]:
-    """Name what a search can make small.
+    """Name the scores that a search can minimise.
 
     Args:
         task: "regression" or "classification".

@@ -116,7 +116,7 @@ def with_unit(label: str, unit: str) -> str:
 
 
 def in_progress() -> tuple[str, ...]:
-    """Name what is told while a run goes on.
+    """Name the numbers shown during a run.
 
     Returns:
         Names, in the order of the table.

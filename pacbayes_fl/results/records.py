@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: numbers and names, saved to and loaded from its run folder.
+"""Results of a finished run: numbers and names, saved to and loaded from its run folder.
 
 The files are written at the end, `metrics.json` last: a folder that has it is a finished run. Every file is replaced as
 a whole or not at all.
@@ -65,7 +65,7 @@ class ClientRow:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what the table could not hold."""
+        """Check that the table can hold the values."""
         if self.group not in GROUPS:
             raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
         if taken := [name for name in self.metrics if name in (*_FIXED, "n_clients", "")]:
@@ -123,12 +123,12 @@ class Result:
         return [float(row.metrics.get(metric, math.nan)) for row in self.clients if row.group == group]
 
     def not_finite(self, group: str, metric: str) -> dict[str, str]:
-        """Name the clients of a group whose score is no finite number, with what it is: "nan", "inf" or "-inf"."""
+        """Name the clients of a group with a non-finite score, and the score: "nan", "inf" or "-inf"."""
         scores = {row.name: row.metrics[metric] for row in self.clients if row.group == group and metric in row.metrics}
         return {name: f"{score:g}" for name, score in scores.items() if not math.isfinite(score)}
 
     def summary(self, seed: int = 0) -> JsonTable:
-        """Summarise the clients of each group: what `metrics.json` holds.
+        """Summarise the clients of each group, as in `metrics.json`.
 
         Clients weigh alike. `std` is the sample standard deviation over clients (ddof 1; 0 for one client), `interval`
         the 95 % percentile bootstrap of the mean over clients. Clients whose value is NaN are left out, and then
@@ -257,7 +257,7 @@ def _clients_csv(result: Result) -> str:
 
 
 def no_run(folder: Path, missing: str) -> StudyError:
-    """Say why a folder is not one of a finished run, and what it is instead.
+    """The reason why a folder is not one of a finished run.
 
     Args:
         folder: that was given for one.
@@ -342,7 +342,7 @@ def load(folder: Path | str) -> Result:
 
 
 def environment(device: torch.device | str = "cpu") -> JsonTable:
-    """Say on what a run was computed.
+    """The device of a run.
 
     Args:
         device: the device that it uses.

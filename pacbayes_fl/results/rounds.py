@@ -24,7 +24,7 @@ from pacbayes_fl.results.manifest import put
 
 
 class Steps(NamedTuple):
-    """How far the clients of a round went from what they were sent, each in all numbers that move the server together.
+    """Norms of the clients' deltas in a round, each over all released numbers together.
 
     Args:
         median: of the norms of their steps, in the units of what they send.

@@ -97,7 +97,7 @@ def bipartition(cosines: Tensor, member: Tensor, lengths: Tensor) -> tuple[Tenso
 
 
 class Ruled(NamedTuple):
-    """What a robust rule made of every cluster.
+    """Result of a robust rule in every cluster.
 
     Args:
         step: of each cluster, leaves [J, *].

@@ -70,7 +70,7 @@ class ServerStep:
         return self.rate if self.rate is not None else 1.0 if self.optimiser == "sgd" else 0.01
 
     def start(self, theta: Tensor) -> State:
-        """Begin without a step before.
+        """Initial state of the optimiser.
 
         Args:
             theta: the server's weights [*].

@@ -1,1 +1,1 @@
-"""Studies: their files, data, preparation, search, runs and what is read from runs."""
+"""Studies: their files, data, preparation, search, runs and readers of runs."""

@@ -1,4 +1,4 @@
-"""What a program does after every round of a run: stop when nothing is gained any more, write logs, or its own."""
+"""Callbacks after every round of a run: early stopping, logs, and users' own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Callback(Protocol):
     """
 
     def on_start(self, past: Sequence[RoundRecord]) -> None:
-        """Begin with a run.
+        """Called at the start of a run.
 
         Args:
             past: records of the rounds that are finished, of a run that goes on.
@@ -113,7 +113,7 @@ class EarlyStop(Callback):
         )
 
     def on_start(self, past: Sequence[RoundRecord]) -> None:
-        """Begin anew, and count the rounds that are finished."""
+        """Reset, and count the finished rounds."""
         self._best, self._waited = math.inf, 0
         for record in past:
             self.on_round(record)

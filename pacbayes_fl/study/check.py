@@ -1,4 +1,4 @@
-"""What a run would refuse before its first round, asked of several studies before the first of them runs."""
+"""Checks before the first round, for several studies before the first of them runs."""
 
 from __future__ import annotations
 

@@ -108,7 +108,9 @@ def compare(
             else:
                 result = run(study, folder, resume=folder is not None and folder.exists(), on_round=on_round)
             begin()
-            finished.append(result if vary is None else _named(result, name, _told(study, vary), _value(study, vary)))
+            finished.append(
+                result if vary is None else _named(result, name, _value_text(study, vary), _value(study, vary))
+            )
     if out is not None:
         write(out, finished)
     return finished
@@ -126,7 +128,7 @@ def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | 
 def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
     """Say what a comparison is of, as JSON."""
     tables = {name: study.table() for name, study in zip(names, studies, strict=True)}
-    return {"methods": list(names), "seeds": seeds, "vary": vary and _told(studies[0], vary), "studies": tables}
+    return {"methods": list(names), "seeds": seeds, "vary": vary and _value_text(studies[0], vary), "studies": tables}
 
 
 def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:
@@ -199,7 +201,7 @@ def varied(path: Path | str, key: str, values: Sequence[str], sets: Sequence[str
 def _value(study: Study, key: str) -> Any:
     """Look a dotted key up in what a study has resolved."""
     value: Any = study.table()
-    for part in _told(study, key).split("."):
+    for part in _value_text(study, key).split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise StudyError(f"{study.method.name} on {study.name} has no value {key!r}", hint="such as method.rate")
         value = value[part]
@@ -208,10 +210,12 @@ def _value(study: Study, key: str) -> Any:
 
 def _setting(study: Study, key: str) -> str:
     value = _value(study, key)
-    return f"{_told(study, key).rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+    return (
+        f"{_value_text(study, key).rpartition('.')[2]}={value if isinstance(value, str) else settings.to_value(value)}"
+    )
 
 
-def _told(study: Study, key: str) -> str:
+def _value_text(study: Study, key: str) -> str:
     """Name a key as tables do: the epsilon of a simulation by what it is."""
     simulated = key == "privacy.epsilon" and study.privacy.randomness == "simulation"
     return f"privacy.{results.SIMULATED_EPSILON}" if simulated else key

@@ -167,7 +167,7 @@ def scale(
 
 
 def match_columns(table: user_tables.Table, features: tuple[tables.Column, ...]) -> user_tables.Table:
-    """Bring the columns of a user's table into the order of those that a run was trained on.
+    """Reorder the columns of a user's table as in a run's training data.
 
     Args:
         table: as read.
@@ -234,7 +234,7 @@ def check_rows(old_rows: Mapping[str, Any], new_rows: Mapping[str, Any]) -> None
 
 
 def to_saved(dataset: tables.Dataset) -> dict[str, Array]:
-    """Say what a run folder keeps of its data: all rows; of published images only the positions and fingerprints.
+    """Content of a run folder's data: all rows; of published images only the positions and fingerprints.
 
     Args:
         dataset: the data set.
@@ -277,7 +277,7 @@ def check_saved(path: Path, now: tables.Dataset) -> None:
 
 
 def positions_by_client(rows: Mapping[str, Array]) -> dict[str, tuple[str, list[int], list[int]]]:
-    """Say which rows of published images each client has.
+    """Positions of each client's rows in published images.
 
     Args:
         rows: from `tables.to_positions`.
@@ -314,7 +314,7 @@ def load_saved(study: Study, path: Path) -> tables.Dataset:
 
 
 def check_environment(folder: Path, now: tables.Dataset) -> None:
-    """Check that the rows that a run folder keeps are those that its environment.json, where it is, has the print of.
+    """Check the rows of a run folder against the fingerprint in its environment.json, where there is one.
 
     Args:
         folder: of the run.
@@ -352,7 +352,7 @@ def rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
 
 
 def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:
-    """Say where a data set came from, with a fingerprint of which rows are training and which test rows.
+    """Provenance of a data set, with a fingerprint of its training and test rows.
 
     Args:
         dataset: the data set.

@@ -1,4 +1,4 @@
-"""What is known of everything that a study, a certificate or a table of results can name: read from its record."""
+"""Descriptions of everything that a study, a certificate or a table of results can name, read from its record."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What is known of a name.
+    """The description of a name.
 
     Args:
         family: what it is the name of.

@@ -61,7 +61,7 @@ class Study:
 
     @property
     def recipe(self) -> Recipe:
-        """What the library knows of the study's method."""
+        """The recipe of the study's method."""
         return self.instances.recipes.get(self.method.name) or METHODS[self.method.name]
 
     def with_instances(
@@ -122,7 +122,7 @@ class Study:
 
     @property
     def held_out(self) -> tuple[HeldOutChoice, ...]:
-        """What is still to be chosen by held-out training rows: options of the method, and the temperature."""
+        """Choices still to be made by held-out training rows: options of the method, and the temperature."""
         options = self.method.options
         asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]
         return (*asked, TEMPERATURE) if self.model.temperature == "held-out" else tuple(asked)
@@ -250,7 +250,7 @@ class Study:
         return settings.to_toml(self.table())
 
     def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Say where the study's values differ from the preset "paper".
+        """Differences of the study's values from the preset "paper".
 
         Returns:
             Dotted key -> (the study's value, the paper preset's value).
@@ -278,7 +278,7 @@ def _model_part(recipe: Recipe, given: Any, where: str, instances: Instances) ->
 
 
 def _check_metrics(names: Sequence[str], where: str, instances: Instances) -> None:
-    """Refuse a metric that there is not, before anything is trained."""
+    """Check the names of metrics, before anything is trained."""
     for name in names:
         if name in instances.metrics_by_name:
             continue

@@ -1,4 +1,4 @@
-"""The folder of a run: what a run that goes on reads of its past, and what every run leaves behind."""
+"""The folder of a run: inputs of a resumed run, and outputs of every run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunFolder:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was saved beside the newest intact round; nothing before the first."""
+        """Values saved beside the newest intact round; none before the first."""
         return MappingProxyType({}) if self._saved is None else self._saved.meta
 
     def lock(self) -> AbstractContextManager[object]:
@@ -154,7 +154,7 @@ class RunFolder:
         return saved_rows.data_again(study, self.path)
 
     def check_rows(self, division: CertificateSplit) -> None:
-        """Check that the training does not see now what it did not see before.
+        """Check that the rows reserved before are not used for training.
 
         Args:
             division: of the data as they are today.
@@ -225,7 +225,7 @@ class RunFolder:
         return tuple(record for record in results_rounds.read_rounds(self.path) if record.round <= last)
 
     def open(self, settled: Settled, last: int) -> list[RoundRecord]:
-        """Write what a run is made of, before its first round.
+        """Write the inputs of a run, before its first round.
 
         Args:
             settled: study, rows and scaling.
@@ -380,7 +380,7 @@ Folder = RunFolder | NoFolder
 
 
 def folder_of(path: Path | str | None) -> Folder:
-    """Give what keeps a run.
+    """The run folder, or its counterpart in memory.
 
     Args:
         path: of its folder; None where nothing is to be written.

@@ -38,7 +38,7 @@ _STREAM = 2**32 - 2  # round of the noise that shares rows out: no run gets ther
 
 
 class CertificateSplit(NamedTuple):
-    """A data set as the training sees it, and what it does not see.
+    """The training view of a data set, and the reserved rows.
 
     Args:
         dataset: with the training rows of existing clients that the training may look at.
@@ -185,7 +185,7 @@ def check(folder: Path, division: CertificateSplit) -> None:
 
 
 class TrainedClient(NamedTuple):
-    """What a run keeps of a client that took part in its training.
+    """Record of a client that took part in the training.
 
     Args:
         rows: fingerprint of all its training rows, in their order.

@@ -22,7 +22,7 @@ _OURS: Final = ("pacbayes_fl", "torch", "gpytorch", "pyro", "numpy", "builtins",
 
 
 class Identity(NamedTuple):
-    """What is known of an object by its content.
+    """Identity of an object by its content.
 
     Args:
         kind: module and name of its class; of a metric, of its function.

@@ -1,4 +1,4 @@
-"""A first study of somebody's table: every option stands in it with its meaning, at its default, as a comment."""
+"""A first study of a user's table: every option as a comment, with its meaning and default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLASSES: Final = 20  # distinct whole numbers that may be labels
 
 
 class Columns(NamedTuple):
-    """What the columns of a table are taken for.
+    """Roles of the columns of a table.
 
     Args:
         client: name of the column of clients.
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 
 
 def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
-    """Say what the columns of a table are, where nobody does.
+    """Guess the roles of a table's columns that are not given.
 
     The client is the column "client", or else the only column of texts; the time is the first column of dates; the
     target is the column "y", or else the last one that is left.

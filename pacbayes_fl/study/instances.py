@@ -1,4 +1,4 @@
-"""What a program gives a run itself: a method, a model, a data set and metrics, where a study names others by name."""
+"""Objects given to a run from Python: a method, a model, a data set and metrics, in place of the study's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA: Final = f"{INSTANCE}data"
 
 @dataclass(frozen=True)
 class Instances:
-    """Objects that stand in for what a study names.
+    """Objects in place of the names of a study.
 
     Args:
         method: the algorithm, with its model and the values of its options.
@@ -74,12 +74,12 @@ class Instances:
 
     @property
     def method_name(self) -> str:
-        """What a study calls the method."""
+        """Name of the method in a study."""
         return f"{INSTANCE}{type(self.method).__name__}"
 
     @property
     def model_kind(self) -> str:
-        """What a study calls the model."""
+        """Name of the model in a study."""
         return f"{INSTANCE}{'none' if self.model is None else type(self.model).__name__}"
 
     @cached_property
@@ -146,7 +146,7 @@ NO_INSTANCES: Final = Instances()
 
 
 def refused(name: str, where: str) -> StudyError:
-    """Say that an object of a program's is not there.
+    """The error of a missing object.
 
     Args:
         name: as a study has it.

@@ -1,4 +1,4 @@
-"""What can be named in a study; nothing is imported here that computes."""
+"""Names that a study can use; nothing is imported here that computes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 
 def listing(what: str) -> list[tuple[str, str]]:
-    """List what can be named in a study.
+    """List the names that a study can use.
 
     Args:
         what: "methods", "models", "data", "partitions", "studies", "metrics", "mechanisms", or "recorded",

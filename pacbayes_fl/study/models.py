@@ -308,7 +308,7 @@ def kinds_over(over: str) -> tuple[str, ...]:
 
 
 def table_of(over: str, given: Any = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
-    """Say which dataclass a table [model] is of.
+    """The dataclass of a table [model].
 
     Args:
         over: what the method's model is a prior over.

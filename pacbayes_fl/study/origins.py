@@ -109,7 +109,7 @@ def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identi
 
 
 def check_folder(folder: Path, instances: Instances = NO_INSTANCES) -> None:
-    """As `check`, by what a run wrote down when it began.
+    """As `check`, by the records of the run's start.
 
     Args:
         folder: of the run; one without environment.json passes.

@@ -1,4 +1,4 @@
-"""What users bring to a study: an object of a file or package of their own, named where a study names a built-in one.
+"""Users' objects in studies: named by file or package in place of a built-in name.
 
 References such as "mine.py:MyMethod" lead to them (`study.references`); installed packages add names of their own by
 entry points, such as `pacbayes_fl.methods`. Nothing is imported before it is asked for.
@@ -100,7 +100,7 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
 
     def listing(self) -> list[tuple[str, str]]:
-        """List what installed packages add.
+        """List the entries of installed packages.
 
         Returns:
             Names, each with the package that brings it.
@@ -108,7 +108,7 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         return [(name, _package(entry)) for name, entry in self.entries().items() if name not in self._known()]
 
     def origin(self, name: str) -> Loaded | None:
-        """Say from which file a record came.
+        """The file of a record.
 
         Args:
             name: as `__getitem__` takes it.

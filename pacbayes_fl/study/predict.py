@@ -94,8 +94,8 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
         >>> _ = fl.run(study, "predicted_run")
         >>> trained = fl.open_run("predicted_run")
         >>> client = trained.groups["existing"].train.names[0]
-        >>> found = fl.predict(trained, client, torch.tensor([[0.1], [0.2]]))
-        >>> found.mean.shape, bool((found.lower < found.upper).all())
+        >>> prediction = fl.predict(trained, client, torch.tensor([[0.1], [0.2]]))
+        >>> prediction.mean.shape, bool((prediction.lower < prediction.upper).all())
         (torch.Size([2]), True)
     """
     known = served(trained)

@@ -35,7 +35,7 @@ _HIDDEN: Final = MappingProxyType({"add-or-remove": "one that sends zeros instea
 
 
 def check(study: Study, folder: Path | None) -> None:
-    """Refuse what no budget pays for, before anything is read or trained.
+    """Check that the study can be private, before anything is read or trained.
 
     Args:
         study: any; one that is not private passes.
@@ -124,7 +124,7 @@ def open_private(
 
 
 def checkpoint_every(study: Study) -> int:
-    """Say after how many rounds a run is saved: a private one after every round, so that what was paid for is kept.
+    """Rounds between checkpoints: 1 in private runs, so that every release is kept.
 
     Args:
         study: what is run.
@@ -187,7 +187,7 @@ def stop_when_spent(rounds: Iterator[Round]) -> Iterator[Round]:
 
 
 def epsilon_spent(aggregator: PrivateAggregator | None) -> dict[str, float]:
-    """Say what was spent so far, for the record of a round.
+    """Epsilon spent so far, for the record of a round.
 
     Args:
         aggregator: of the run; None where it is not private.
@@ -204,7 +204,7 @@ def _called(number: str, simulated: bool) -> str:
 
 
 def to_save(aggregator: PrivateAggregator | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """Say what a checkpoint must know of the ledger.
+    """State of the ledger for a checkpoint.
 
     Args:
         aggregator: of the run; None where it is not private.
@@ -219,7 +219,7 @@ def to_save(aggregator: PrivateAggregator | None, saved: Mapping[str, Any] | Non
 
 
 def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:
-    """Say what a finished run's releases tell of one client: what a prior drawn by them costs a certificate.
+    """Privacy of one client under a finished run's releases: the cost of its prior for a certificate.
 
     Args:
         study: of the run.
@@ -241,7 +241,7 @@ def replacement(study: Study, folder: Path, released: int, at: float) -> Replace
 
 
 def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> JsonTable:
-    """Say what a run has given.
+    """The guarantee of a run, for its labels.
 
     Args:
         study: that was run.

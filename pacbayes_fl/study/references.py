@@ -104,7 +104,7 @@ _EXECUTED: Final = _Executed()
 
 
 def read_again() -> None:
-    """Let the next study read users' files again; a study that runs keeps what it was built with."""
+    """Reload users' files in the next study; a running study keeps its objects."""
     _EXECUTED.current.clear()
 
 

@@ -1,4 +1,4 @@
-"""What of a run may leave its folder: the server's model, and what who joins or serves needs beside it.
+"""Releases of a run: the server's model, and the data that new clients need to join.
 
 Nothing of a client is in a release: no row, name or id, no fingerprint, no score, no state of its own. Of a private
 run all numbers in it are made of noisy releases, so that its guarantee covers them. Of any other the model of the
@@ -52,7 +52,7 @@ _WORDS: Final = MappingProxyType(
 
 @dataclass(frozen=True)
 class Served:
-    """What a run's server knows and sends to clients, without the clients.
+    """The server's side of a run, without the clients.
 
     Args:
         study: what was run.
@@ -90,7 +90,7 @@ def served(trained: Trained) -> Served:
 
 
 def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
-    """Write what of a run may leave its folder into another one.
+    """Write the releasable part of a run into another folder.
 
     Args:
         folder: of a run.

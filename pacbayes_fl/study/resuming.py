@@ -1,4 +1,4 @@
-"""Going on with a run, or opening one: its folder must hold what it should, and be of the study that is asked for."""
+"""Resuming or opening a run: its folder must be complete and belong to the study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPENED: Final = (*_NEEDED, saved_rows.ROWS, saved_rows.PRINTS, "scaling.json", 
 
 
 class SavedRun(NamedTuple):
-    """What a folder holds of a run that is to go on.
+    """Saved state of a run to be resumed.
 
     Args:
         study: that is asked for, with what the run has chosen.
@@ -42,7 +42,7 @@ class SavedRun(NamedTuple):
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a folder holds a run, finished or not, or what is left of one."""
+    """Whether a folder holds a run, finished, unfinished or damaged."""
     return any((folder / name).exists() for name in _SIGNS)
 
 
@@ -60,7 +60,7 @@ def refuse_release(folder: Path) -> None:
 
 
 def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
-    """Read what a folder holds of a run of a study, and check that it is whole and of that study.
+    """Read the saved run of a study, and check that it is complete and of that study.
 
     Args:
         study: what to run.
@@ -105,7 +105,7 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
 
 
 def newest_round(folder: Path, instances: Instances = NO_INSTANCES) -> tuple[checkpoint.Checkpoint, Sequence[str]]:
-    """Read the newest intact round of a run that is to be predicted with, and check what else that needs.
+    """Read the newest intact round of a run for predictions, and check the other files that they need.
 
     Args:
         folder: of the run.

@@ -193,7 +193,7 @@ class _Told:
         return bool(said)
 
     def notes(self, last: int, rounds: int) -> JsonTable:
-        """What labels say of the end."""
+        """Entries of `labels.json` on the end of the run."""
         return {"ended": f"after round {last} of {rounds} by {', '.join(self.ended)}"} if self.ended else {}
 
 
@@ -215,7 +215,7 @@ class _Federation(NamedTuple):
         return self.groups["existing"].train
 
     def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
-        """Say what has become of it after its last round, at the learning rates to which it had to come."""
+        """The state after the last round, at the final learning rates."""
         settled = self.settled
         return Trained(
             settled.study,

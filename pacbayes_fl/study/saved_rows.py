@@ -1,4 +1,4 @@
-"""What a run folder keeps of its clients' rows: all of them, or, with `report.keep = "no-rows"`, fingerprints alone."""
+"""Clients' rows in a run folder: all of them, or fingerprints with `report.keep = "no-rows"`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def names(dataset: tables.Dataset) -> list[str]:
 
 
 def settle(study: Study, dataset: tables.Dataset) -> Shared:
-    """Say how every column of a study is scaled, by the rows that its training sees.
+    """Determine how every column of a study is scaled, from its training rows.
 
     Args:
         study: its [data] says how; columns that it says nothing of are looked at.
@@ -66,7 +66,7 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
 
 
 def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
-    """Say which columns are not scaled by client, and how these are.
+    """Labels of the columns that are not scaled by client.
 
     Args:
         shared: of a run.
@@ -88,7 +88,7 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
 
 
 def save(folder: Path, shared: Shared, dataset: tables.Dataset) -> None:
-    """Write what all clients' scaling has in common; nothing of images, which are left as they are.
+    """Write the common part of the clients' scaling; nothing for images, which are not scaled.
 
     Args:
         folder: of the run.
@@ -103,7 +103,7 @@ def save(folder: Path, shared: Shared, dataset: tables.Dataset) -> None:
 
 
 def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
-    """Write what all clients' scaling has in common as `read` takes it.
+    """Serialise the common part of the clients' scaling for `read`.
 
     Args:
         shared: of the clients.
@@ -126,7 +126,7 @@ def _plain(leaf: Tensor) -> Any:
 
 
 def read(folder: Path, dataset: tables.Dataset) -> Shared:
-    """Read what all clients' scaling has in common, so that who joins or goes on is scaled as the others were.
+    """Read the common part of the clients' scaling, for resumed runs and new clients.
 
     Args:
         folder: of a run.

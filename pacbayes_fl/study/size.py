@@ -1,4 +1,4 @@
-"""What a study would hold in memory, judged before it is allocated."""
+"""Memory of a study, estimated before allocation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COPIES: Final = (
 
 
 class _Demand(NamedTuple):
-    """Bytes, what takes them, and which options say so."""
+    """Bytes, their use, and the options that determine them."""
 
     size: int
     what: str

@@ -1,4 +1,4 @@
-"""Where a study's data can come from, by name: what is known of every generator and every set of images.
+"""Sources of a study's data by name: records of generators and sets of images.
 
 A generator is a record of `data_gen.generators`, a set of images one of `data.image_sets`; what a study, its
 certificates and listings ask of them is read from those records here.
@@ -25,7 +25,7 @@ from pacbayes_fl.study.plugins import OpenTable
 
 @dataclass(frozen=True)
 class Source:
-    """What a study knows of a source of data.
+    """Record of a source of data.
 
     Args:
         name: what [data] source calls it.

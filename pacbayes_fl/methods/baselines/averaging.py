@@ -136,7 +136,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         return private_steps.deltas(Server(update.theta), message)
 
     def check_private(self) -> None:
-        """Refuse clients that weigh by their rows."""
+        """Refuse weights by rows, which are private."""
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Server, mean: Server, clients: float) -> Update:
@@ -162,7 +162,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows where a rule knows none."""
+        """Refuse weights by rows under a rule without weights."""
         super().check_robust(aggregate)
         average.check_robust(self.weighting, aggregate)
 

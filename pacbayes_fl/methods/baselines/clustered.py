@@ -36,7 +36,7 @@ class Centres(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client keeps: its last weights [K, D], of IFCA [K, 0], and its last cluster [K], -1 of one that is new."""
+    """State of a client: its last weights [K, D], of IFCA [K, 0], and its last cluster [K], -1 of one that is new."""
 
     theta: Tensor
     cluster: Tensor
@@ -175,13 +175,13 @@ class Clustered(Method[Centres, Centres, Client, Update]):
         return Centres(clusters.mean(total, weight, Server(server.theta)).theta, server.rounds + 1)
 
     def client_deltas(self, message: Centres, update: Update) -> Server:
-        """How far the weights went, in its cluster's slot [K, J, D], 0 in the others: nobody sees who is where."""
+        """Change of the weights in the slot of the client's cluster [K, J, D], 0 elsewhere."""
         step = update.theta - message.theta[update.cluster]
         member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return Server(member.to(step) * step.unsqueeze(1))
 
     def check_private(self) -> None:
-        """Refuse to group what single clients send, and clients that weigh by their rows."""
+        """Refuse a start from k-means over single clients' uploads, and weights by rows."""
         if self.start == "uploads":
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
@@ -197,7 +197,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
         return Update(theta, torch.arange(self.clusters, device=theta.device), weight, unknown, unknown, unknown)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse to found clusters on what single clients send, and sums in the place of means."""
+        """Refuse a start from k-means over single clients' uploads, and sums in place of means."""
         super().check_robust(aggregate)
         average.check_robust(self.weighting, aggregate)
         if self.start == "uploads":

@@ -86,7 +86,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         return Server(initial_weights(self.model, self.init_std, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
-        """Begin at the common start."""
+        """Initialise at the common weights."""
         theta = tensors.expand(message.theta, batch.clients).clone()
         return Client(theta, adam_init(theta, batch.clients))
 

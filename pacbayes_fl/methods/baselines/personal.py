@@ -1,4 +1,4 @@
-"""What methods share whose clients keep weights of their own beside those that the server averages."""
+"""Base of methods whose clients keep personal weights beside the averaged global ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What a round makes of clients.
+    """Results of the clients' half of a round.
 
     Args:
         sent: weights for the server's average [K, D].
@@ -59,7 +59,7 @@ class PersonalWeights(AveragedWeights[Kept]):
         """Find the own weights [K, D] of clients that never took part, near the global weights theta [K, D]."""
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Kept:
-        """Begin at the global weights."""
+        """Initialise at the global weights."""
         theta = tensors.expand(message.theta, batch.clients).clone()
         return Kept(theta, torch.zeros(batch.clients, dtype=torch.int64, device=theta.device))
 

@@ -57,7 +57,7 @@ class PFedMe(PersonalWeights):
     decay: float = option(0.0, low=0)
 
     def train(self, theta: Tensor, own: Tensor, batch: ClientBatch, noise: Noise) -> Trained:
-        """Descend the envelope from the global weights theta [K, D]; `own` [K, D], of before, is forgotten."""
+        """Descend the envelope from the global weights theta [K, D]; the earlier `own` [K, D] is not used."""
         w, own = theta, theta
         inner, total = replace(self.local, steps=self.inner, epochs=None), torch.zeros_like(theta[:, 0])
         for active in turns.turns(self.local, batch):

@@ -32,7 +32,7 @@ Part = Literal["own", "shared", "all"]
 
 
 class Client(NamedTuple):
-    """What a client keeps: its own weights [K, E], and in how many rounds it has taken part [K], int64."""
+    """State of a client: its own weights [K, E], and in how many rounds it has taken part [K], int64."""
 
     own: Tensor
     rounds: Tensor
@@ -114,7 +114,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
     def client(
         self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
     ) -> tuple[Update, Client | Nothing]:
-        """Train what the schedule says, from the shared weights and the client's own."""
+        """Train the weights of the schedule, from the shared and the client's own ones."""
         theta = self._joined(message, state, batch)
         if self.schedule == "shared-last":
             theta = self._descend("own", theta, batch, noise, self.own_passes).theta
@@ -139,11 +139,11 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
         return private_steps.deltas(Server(update.theta), self._shared(message))
 
     def check_private(self) -> None:
-        """Refuse clients that weigh by their rows."""
+        """Refuse weights by rows, which are private."""
         private_steps.alike(self.weighting)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows where a rule knows none."""
+        """Refuse weights by rows under a rule without weights."""
         super().check_robust(aggregate)
         average.check_robust(self.weighting, aggregate)
 
@@ -166,7 +166,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
         return self.personalise_trained(message, state, batch, noise)
 
     def is_new(self, state: Client | Nothing) -> Tensor | None:
-        """Which clients have not taken part: bool [K]; None where nobody keeps anything."""
+        """Which clients have not taken part: bool [K]; None for stateless clients."""
         return state.rounds == 0 if isinstance(state, Client) else None
 
     def personalise_trained(

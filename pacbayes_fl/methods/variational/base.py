@@ -130,11 +130,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return server
 
     def check_private(self) -> None:
-        """Refuse clients that weigh by their rows."""
+        """Refuse weights by rows, which are private."""
         private_steps.alike(self.weighting)
 
     def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows where a rule knows none."""
+        """Refuse weights by rows under a rule without weights."""
         super().check_robust(aggregate)
         average.check_robust(self.weighting, aggregate)
 

@@ -108,7 +108,7 @@ class BPFed(Variational[Server, Client, Update]):
         return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
-        """Begin at the server's distribution."""
+        """Initialise at the server's distribution."""
         start = start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
         return Client(self._personal(start.q), start.adam_q, start.adam_w)
 

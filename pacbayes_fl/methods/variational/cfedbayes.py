@@ -99,7 +99,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         )
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
-        """Begin at the first cluster; a client's first round begins at the cluster that it chooses."""
+        """Initialise at the first cluster; a client's first round starts from the cluster that it chooses."""
         first = tensors.tree_map(lambda leaf: leaf[0], message.w)
         start = start_clients(tensors.expand(first, batch.clients), batch.clients, self.aggregation)
         return Client(*start, torch.full_like(start.adam_q.steps, -1))

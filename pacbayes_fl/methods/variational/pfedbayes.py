@@ -165,7 +165,7 @@ def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own:
 
 
 def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
-    """Begin clients at the global distribution, optimisers at rest.
+    """Initialise clients at the global distribution, with zero optimiser moments.
 
     Args:
         w: leaves [K, D].
@@ -283,7 +283,7 @@ class PFedBayes(Variational[Server, Client, Update]):
         return Server(self.distributions.initial(self.model, self.init_std, self.init_rho, generator))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
-        """Begin at the global distribution."""
+        """Initialise at the global distribution."""
         return start_clients(tensors.expand(message.w, batch.clients), batch.clients, self.aggregation)
 
     def client(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:

@@ -199,7 +199,7 @@ class GPyTorchPrior(FunctionModel):
 
 
 def _check_part(label: str, part: object, kind: type[nn.Module]) -> None:
-    """Refuse what is no object of GPyTorch's, and priors that no method would look at."""
+    """Check that it is an object of GPyTorch without priors on hyper-parameters, which methods would ignore."""
     if not isinstance(part, kind):
         known = isinstance(part, type) and issubclass(part, kind)
         got = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

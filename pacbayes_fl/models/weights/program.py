@@ -131,12 +131,12 @@ def check_program(model: WeightModel, batch: ClientBatch) -> Targets:
     _latents(model, sites, weights)
     _observation(plain, name, node, scale)
     targets = _prediction(model, name, flat, plain)
-    here = _told(node)
+    here = _log_prob_of(node)
     for k in range(plain.clients if plain.clients > 1 else 0):
         own = {site: value[k : k + 1] for site, value in weights.items()}
         alone = _sites(model, plain.select(torch.tensor([k])), own, scale[k : k + 1])[1][1]
-        _unmoved(name, here[k : k + 1], _told(alone), plain.names[k : k + 1], _COMPANY)
-    _unmoved(name, here, _told(_sites(model, other, weights, scale)[1][1]), plain.names, _PADDING)
+        _unmoved(name, here[k : k + 1], _log_prob_of(alone), plain.names[k : k + 1], _COMPANY)
+    _unmoved(name, here, _log_prob_of(_sites(model, other, weights, scale)[1][1]), plain.names, _PADDING)
     with pyro.validation_enabled(False):
         _unmoved(name, here, model.log_likelihood(flat, plain), plain.names, _SUM)
     return targets
@@ -301,7 +301,7 @@ def _shown(scale: Any) -> str:
     return ", ".join(f"{number:g}" for number in torch.as_tensor(scale).flatten().tolist())
 
 
-def _told(node: Any) -> Tensor:
+def _log_prob_of(node: Any) -> Tensor:
     """Log likelihood [K] of an observed site, where padding may hold impossible targets."""
     with pyro.validation_enabled(False):
         result: Tensor = node["fn"].log_prob(node["value"])

@@ -197,7 +197,7 @@ class DistributionFamily:
             return made if made.event_shape else Independent(made, 1)
 
     def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> Any:
-        """Begin at what `start` makes of the mean field's initial normals; see `initial_mean_field`."""
+        """Apply `start` to the mean field's initial normals; see `initial_mean_field`."""
         mean_field = initial_mean_field(model, std, rho, generator)
         start = Start(mean_field.loc, mean_field.scale)
         return self.member(*(self.transforms[name].inv(value(start)).clone() for name, value in self.start.items()))

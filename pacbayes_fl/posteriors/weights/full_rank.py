@@ -88,7 +88,7 @@ class FullRank:
     """All Gaussians over the weights: the exact posterior of a model that is linear with Gaussian noise is one."""
 
     def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> FullRankNormal:
-        """Begin as the mean field does, without correlations; see `initial_mean_field`."""
+        """Initialise as the mean field, without correlations; see `initial_mean_field`."""
         loc, rhos = initial_mean_field(model, std, rho, generator)
         return FullRankNormal(loc, rhos, loc.new_zeros(self.held(model.dim)))
 
@@ -97,7 +97,7 @@ class FullRank:
         return dim * (dim - 1) // 2
 
     def check(self, model: WeightModel) -> None:
-        """Refuse more weights than whose covariance a device holds."""
+        """Check that the covariance fits into memory."""
         check_uncertain(model, "FullRank")
         if model.dim > MOST:
             what = f"a full covariance over {model.dim} weights has {self.held(model.dim):.2g} numbers per client"

@@ -130,7 +130,7 @@ class LowRank:
             raise StudyError(f"rank must be at least 1, got {self.rank}", hint="the mean field has no such directions")
 
     def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> LowRankNormal:
-        """Begin as the mean field does, with weak random directions; see `initial_mean_field`."""
+        """Initialise as the mean field, with weak random directions; see `initial_mean_field`."""
         loc, rhos = initial_mean_field(model, std, rho, generator)
         drawn = torch.randn(model.dim, self.rank, generator=generator, dtype=torch.float64)
         return LowRankNormal(loc, rhos, (SPREAD * drawn).to(loc) * softplus(rhos).unsqueeze(-1))
@@ -140,7 +140,7 @@ class LowRank:
         return dim * self.rank
 
     def check(self, model: WeightModel) -> None:
-        """Refuse more directions than there are."""
+        """Check that the rank is at most the number of weights."""
         check_uncertain(model, "LowRank")
         if self.rank > model.dim:
             raise StudyError(f"rank must be at most the {model.dim} weights of the model, got {self.rank}")

@@ -94,7 +94,7 @@ class MeanField(NamedTuple):
         return noise.weights(self.loc)
 
     def precompute(self) -> MeanFieldTerms:
-        """Compute once what several formulas share."""
+        """Precompute the common terms of the gradients."""
         return MeanFieldTerms(self.loc, self.scale, torch.sigmoid(self.rho))
 
     def weights(self, draw: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class MeanFieldTerms(NamedTuple):
 def initial_mean_field(
     model: WeightModel, std: float, rho: float, generator: torch.Generator, *leading: int
 ) -> MeanField:
-    """Begin a mean-field family: mu ~ N(centre, std^2), rho constant; weights without uncertainty have rho = -20.
+    """Initialise a mean-field family: mu ~ N(centre, std^2), rho constant; weights without uncertainty have rho = -20.
 
     Args:
         model: gives the number of weights, their centre and dtype, and which are deterministic.
@@ -235,7 +235,7 @@ class Diagonal:
     """Independent Gaussian weights: the mean field, with written-out slopes."""
 
     def initial(self, model: WeightModel, std: float, rho: float, generator: torch.Generator) -> MeanField:
-        """Begin as `initial_mean_field` says."""
+        """Initialise by `initial_mean_field`."""
         return initial_mean_field(model, std, rho, generator)
 
     def held(self, dim: int) -> int:

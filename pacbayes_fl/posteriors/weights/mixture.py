@@ -1,4 +1,4 @@
-"""A weighted mixture of posteriors over weights: what a client has that holds several priors."""
+"""A weighted mixture of posteriors over weights, for clients with several priors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MixturePosterior:
     doubts: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse weights of something else."""
+        """Check the shape of the weights."""
         expected = [len(self.noise.ids), len(self.components)]
         if self.log_weights.dim() != 3 or [*self.log_weights.shape[:2]] != expected or self.log_weights.shape[2] < 1:
             raise ShapeError(f"log_weights must be {expected} and draws, got {list(self.log_weights.shape)}")
@@ -107,7 +107,7 @@ class FamilyMixture(MixturePosterior):
     """A mixture of distributions over weights: draws stand for their families, and weigh alike within each."""
 
     def __post_init__(self) -> None:
-        """Refuse draws of one family that weigh differently."""
+        """Check that draws of one family have equal weights."""
         super().__post_init__()
         level = self.log_weights[..., :1].expand_as(self.log_weights)
         if tensors.on_host(level) and not torch.equal(self.log_weights, level):

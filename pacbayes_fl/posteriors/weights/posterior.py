@@ -1,4 +1,4 @@
-"""A posterior over the weights of a network or of any Pyro program, and what it predicts."""
+"""A posterior over the weights of a network or of any Pyro program, and its predictions."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class SpikeSlab(NamedTuple):
         return SpikeSlabDraw(eps, torch.logit(uniform))
 
     def precompute(self) -> SpikeSlabTerms:
-        """Compute once what several formulas share."""
+        """Precompute the common terms of the gradients."""
         return SpikeSlabTerms(self.slab.precompute(), self.logit, self.inclusion)
 
     def weights(self, draw: SpikeSlabDraw) -> Tensor:

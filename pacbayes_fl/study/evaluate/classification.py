@@ -172,7 +172,7 @@ def histograms(
 
 
 def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Say what other rules of choosing a round would have reported; results are those of the last round.
+    """Results under other rules of choosing a round; the reported ones are those of the last round.
 
     Args:
         rounds: of a run, some of them evaluated.

@@ -1,4 +1,4 @@
-"""Scores and predictions of a state: what goes into a run's tables and figures."""
+"""Scores and predictions of a state, for a run's tables and figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Report(NamedTuple):
 
 
 def metrics_of(study: Study, task: str) -> dict[str, Metric]:
-    """Look up what a run of a study is scored by.
+    """The metrics of a study's runs.
 
     Args:
         study: its table [report] has the options of metrics.

@@ -1,4 +1,4 @@
-"""Choosing what a study leaves open: by the likelihood of training rows that the federation was not given."""
+"""Choice of open options by the likelihood of held-out training rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FOLDS = 5
 
 
 class _Scored(NamedTuple):
-    """What held-out rows say of one combination of values: their mean log likelihood, under the best temperature."""
+    """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature."""
 
     values: Mapping[str, Any]
     score: float
@@ -295,7 +295,7 @@ def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
 
 
 def without_choice(study: Study, folder: Path) -> Study:
-    """Leave open again what a run folder's choice has settled: rows that are kept from then on had a part in it.
+    """Undo a run folder's choice: rows reserved from now on have influenced it.
 
     Args:
         study: of the run, with what was chosen.

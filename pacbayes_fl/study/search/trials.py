@@ -19,7 +19,7 @@ _MAY_CHANGE: Final = ("budget", "device", "threads", "checkpoint_every", "out")
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration and what cross-validation says of it.
+    """One configuration and its cross-validated scores.
 
     Args:
         values: dotted key -> value.

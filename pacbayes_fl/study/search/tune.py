@@ -139,7 +139,7 @@ class _Sums:
 
 
 def check(budget: int, folds: int, score: str | None) -> None:
-    """Check what a search is asked for, before it takes any time.
+    """Check the arguments of a search, before any training.
 
     Args:
         budget: configurations.
@@ -161,7 +161,7 @@ def check(budget: int, folds: int, score: str | None) -> None:
 def asked(
     path: Path | str, methods: Sequence[str], folds: int, seed: int, score: str | None, sets: Sequence[str], budget: int
 ) -> dict[str, Any]:
-    """Say what a search is of: what two starts of it must have in common, and its budget.
+    """Configuration of a search, which a resumed one must share, and its budget.
 
     Args:
         path: the study.
@@ -184,7 +184,7 @@ def asked(
 
 
 def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
-    """Say what a search would vary: the method's search space without the keys that assignments fix.
+    """The search space: the method's without the keys that assignments fix.
 
     What the study leaves open to be chosen by held-out rows is searched like all else.
 
@@ -277,7 +277,7 @@ def tune(
             chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]
             study = Study.from_table(table, where, [*sets, f"method.name={method}", *chosen])
             wish = marks if number else sorted({*marks, study.plan.rounds})
-            result = _tried(study, dataset, folds, wish, values, scores)
+            result = _score_configuration(study, dataset, folds, wish, values, scores)
             log.keep(method, result)
             if on_trial is not None:
                 on_trial(number, min(result, key=lambda trial: _rank(trial, wanted)))
@@ -289,7 +289,7 @@ def tune(
     return best, trials
 
 
-def _tried(
+def _score_configuration(
     study: Study,
     dataset: tables.Dataset,
     folds: int,
