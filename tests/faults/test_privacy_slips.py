@@ -112,15 +112,16 @@ KILLER = """
 import os, signal, sys
 import torch
 torch.set_num_threads(1)
-from pacbayes_fl import results, results_manifest, study
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.methods.pac_pfl import PacPFL
+from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.privacy import ledger, mechanisms
-from pacbayes_fl.study_file import Study
+from pacbayes_fl.results import manifest, rounds
+from pacbayes_fl.study import run
+from pacbayes_fl.study.file import Study
 
 PLACES = [  # what a private round calls, in its order, and of which file
-    (mechanisms, "noise", ""), (ledger, "put", ""), (results_manifest, "write_atomic", "release.safetensors"),
-    (results_manifest, "write_atomic", "privacy.json"), (PacPFL, "server", ""), (results, "append_round", ""),
+    (mechanisms, "noise", ""), (ledger, "put", ""), (manifest, "write_atomic", "release.safetensors"),
+    (manifest, "write_atomic", "privacy.json"), (PacPFL, "server", ""), (rounds, "append_round", ""),
     (checkpoint, "save", ""), (checkpoint, "sync_folder", ""),
 ]
 
@@ -133,7 +134,7 @@ def life(folder, path, sets, home, name, file, at, after):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
     setattr(home, name, fatal)
-    study.run(Study.from_toml(path, sets), folder, resume=True)
+    run.run(Study.from_toml(path, sets), folder, resume=True)
 
 folder, path, at, wanted, *sets = sys.argv[1:]
 for home, name, file in PLACES:
