@@ -228,7 +228,7 @@ def _gradients(setting: Setting, bench: Bench) -> tuple[Gradient, Gradient]:
     noise = Noise(SEED, 2, batch.ids, batch.x.device, plan(bench).noise)
     rows, scale = svi.minibatch(method.local, batch, noise, bench.dtype)
     given = (method.model, q, prior, rows, [q.draw(noise)], method.local.zeta, scale)
-    return lambda: elbo.loss_gradient(*given, with_kl=False), lambda: elbo.defined_gradient(*given)
+    return lambda: svi.loss_gradient(*given, with_kl=False), lambda: elbo.defined_gradient(*given)
 
 
 def _same_gradients(setting: Setting, bench: Bench) -> None:

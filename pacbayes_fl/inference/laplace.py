@@ -106,36 +106,6 @@ def infer(
     return SubnetworkGaussian(theta, curved, factor, variance.scatter(1, curved, 0.0))
 
 
-def marginals(
-    model: WeightModel,
-    theta: Tensor,
-    batch: ClientBatch,
-    index: Tensor,
-    ggn: Tensor,
-    prior: Tensor,
-    covariance: Covariance,
-) -> Tensor:
-    """Variances of `infer`, 0 outside of the subnetwork, where nothing else of it is asked for.
-
-    Args:
-        model: the likelihood.
-        theta: MAP estimates [K, D].
-        batch: the clients' rows.
-        index: positions of the subnetwork [K, B].
-        ggn: diagonal curvature [K, D], in nats per squared unit of a weight.
-        prior: variances g of all weights [K, D].
-        covariance: of the chosen weights.
-
-    Returns:
-        [K, D], in squared units of a weight.
-    """
-    variance = only(diagonal(ggn, prior), index)
-    if covariance == "diagonal":
-        return variance
-    curved = subnetwork.curved(index, ggn)
-    return variance.scatter(1, curved, curvature.marginal_variance(model, theta, batch, curved, prior))
-
-
 def add_rows(model: WeightModel, gaussian: GaussianWeights, rows: ClientBatch) -> Sharpened:
     """Add the curvature of more rows to the precision of a Gaussian that `infer` gave, P = N(theta, Sigma).
 

@@ -1,8 +1,8 @@
-"""Stochastic variational inference of many clients at once: steps on the personal posteriors q."""
+"""Stochastic variational inference of many clients at once: steps on the personal posteriors q, and their gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,10 +13,12 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import elbo, turns
 from pacbayes_fl.inference.optim import Adam, Optimiser, adam_init, step_
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.base import WeightModel, default
+from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.weights.family import Draw, Precomputed, WeightDistribution
+from pacbayes_fl.posteriors.weights.by_autograd import ByAutograd
+from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Precomputed, WeightDistribution
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class LocalInference:
         check(self)
         turns.check(self)
 
+    @default
     def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
         """Factor [K] of the minibatch's log likelihood, in the dtype of float64 until it is used."""
         if self.data_scale == "sum":
@@ -76,6 +79,106 @@ def draw_of(q: WeightDistribution, noise: Noise, std: float = 1.0) -> Draw:
     """
     draw = q.draw(noise)
     return draw if std == 1.0 else draw * std
+
+
+def loss_gradient(
+    model: WeightModel,
+    q: AnyFamily,
+    prior: AnyFamily,
+    rows: ClientBatch,
+    draws: Sequence[Draw],
+    zeta: float,
+    scale: Tensor,
+    precomputed: tuple[Precomputed, Precomputed] | None = None,
+    with_kl: bool = True,
+) -> elbo.LossGradient[AnyFamily]:
+    """Differentiate the negative ELBO by the parameters of q.
+
+    Omega_k = -scale_k (1/a) sum_l ln p(y_k | theta_kl) + zeta KL(q_k || w)      (pFedBayes eq. 30, sFedBayes eq. 43)
+
+    For a `BayesianNetwork` autograd goes through the network alone, and the family and its KL divergence are written
+    out; any other Pyro program is differentiated as it stands, by `elbo.client_terms`. A family that is a `ByAutograd`
+    draws all weights at once, and any program is asked for its log likelihood at these.
+
+    Args:
+        model: the likelihood.
+        q: leaves [K, D].
+        prior: w, leaves [K, D] or [D].
+        rows: a minibatch.
+        draws: random numbers of each of the a draws [K, D].
+        zeta: weight of the KL divergence, positive.
+        scale: m_k over the rows of the minibatch [K].
+        precomputed: `q.precompute()` and `prior.precompute()`, where the caller has them.
+        with_kl: whether to evaluate the KL divergence, which the gradient alone does not need.
+
+    Returns:
+        Log likelihood and KL divergence [K], in nats, and the gradient.
+    """
+    if isinstance(model, BayesianNetwork) or isinstance(q, ByAutograd):
+        q_terms, prior_terms = (q.precompute(), prior.precompute()) if precomputed is None else precomputed
+        log_likelihood, gradient = _hot_gradient(model, q_terms, prior_terms, rows, draws, zeta, scale)
+        kl = divergence(model, q, prior) if with_kl else None
+        return elbo.LossGradient(log_likelihood, kl, gradient)
+    return elbo.defined_gradient(model, q, prior, rows, draws, zeta, scale)
+
+
+def divergence(model: WeightModel, q: AnyFamily, prior: AnyFamily) -> Tensor:
+    """KL(q || w) over the weights with uncertainty: the others are numbers, of which no divergence counts.
+
+    Args:
+        model: says which they are.
+        q: leaves [K, D].
+        prior: w, leaves [K, D] or [D].
+
+    Returns:
+        [K], in nats, float64.
+    """
+    if not model.deterministic:
+        return q.kl(prior)
+    keep = model.stochastic_columns().to(q.loc.device)
+    q_terms, prior_terms = (tensors.tree_map(lambda leaf: leaf[..., keep], family) for family in (q, prior))
+    return q_terms.kl(prior_terms)
+
+
+def only_stochastic(model: WeightModel, slopes: AnyFamily) -> AnyFamily:
+    """Leave weights without uncertainty out of a gradient: they have no scale and no part in the KL divergence.
+
+    Args:
+        model: says which they are.
+        slopes: leaves [K, D].
+
+    Returns:
+        The same leaves [K, D], zero there.
+    """
+    if not model.deterministic:
+        return slopes
+    keep = model.stochastic_columns().to(slopes.loc.device)
+    return tensors.tree_map(lambda slope: slope * keep, slopes)
+
+
+def _hot_gradient(
+    model: WeightModel,
+    q: Precomputed,
+    prior: Precomputed,
+    rows: ClientBatch,
+    draws: Sequence[Draw],
+    zeta: float,
+    scale: Tensor,
+) -> tuple[Tensor, Any]:
+    total = torch.zeros_like(scale)
+    gradient = tensors.tree_map(lambda slope: slope.mul_(zeta), only_stochastic(model, q.kl_gradient(prior)))
+    for draw in draws:
+        with torch.enable_grad():
+            theta = q.weights(draw).requires_grad_(True)
+            log_likelihood = model.log_likelihood(theta, rows) * scale
+            (grad_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
+        grad_weights.mul_(-1.0 / len(draws))
+        grad_draw = q.vjp(draw, grad_weights)
+        if model.deterministic:
+            grad_draw = only_stochastic(model, grad_draw)._replace(loc=grad_draw.loc)
+        tensors.tree_map(Tensor.add_, gradient, grad_draw)
+        total += log_likelihood.detach() / len(draws)
+    return total, gradient
 
 
 class Fitting(NamedTuple):
@@ -127,14 +230,14 @@ def personal_steps(
     for _ in range(local.inner):
         draws = [draw(q, noise) for _ in range(local.draws)]
         if local.divergence == "forward":
-            value, _, gradient = elbo.loss_gradient(
+            value, _, gradient = loss_gradient(
                 model, q, w, rows, draws, local.zeta, scale, (q_terms, w_terms), with_kl=False
             )
         else:  # KL(q || q) has slope 0
-            value, _, gradient = elbo.loss_gradient(
+            value, _, gradient = loss_gradient(
                 model, q, q, rows, draws, local.zeta, scale, (q_terms, q_terms), with_kl=False
             )
-            backwards = elbo.only_stochastic(model, w_terms.kl_gradient_wrt_prior(q_terms))
+            backwards = only_stochastic(model, w_terms.kl_gradient_wrt_prior(q_terms))
             tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)

@@ -15,8 +15,10 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
+from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
+from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate, Rule
 
 Server = TypeVar("Server")
@@ -92,6 +94,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """Each client's own posterior from its rows, also for clients that never took part."""
 
+    @default
     def personalise_again(
         self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
     ) -> Posterior:
@@ -101,10 +104,12 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """
         return self.personalise(message, state, batch, noise)
 
+    @default
     def is_new(self, state: Client) -> Tensor | None:
         """Which clients never took part, bool [K], where `personalise` trains these first; None where it does not."""
         return None
 
+    @default
     def personalise_trained(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior:
         """As `personalise`, for clients that have all been trained: no client is fitted first.
 
@@ -114,10 +119,12 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return self.personalise(message, state, batch, noise)
 
     @property
+    @default
     def row_by_row(self) -> bool:
         """Whether the prediction of a row depends on that row alone, also for a client without training rows."""
         return bool(getattr(getattr(self, "model", None), "row_by_row", True))
 
+    @default
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Update each client's posterior with more rows and return the KL from the old one, for certificates.
 
@@ -128,19 +135,23 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
             hint="certify a method whose models are uncertain",
         )
 
+    @default
     def learned_priors(self, server: Server) -> LearnedPriors | None:
         """The hyper-posterior over priors of functions, for bounds on averages; None for other methods."""
         return None
 
     @property
+    @default
     def finite_posterior(self) -> bool:
         """Whether posteriors are over finitely many hypotheses, whose exact Gibbs posterior a bound can measure."""
         return False
 
+    @default
     def prior_groups(self, ids: Sequence[int]) -> Sequence[int]:
         """Group clients by their priors: a client's prior depends on the rows of all clients of other groups."""
         return range(len(ids))
 
+    @default
     def client_deltas(self, message: Message, update: Update) -> Any:
         """The part of the update whose mean is the server's step; private rounds clip it: floating leaves [K, *].
 
@@ -149,41 +160,54 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         """
         return Nothing()
 
+    @default
     def position(self, message: Message) -> Any:
         """The trained part of a message, watched for divergence: floating leaves [*], normally of the order of 1."""
         return {name: leaf for name, leaf in tensors.leaves(message).items() if leaf.is_floating_point()}
 
+    @default
     def check_private(self) -> None:
         """Raise PrivacyError where the clients' deltas cannot be released with any noise."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
+    @default
     def to_release(self, message: Message, update: Update) -> Any:
         """The part of the update that is clipped and released: floating leaves [K, *]."""
         self.check_private()
         return self.client_deltas(message, update)
 
+    @default
     def from_release(self, message: Message, mean: Any, clients: float) -> Update:
         """Build the update [1, *] from the released mean [1, *] over `clients`; NaN where nothing is released."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
+    @default
     def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """The server's own model for these clients, reported beside the personal models."""
         return None
 
+    @default
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Numbers [K] of each client's state for tables, such as its cluster."""
         return {}
 
+    @default
     def about(self) -> dict[str, Any]:
         """Entries of `labels.json` on inference and prediction, such as the number of draws."""
         return {}
 
+    @default
     def weight(self, rows: Tensor) -> Tensor:
         """Weights [K] of clients with `rows` [K] in the server's average: the leaf `weight` of their updates."""
         return torch.ones_like(rows)
 
+    @default
     def possible(self, update: Update) -> Tensor:
-        """Which updates hold values in the range of `client`: bool [K], to check those of remote clients.
+        """Which updates hold values in the range of `client`: bool [K], to check those of remote clients."""
+        return self.in_range(update)
+
+    def in_range(self, update: Update) -> Tensor:
+        """Which updates hold no value outside of its leaf's range, bool [K].
 
         Variances are not negative, inclusions are probabilities.
         """
@@ -194,6 +218,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
             result = result & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else result
         return result
 
+    @default
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
         """Let clients count as the server knows them, by rows [K] and ids, whatever their updates say."""
         own: Any = update
@@ -201,6 +226,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         counted: Update = own._replace(weight=self.weight(rows), **counts)
         return counted
 
+    @default
     def check_robust(self, aggregate: Aggregate) -> None:
         """Raise StudyError where no mean of clients' steps moves the server that this aggregate could stand for."""
         if type(self).client_deltas is Method.client_deltas:
@@ -209,29 +235,42 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
                 f"aggregate = {aggregate!r} joins clients' steps, and those of {type(self).__name__} {what}",
                 hint="federation.aggregate = 'mean'",
             )
+        one, two = self.weight(torch.tensor([1.0, 2.0])).tolist()
+        average.check_robust("uniform" if one == two else "rows", aggregate)
+        self.check_rule(aggregate)
 
+    @default
+    def check_rule(self, aggregate: Aggregate) -> None:
+        """Raise StudyError where a rule that joins steps does not bound what one client can do."""
+
+    @default
     def fewest_joined(self, clients: int) -> int:
         """The smallest number of steps, of that many clients in a round, that the server joins to one."""
         return clients
 
+    @default
     def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
         """An update of one row for `server` from those of all clients [K, *], whose steps a rule joins."""
         steps, weight = self.client_deltas(message, update), cast(Any, update).weight
         mean = tensors.expand(rule(steps, weight), 1)
         return rule.filled(self.from_release(message, mean, float((weight > 0).sum())), update, weight)
 
+    @default
     def reduce(self, update: Update) -> Update:
         """Shrink the updates of a chunk of clients to the few rows that `server` needs, such as their sum or mean."""
         return update
 
+    @default
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Scalars [] of a round for its record, left on the device."""
         return {}
 
+    @default
     def remark(self, values: Mapping[str, float]) -> str | None:
         """A remark on the numbers of a round's record, None without one; equal remarks have equal text."""
         return None
 
+    @default
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
         return 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
-from pacbayes_fl.inference import laplace, map_estimate, subnetwork
+from pacbayes_fl.inference import curvature, laplace, map_estimate, subnetwork
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
@@ -39,7 +39,6 @@ from pacbayes_fl.posteriors.weights.laplace import GaussianWeights
 from pacbayes_fl.posteriors.weights.linearised import PREDICTIVES, LinearisedPosterior, LinearisedPredictive
 from pacbayes_fl.server import average, moments, sites
 from pacbayes_fl.server.moments import Moments
-from pacbayes_fl.server.robust import Aggregate
 from pacbayes_fl.server.sites import Site
 
 ALPHAS = (1e-2, 1e-1, 1e-3, 1.0, 1e-4)
@@ -246,10 +245,11 @@ class FedSI(Method[Server, Message, Client, Update]):
         theta, loss = self._fit(known, state, message, batch, noise)
         prior = known.variance
         ggn, index = laplace.choose(self.choice, self.model, theta, batch, prior, self.shared, forked)
-        if self.upload == "curvature":
-            variance = laplace.only(ggn, index)
-        else:
-            variance = laplace.marginals(self.model, theta, batch, index, ggn, prior, self.covariance)
+        variance = laplace.only(ggn if self.upload == "curvature" else laplace.diagonal(ggn, prior), index)
+        if self.upload == "variance" and self.covariance == "full":
+            subset = subnetwork.curved(index, ggn)
+            marginal = curvature.marginal_variance(self.model, theta, batch, subset, prior)
+            variance = variance.scatter(1, subset, marginal)
         sent = Moments(theta[:, : self.shared], variance[:, : self.shared])
         weight = self.weight(batch.size)
         flat = (ggn.gather(1, index) == 0).sum(1, dtype=torch.float64)
@@ -330,11 +330,6 @@ class FedSI(Method[Server, Message, Client, Update]):
     def describe(self, state: Client) -> Mapping[str, Tensor]:
         """Chosen weights without curvature: their posterior is the prior."""
         return {"without_curvature": state.flat}
-
-    def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows under a rule without weights."""
-        super().check_robust(aggregate)
-        average.check_robust(self.weighting, aggregate)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import pyro
 import torch
@@ -20,6 +20,24 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+
+Default = TypeVar("Default", bound=Callable[..., object])
+
+
+def default(method: Default) -> Default:
+    """Mark what a class does unless one that is derived from it says otherwise; no other concrete method is replaced.
+
+    Who replaces a default does not call it.
+
+    Args:
+        method: of a base class.
+
+    Returns:
+        The method.
+    """
+    method.__default__ = True  # type: ignore[attr-defined]
+    return method
+
 
 Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Takes a number's gradients by the mean [K, P, N], the noise [K, P] and the kernel (see `PriorValues`), and gives its
@@ -126,6 +144,7 @@ class FunctionModel(ABC):
             z [K, P, N, F] for the closed-form path, None for a covariance of any other form.
         """
 
+    @default
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Fix the hyper-parameters, so that many evaluations share the terms that depend on them alone.
 
@@ -135,8 +154,13 @@ class FunctionModel(ABC):
         Returns:
             A function of inputs [K, N, d] that gives the prior mean [K, P, N] and the embedding [K, P, N, F] or None.
         """
+        return self.bind_slowly(theta)
+
+    def bind_slowly(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
+        """As `bind`, at theta [K, P, D]: each evaluation begins with the hyper-parameters."""
         return lambda x: (self.mean(theta, x), self.embedding(theta, x))
 
+    @default
     def with_vjp(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
         """Evaluate the prior and keep the way back to the hyper-parameters; here by autograd.
 
@@ -147,6 +171,10 @@ class FunctionModel(ABC):
         Returns:
             Values without autograd, and the function that turns gradients by them into one by theta.
         """
+        return self.with_vjp_by_autograd(theta, x)
+
+    def with_vjp_by_autograd(self, theta: Tensor, x: Tensor) -> tuple[PriorValues, Pullback]:
+        """As `with_vjp`, at theta [P, D] or [K, P, D] and x [K, N, d]: the definition of every faster way back."""
         with torch.enable_grad():
             shared = theta if theta.dim() == 3 else theta.expand(len(x), *theta.shape)
             leaf = shared.detach().clone().requires_grad_(True)  # a copy per client: a gradient per client
@@ -261,6 +289,7 @@ class WeightModel(ABC):
                 weights[name] = pyro.sample(name, prior.site(name))
         return weights
 
+    @default
     def observation(
         self, weights: Tensor, batch: ClientBatch, reference: ClientBatch | None = None
     ) -> TorchDistribution:
@@ -288,6 +317,7 @@ class WeightModel(ABC):
             distribution = distribution.base_dist
         return distribution if distribution.batch_shape == batch.y.shape else distribution.expand(batch.y.shape)
 
+    @default
     def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
         """Log likelihood summed over real rows.
 
@@ -329,6 +359,7 @@ class WeightModel(ABC):
             raise StudyError(f"personal_sites must be between 1 and {len(sites) - 1}, got {personal_sites}")
         return int(self.span(sites[-personal_sites]).start)
 
+    @default
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows: here the weights."""
         return self.dim
@@ -338,6 +369,7 @@ class WeightModel(ABC):
         sites = [torch.full((math.prod(shape),), name not in self.deterministic) for name, shape in self.shapes.items()]
         return torch.cat(sites)
 
+    @default
     def centre(self) -> Tensor:
         """Centre of the initial means [D]; 0 but for weights that scale."""
         return torch.zeros(self.dim, dtype=self.dtype)

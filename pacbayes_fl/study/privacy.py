@@ -6,10 +6,11 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, caller_stacklevel
@@ -26,8 +27,6 @@ from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neigh
 from pacbayes_fl.results.records import SUPPOSED
 from pacbayes_fl.study.file import TEMPERATURE, Study
 from pacbayes_fl.study.parts import PrivacyPart
-
-Round = TypeVar("Round")
 
 _DELTA: Final = 0.1  # of the largest that means anything, 1 / N
 _WEAK: Final = 1e-3  # a delta above it, or above 1 / N^1.1, is remarked
@@ -169,17 +168,11 @@ def _remarks(delta: float, clients: int) -> list[str]:
     return [f"{what}: set privacy.delta to less, such as {10.0 ** math.floor(math.log10(min(limits.values()))):g}"]
 
 
-def stop_when_spent(rounds: Iterator[Round]) -> Iterator[Round]:
-    """Run rounds until there are no more, or the budget does not allow another one: then warn and end.
-
-    Args:
-        rounds: of the engine.
-
-    Yields:
-        What the engine yields.
-    """
+@contextmanager
+def stop_when_spent() -> Iterator[None]:
+    """End the rounds of a loop inside where the budget does not allow another one, with a warning."""
     try:
-        yield from rounds
+        yield
     except PrivacyError as error:
         if error.cause != "budget spent":
             raise

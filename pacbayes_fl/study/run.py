@@ -280,10 +280,9 @@ def _rounds(
     study, clients, state = begun.settled.study, begun.clients, begun.state
     every, rounds = privacy.checkpoint_every(study), study.plan.rounds
     paid = privacy.to_save(aggregator, folder.meta)
-    left = engine.rounds(begun.method, clients, study.plan, state, aggregator)
-    with folder.listen() as stop:
+    with folder.listen() as stop, privacy.stop_when_spent():
         try:
-            for record, after in privacy.stop_when_spent(left):
+            for record, after in engine.rounds(begun.method, clients, study.plan, state, aggregator):
                 state, paid = after, privacy.to_save(aggregator)
                 last = record.round == rounds
                 record = _scored(begun, state, record, aggregator, last)

@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference import elbo
+from pacbayes_fl.inference import elbo, svi
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.models.base import WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
@@ -141,14 +141,12 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
     value, kl, expected = plain_elbos(task, q, w, batch, draws)
     defined = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
     assert isinstance(defined.gradient, type(q))
-    hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    hot = svi.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
     for result in (defined, hot):
         close(result.log_likelihood, value + ZETA * kl)
         close(result.kl, kl)
         close(result.gradient, expected)
-    without = elbo.loss_gradient(
-        model, q, w, batch, draws, ZETA, SCALE, (q.precompute(), w.precompute()), with_kl=False
-    )
+    without = svi.loss_gradient(model, q, w, batch, draws, ZETA, SCALE, (q.precompute(), w.precompute()), with_kl=False)
     close(without.gradient, hot.gradient, 0.0)
     assert without.kl is None and torch.equal(without.log_likelihood, hot.log_likelihood)
     assert not pyro.get_param_store().keys()
@@ -159,7 +157,7 @@ def test_both_gradients_are_those_of_plain_torch_one_client_at_a_time(
 def test_nothing_given_is_changed(task: str, kind: str) -> None:
     model, q, w, batch, draws = setting(task, kind, False, 2)
     before = [leaf.clone() for leaf in (*q, *w, SCALE)]
-    elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    svi.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
     elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
     assert all(torch.equal(a, b) and not b.requires_grad for a, b in zip(before, (*q, *w, SCALE), strict=True))
 
@@ -187,7 +185,7 @@ def test_sites_without_uncertainty_have_a_likelihood_and_no_divergence(kind: str
     model.deterministic = frozenset({"bias_0"})
     at = model.span("bias_0")
     fit, kl, gradient = elbo.defined_gradient(model, q, w, batch, draws, ZETA, SCALE)
-    same, hot_kl, hot = elbo.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
+    same, hot_kl, hot = svi.loss_gradient(model, q, w, batch, draws, ZETA, SCALE)
     keep = model.stochastic_columns()
     assert keep.sum() == model.dim - HIDDEN and not keep[at].any()
     rest = [type(q)(*(leaf[:, keep] for leaf in one)) for one in (q, w)]
@@ -206,7 +204,7 @@ def test_a_client_without_rows_has_the_divergence_s_gradient_alone(task: str, ki
     empty = ClientBatch(batch.x * 0, batch.y * 0, batch.mask & False, batch.ids, batch.names)
     scale = LocalInference().scale(empty, empty)
     expected = tensors.tree_map(lambda slope: ZETA * slope, q.precompute().kl_gradient(w.precompute()))
-    for gradient_of in (elbo.loss_gradient, elbo.defined_gradient):
+    for gradient_of in (svi.loss_gradient, elbo.defined_gradient):
         fit, kl, gradient = gradient_of(model, q, w, empty, draws, ZETA, scale)
         close(gradient, expected)
         close(kl, q.kl(w))

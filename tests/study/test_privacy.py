@@ -404,8 +404,9 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
         )
         assert aggregator is not None
         plan = replace(one.plan, rounds=rounds)
-        for _, after in privacy.stop_when_spent(engine.rounds(method, clients, plan, state, aggregator)):
-            state = after
+        with privacy.stop_when_spent():
+            for _, after in engine.rounds(method, clients, plan, state, aggregator):
+                state = after
         return state, aggregator
 
     state, first = sit(state, clients, 5)

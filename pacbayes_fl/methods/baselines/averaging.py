@@ -17,13 +17,12 @@ from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Client, Method, Nothing
 from pacbayes_fl.methods.options import part
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.base import WeightModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
-from pacbayes_fl.server.robust import Aggregate
 from pacbayes_fl.server.step import Memoryless, ServerStep, State
 
 
@@ -96,6 +95,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         """Check the ranges."""
         check(self)
 
+    @default
     def about(self) -> dict[str, Any]:
         """Weights without uncertainty."""
         return {**POINT_ESTIMATE}
@@ -160,11 +160,6 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
             A posterior with all its mass at these weights.
         """
         return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
-
-    def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows under a rule without weights."""
-        super().check_robust(aggregate)
-        average.check_robust(self.weighting, aggregate)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.methods.base import Method, Nothing
+from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 
 Model = TypeVar("Model")
@@ -74,6 +75,7 @@ class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
         """Send all rows."""
         return send(batch), state
 
+    @default
     def position(self, message: Model) -> Any:
         """Nothing to watch: the fit is not iterative."""
         return Nothing()

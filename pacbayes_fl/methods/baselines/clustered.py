@@ -159,7 +159,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
 
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
-        return super().possible(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
+        return self.in_range(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
 
     def server(self, server: Centres, update: Update, n_clients: int) -> Centres:
         """Average every cluster's members; an empty one stays."""
@@ -196,10 +196,8 @@ class Clustered(Method[Centres, Centres, Client, Update]):
         weight, unknown = (make(theta, self.clusters) for make in (private_steps.unit_weights, private_steps.unknown))
         return Update(theta, torch.arange(self.clusters, device=theta.device), weight, unknown, unknown, unknown)
 
-    def check_robust(self, aggregate: Aggregate) -> None:
+    def check_rule(self, aggregate: Aggregate) -> None:
         """Refuse a start from k-means over single clients' uploads, and sums in place of means."""
-        super().check_robust(aggregate)
-        average.check_robust(self.weighting, aggregate)
         if self.start == "uploads":
             what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
             raise StudyError(what, hint="method.start = 'random'")

@@ -26,7 +26,6 @@ from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
-from pacbayes_fl.server.robust import Aggregate
 
 Part = Literal["own", "shared", "all"]
 
@@ -141,11 +140,6 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
     def check_private(self) -> None:
         """Refuse weights by rows, which are private."""
         private_steps.alike(self.weighting)
-
-    def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows under a rule without weights."""
-        super().check_robust(aggregate)
-        average.check_robust(self.weighting, aggregate)
 
     def from_release(self, message: Server, mean: Server, clients: float) -> Update:
         """Go as far as the clients' mean step [1, R]."""

@@ -21,7 +21,7 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Nothing, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
-from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
+from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message
 from pacbayes_fl.methods.recipe import HeldOutChoice, LogUniform, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -295,10 +295,9 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
                 stacklevel=caller_stacklevel(),
             )
 
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean log evidence per client, size of the summed score, spread of the particles, effective draws."""
-        present = update.weight.sum().clamp_min(1.0)
-        return {**super().report(server, update), "effective_samples": update.effective.sum(0).mean() / present}
+    def counts(self, update: Update) -> Mapping[str, Tensor]:
+        """Effective draws of the mean client."""
+        return {"effective_samples": update.effective.sum(0).mean() / update.weight.sum().clamp_min(1.0)}
 
     def remark(self, values: Mapping[str, float]) -> str | None:
         """Warn when one draw dominates the evidence: the gradient is then that of the largest draw."""

@@ -37,7 +37,7 @@ from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe, Search
-from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
@@ -224,7 +224,13 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
             "log_evidence": update.log_evidence.sum(0).mean() / present,
             "score_norm": update.score.sum(0).norm(),
             "spread": svgd.spread(server.particles),
+            **self.counts(update),
         }
+
+    @default
+    def counts(self, update: Scores) -> Mapping[str, Tensor]:
+        """Further numbers [] of a round for its record."""
+        return {}
 
 
 class Update(NamedTuple):
@@ -299,9 +305,9 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
 
         return LearnedPriors(server.particles, self.hyper_prior, conditioned, self.particles)
 
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean log evidence per client, size of the summed score, spread of the particles, clients with jitter."""
-        return {**super().report(server, update), "jittered": update.jittered.sum()}
+    def counts(self, update: Update) -> Mapping[str, Tensor]:
+        """Clients whose covariances needed jitter."""
+        return {"jittered": update.jittered.sum()}
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance per particle."""

@@ -20,7 +20,7 @@ from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, LogUniform, OneOf, Search
-from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.models.base import WeightModel, default
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
@@ -29,7 +29,6 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
-from pacbayes_fl.server.robust import Aggregate
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -123,21 +122,27 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """Over how many draws it predicts, and which path the gradient takes."""
         path = "closed-form KL, written-out gradient" if isinstance(self.model, BayesianNetwork) else "Pyro traces"
         text = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
-        return {"draws": self.draws, "average": text, "inference": path}
+        return {"draws": self.draws, "average": text, "inference": path} | self.about_own()
+
+    @default
+    def about_own(self) -> dict[str, str]:
+        """What labels should say of this method beside."""
+        return {}
 
     def broadcast(self, server: Server) -> Server:
         """Send everything."""
         return server
 
     def check_private(self) -> None:
-        """Refuse weights by rows, which are private."""
+        """Refuse weights by rows, which are private, and what depends on single clients."""
+        self.check_withheld()
         private_steps.alike(self.weighting)
 
-    def check_robust(self, aggregate: Aggregate) -> None:
-        """Refuse weights by rows under a rule without weights."""
-        super().check_robust(aggregate)
-        average.check_robust(self.weighting, aggregate)
+    @default
+    def check_withheld(self) -> None:
+        """Raise PrivacyError where the server needs what a private round withholds."""
 
+    @default
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)
@@ -146,6 +151,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """As `weighting` says, of rows [K]: [K]."""
         return average.client_weight(rows, self.weighting)
 
+    @default
     def draw(self, q: Any, noise: Noise) -> Draw:
         """Take the random numbers of one draw from the clients' streams."""
         return svi.draw_of(q, noise, self.local.noise_std)
@@ -203,6 +209,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         posterior = WeightPosterior(self.model, q, self.draws, noise, prior.reference)
         return RefinedPosterior(posterior, q.kl(prior.family).clamp_min(0.0))
 
+    @default
     def refit(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
         """Fit q with w as initial value and as prior; deterministic weights do not change.
 
@@ -215,6 +222,10 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         Returns:
             Leaves [K, D]; w itself for a client whose fit diverged.
         """
+        return self.fit_from(w, rows, noise, free)
+
+    def fit_from(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None) -> Any:
+        """Fit q as `refit` does of families all of whose parameters are finite, free bool [K, D]."""
         if self.model.deterministic:
             uncertain = self.model.stochastic_columns().to(w.loc.device)
             free = uncertain if free is None else free & uncertain

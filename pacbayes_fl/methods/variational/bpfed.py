@@ -95,13 +95,13 @@ class BPFed(Variational[Server, Client, Update]):
         """Number of shared weights, which come first."""
         return self.model.shared(self.personal_sites)
 
-    def about(self) -> dict[str, Any]:
-        """Labels of all variational methods, and the meaning of the personal part's variances."""
+    def about_own(self) -> dict[str, str]:
+        """What the personal part's variances stand for."""
         texts = {
             "cumulative": "the last posterior: rows of the personal part are counted once per round",
             "divide": "the first one: rows of the personal part are counted once",
         }
-        return {**super().about(), "personal_prior": texts[self.prior]}
+        return {"personal_prior": texts[self.prior]}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw zeta^0 and the eta^0 with which every client begins."""

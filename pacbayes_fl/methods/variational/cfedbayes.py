@@ -146,7 +146,7 @@ class CFedBayes(Variational[Server, Client, Update]):
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
         there = (update.cluster >= 0) & (update.cluster < self.clusters)
-        return super().possible(update) & there
+        return self.in_range(update) & there
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
@@ -167,12 +167,11 @@ class CFedBayes(Variational[Server, Client, Update]):
         member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
         return tensors.tree_map(lambda leaf: member.to(leaf) * leaf.unsqueeze(1), moved)
 
-    def check_private(self) -> None:
-        """Refuse also a start from k-means over single clients' uploads."""
+    def check_withheld(self) -> None:
+        """Refuse a start from k-means over single clients' uploads."""
         if self.start == "uploads":
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
-        super().check_private()
 
     def from_release(self, message: Server, mean: Any, clients: float) -> Update:
         """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
@@ -185,9 +184,8 @@ class CFedBayes(Variational[Server, Client, Update]):
         cluster = torch.arange(self.clusters, device=sent.weight.device)
         return Update(w, cluster, sent.weight, sent.clients, sent.fit, sent.clients)
 
-    def check_robust(self, aggregate: Aggregate) -> None:
+    def check_rule(self, aggregate: Aggregate) -> None:
         """Refuse a start from k-means over single clients' uploads."""
-        super().check_robust(aggregate)
         if self.start == "uploads":
             what = f"start = 'uploads' lets one client found a cluster, whatever aggregate = {aggregate!r} does"
             raise StudyError(what, hint="method.start = 'random'")

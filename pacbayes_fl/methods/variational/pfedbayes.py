@@ -12,7 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import elbo, svi, turns
+from pacbayes_fl.inference import svi, turns
 from pacbayes_fl.inference.optim import Adam, adam_init, step_
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
@@ -134,7 +134,7 @@ def track_prior(
         slope = (
             fitting.precomputed.kl_gradient_wrt_prior(w_terms) if forward else w_terms.kl_gradient(fitting.precomputed)
         )
-        slope = elbo.only_stochastic(model, slope)
+        slope = svi.only_stochastic(model, slope)
         if follows is not None:
             slope = tensors.tree_map(lambda leaf: leaf * follows, slope)
         adam_w = step_(w, slope, adam_w, tracking.rate, tracking.optimiser, active)
@@ -159,8 +159,8 @@ def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own:
     Returns:
         Leaves [K], float64.
     """
-    log_likelihood, kl = log_likelihood.double(), elbo.divergence(model, q, own)
-    since = kl if own is common else elbo.divergence(model, q, common)
+    log_likelihood, kl = log_likelihood.double(), svi.divergence(model, q, own)
+    since = kl if own is common else svi.divergence(model, q, common)
     return Fit(log_likelihood, kl, log_likelihood - zeta * since)
 
 
@@ -333,11 +333,11 @@ class PFedBayes(Variational[Server, Client, Update]):
         """Numbers per client, as the model and the family count them."""
         return self.model.footprint(rows) + self.distributions.held(self.model.dim)
 
-    def about(self) -> dict[str, Any]:
-        """As all variational methods, and the family where it is another one than the paper's."""
+    def about_own(self) -> dict[str, str]:
+        """The family where it is another one than the paper's, and the path that its gradient takes."""
         if isinstance(self.distributions, Diagonal):
-            return super().about()
-        return super().about() | {"family": str(self.distributions), "inference": "KL and gradients by autograd"}
+            return {}
+        return {"family": str(self.distributions), "inference": "KL and gradients by autograd"}
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""

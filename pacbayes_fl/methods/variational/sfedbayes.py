@@ -252,7 +252,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         shut = w.logit == -torch.inf
         free = ~shut if free is None else free & ~shut
         almost = w._replace(logit=w.logit.clamp_min(-15.0))  # Adam's steps need a finite logit
-        q: SpikeSlab = super().refit(almost, rows, noise, free)
+        q: SpikeSlab = self.fit_from(almost, rows, noise, free)
         return q._replace(logit=torch.where(shut, -torch.inf, q.logit))
 
     def draw(self, q: SpikeSlab, noise: Noise) -> SpikeSlabDraw:

@@ -163,7 +163,7 @@ class DeepKernelGP(FunctionModel):
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
         if not self._closed_form:
-            return super().bind(theta)
+            return self.bind_slowly(theta)
         mean, kernel = self._networks(theta.flatten(0, 1))
         particles = theta.shape[1]
 
@@ -181,7 +181,7 @@ class DeepKernelGP(FunctionModel):
         otherwise there are K * P networks with N rows each.
         """
         if not self._closed_form:
-            return super().with_vjp(theta, x)
+            return self.with_vjp_by_autograd(theta, x)
         particles, groups = theta.shape[-2], len(x) if theta.dim() == 2 else 1
         flat = theta.detach().flatten(0, -2)
         rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)

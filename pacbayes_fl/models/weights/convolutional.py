@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, max_pool2d, pad
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.models.base import default
 from pacbayes_fl.models.likelihoods import Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork, Weights
 from pacbayes_fl.models.weights.layers import LayerTrace, Traces, fully_connected
@@ -222,6 +223,7 @@ class ImageNetwork(BayesianNetwork):
             )
         return rows.x.to(self.dtype).transpose(0, 1).reshape(*rows.mask.mT.shape, *expected)
 
+    @default
     def _own_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Further sites of a convolution."""
         return {}
@@ -295,7 +297,7 @@ class BayesianVGG(ImageNetwork):
 
     def centre(self) -> Tensor:
         """Centre of the initial means [D]: 1 for the scales gamma_i of the batch norms, else 0."""
-        centre = super().centre()
+        centre = torch.zeros(self.dim, dtype=self.dtype)
         for layer in range(len(self.kernels)):
             centre[self.span(f"gamma_{layer}")] = 1.0
         return centre

@@ -183,15 +183,17 @@ def _probes(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Known(FixedWeights):
+class _Known:
     """Known weights that say by name which site they lack."""
+
+    weights: Mapping[str, Tensor]
 
     def site(self, name: str) -> TorchDistribution:
         if name not in self.weights:
             raise StudyError(
                 f"prior.site({name!r}): `shapes` has {', '.join(self.weights)}", hint=f"add {name!r} to it"
             )
-        return super().site(name)
+        return FixedWeights(self.weights).site(name)
 
 
 class _Watch(Messenger):

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference import elbo
+from pacbayes_fl.inference import svi
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
@@ -62,7 +62,7 @@ def best_fit(model: WeightModel, batch: ClientBatch, prior: Any, draws: Sequence
     )
 
     def closure() -> Tensor:
-        result = elbo.loss_gradient(model, q, prior, batch, draws, 1.0, scale)
+        result = svi.loss_gradient(model, q, prior, batch, draws, 1.0, scale)
         assert result.kl is not None
         for leaf, slope in zip(leaves, tensors.leaves(result.gradient).values(), strict=True):
             leaf.grad = slope

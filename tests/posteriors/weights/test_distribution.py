@@ -27,7 +27,7 @@ from torch.nn.functional import softplus
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.inference import elbo
+from pacbayes_fl.inference import svi
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -64,8 +64,8 @@ def test_a_normal_is_the_mean_field_in_every_number() -> None:
     draws, eps = [q.draw(noise.copy())], [field.draw(noise.copy())]
     assert torch.equal(draws[0][0], eps[0])
     scale = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    result = elbo.loss_gradient(MODEL, q, w, batch(), draws, 0.7, scale)
-    known = elbo.loss_gradient(MODEL, field, prior, batch(), eps, 0.7, scale)
+    result = svi.loss_gradient(MODEL, q, w, batch(), draws, 0.7, scale)
+    known = svi.loss_gradient(MODEL, field, prior, batch(), eps, 0.7, scale)
     assert result.kl is not None and known.kl is not None
     torch.testing.assert_close(result.log_likelihood, known.log_likelihood, rtol=1e-13, atol=0)
     torch.testing.assert_close(result.kl, known.kl, rtol=1e-12, atol=0)
