@@ -30,16 +30,3 @@ def test_the_readme_names_every_command() -> None:
     commands = next(action for action in parser()._actions if action.dest == "command").choices or {}
     for name in commands:
         assert f"pacbayes-fl {name} " in README
-
-
-def test_the_five_hops_exist() -> None:
-    from pacbayes_fl import cli
-    from pacbayes_fl.federation import engine
-    from pacbayes_fl.inference import elbo, evidence
-    from pacbayes_fl.methods.pac_pfl.gp import PacPFL
-    from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
-    from pacbayes_fl.study import run
-
-    assert callable(cli.main) and callable(run.run) and callable(engine.rounds)
-    assert callable(PacPFL.client) and callable(evidence.particle_scores)
-    assert callable(PFedBayes.client) and callable(elbo.loss_gradient)

@@ -225,7 +225,17 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return self.fit_from(w, rows, noise, free)
 
     def fit_from(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None) -> Any:
-        """Fit q as `refit` does of families all of whose parameters are finite, free bool [K, D]."""
+        """Fit q as `refit` does where all parameters of the family are finite.
+
+        Args:
+            w: leaves [K, D]; left as it is.
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            free: bool [K, D], True for weights that may move; all with uncertainty when None.
+
+        Returns:
+            Leaves [K, D]; w itself for a client whose fit diverged.
+        """
         if self.model.deterministic:
             uncertain = self.model.stochastic_columns().to(w.loc.device)
             free = uncertain if free is None else free & uncertain
