@@ -54,9 +54,9 @@ def classes(cls: type[object]) -> Iterator[type]:
 def test_no_concrete_method_is_replaced() -> None:
     for module in pkgutil.walk_packages(pacbayes_fl.__path__, "pacbayes_fl."):
         import_module(module.name)
-    found = {cls for cls in classes(object) if own(cls) == "pacbayes_fl"}
-    assert len(found) > 300
-    complain(sorted(line for cls in found for line in replaced(cls)))
+    result = {cls for cls in classes(object) if own(cls) == "pacbayes_fl"}
+    assert len(result) > 300
+    complain(sorted(line for cls in result for line in replaced(cls)))
 
 
 class Base(ABC):

@@ -169,6 +169,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
+    @default
     def footprint(self, rows: int) -> int:
         """Numbers per client, as the model counts them."""
         return self.model.footprint(rows)

@@ -156,7 +156,7 @@ class FedCFL(Method[Server, Server, Client, Update]):
 
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
-        return super().possible(update) & (update.cluster >= 0) & (update.cluster < self.max_clusters)
+        return self.in_range(update) & (update.cluster >= 0) & (update.cluster < self.max_clusters)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Split a cluster that is pulled apart, and average every cluster's members."""
