@@ -104,6 +104,7 @@ METHODS = Registry(
         "per-fedavg": "baselines.per_fedavg:RECIPE",
         "fedpa": "baselines.fedpa:RECIPE",
         "apfl": "baselines.apfl:RECIPE",
+        "scaffold": "baselines.scaffold:RECIPE",
     }
 )
 """Methods by name."""
