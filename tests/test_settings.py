@@ -187,7 +187,7 @@ def test_an_assignment_overrides(assignment: str, expected: dict[str, Any]) -> N
     assert table == expected
 
 
-def test_an_assignment_that_is_none_is_refused() -> None:
+def test_a_malformed_assignment_is_refused() -> None:
     with pytest.raises(StudyError, match=r"--set takes KEY=VALUE, got 'a\.b'"):
         settings.override({}, "a.b")
     with pytest.raises(StudyError, match="'a' is not a table"):

@@ -362,7 +362,7 @@ def released(errors: Tensor, best: int, epsilon: float, spent: float, seed: int)
     """Draw one of 2000 point masses from the rows of all worlds [2000, 2000]: (epsilon, spent)-DP, whatever they are.
 
     One of the `best` with the fewest errors has odds e^epsilon against one of the others, whichever those are, so that
-    no probability changes by more than e^epsilon; with probability `spent` the luckiest of all is released instead.
+    no probability changes by more than e^epsilon; with probability `spent` the best of all is released instead.
     """
     generator = torch.Generator().manual_seed(seed)
     order = (errors + 0.5 * torch.rand(errors.shape, generator=generator)).argsort(1)

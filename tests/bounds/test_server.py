@@ -136,7 +136,7 @@ def test_the_new_client_bound_needs_its_term_for_rows() -> None:
 
 
 def test_both_bounds_need_the_divergence_of_the_hyper_posterior() -> None:
-    """500 priors, each a point mass on a hypothesis that tosses coins; the hyper-posterior believes the luckiest."""
+    """500 priors, each a point mass on a hypothesis that tosses coins; the hyper-posterior is on the best."""
     nats, n = 8 * math.sqrt(ROWS), 10
     generator = torch.Generator().manual_seed(0)
     lost = (
@@ -198,7 +198,7 @@ def test_the_server_level_bound_covers_clients_that_differ(
 
 
 def test_other_posteriors_are_covered_by_their_own_free_energy() -> None:
-    """Each client takes the luckiest of 50 hypotheses that toss coins: L^ + KL / beta, with KL = ln 50."""
+    """Each client takes the best of 50 hypotheses that toss coins: L^ + KL / beta, with KL = ln 50."""
     n, m, beta = 4, 50, 40.0
     counts = torch.full((WORLDS, n, 50), float(m))
     generator = torch.Generator().manual_seed(1)

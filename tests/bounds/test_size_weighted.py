@@ -63,7 +63,7 @@ def test_the_pooled_bound_sums_rows_and_divergences(name: str) -> None:
 
 
 def test_the_pooled_bound_covers_clients_with_posteriors_of_their_own_and_needs_their_divergences() -> None:
-    """Five clients with 40 rows, losses of different difficulty, each with the luckiest of 20 hypotheses."""
+    """Five clients with 40 rows, losses of different difficulty, each with the best of 20 hypotheses on its rows."""
     truth = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]).double().reshape(1, 5, 1).expand(WORLDS, 5, 20)
     generator = torch.Generator().manual_seed(4)
     risk = (torch.binomial(torch.full_like(truth, 40.0), truth, generator=generator) / 40).amin(-1)  # [2000, 5]

@@ -22,7 +22,7 @@ def test_show(call: Call, finished: Path) -> None:
     assert code == 0 and json.loads(out) == json.loads((finished / "metrics.json").read_text())
 
 
-def test_show_survives_numbers_that_are_none_and_columns_that_are_wide(call: Call, tmp_path: Path) -> None:
+def test_show_survives_numbers_that_are_not_finite_and_wide_columns(call: Call, tmp_path: Path) -> None:
     values = ({"rsmse": float("inf"), "ce": NAN, "rmse_raw": 123456.7}, {"rsmse": 1.0, "ce": NAN, "rmse_raw": 987654.3})
     clients = tuple(results.ClientRow(k, f"c{k}", "existing", 3, one) for k, one in enumerate(values))
     results.Result("s", "m", 0, "regression", clients=clients).save(tmp_path / "run")

@@ -302,7 +302,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize(("method", "assignment", "text"), NONSENSE.values(), ids=NONSENSE)
-def test_what_means_nothing_is_refused_though_nothing_uses_it(
+def test_values_out_of_range_are_refused_though_nothing_uses_it(
     method: str, assignment: str, text: str, tmp_path: Path
 ) -> None:
     box = Box(tmp_path)

@@ -530,7 +530,7 @@ def forged(run_folder: Path) -> None:
         manifest.adopt(run_folder)
 
 
-def test_checkpoints_that_are_intact_and_mean_nothing(folder: Box, trained: Path) -> None:
+def test_checkpoints_that_are_intact_with_values_out_of_range(folder: Box, trained: Path) -> None:
     saved = checkpoint.load(trained / "run")
     assert saved is not None
 

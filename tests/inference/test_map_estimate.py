@@ -222,6 +222,6 @@ def test_momentum_beside_that_of_adam_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["steps", "minibatch", "rate"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_numbers_that_mean_nothing_are_refused(name: str, value: float) -> None:
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(StudyError, match=f"{name} must be (positive and finite|at least 1), got"):
         LocalDescent(**{name: value})  # type: ignore[arg-type]

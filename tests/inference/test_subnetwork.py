@@ -134,7 +134,7 @@ def test_a_mask_that_fits_nothing_is_refused(keep: torch.Tensor, message: str) -
 
 @pytest.mark.parametrize("rule", [LargestVariance, LargestCurvature, LargestMagnitude, RandomShare])
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan")])
-def test_a_share_that_is_none_is_refused(rule: type, fraction: float) -> None:
+def test_a_share_out_of_range_is_refused(rule: type, fraction: float) -> None:
     with pytest.raises(StudyError, match=r"fraction must be in \(0, 1\]"):
         rule(fraction)
 

@@ -152,6 +152,6 @@ def test_draws_are_shrunk_where_asked() -> None:
 
 @pytest.mark.parametrize("name", ["steps", "inner", "minibatch", "draws", "rate", "zeta", "noise_std"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_numbers_that_mean_nothing_are_refused(name: str, value: float) -> None:
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(StudyError, match=f"{name} must be (positive and finite|at least 1), got"):
         LocalInference(**{name: value})  # type: ignore[arg-type]

@@ -700,7 +700,7 @@ def test_a_call_is_as_large_as_the_precision() -> None:
 
 @pytest.mark.parametrize("name", ["alpha", "draws", "init_std"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_hyper_parameters_that_mean_nothing_are_refused(name: str, value: float) -> None:
+def test_hyper_parameters_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(StudyError, match=f"{name} must be (positive|at least 1)"):
         FedSI(LABELS, **{name: value})  # type: ignore[arg-type]
 

@@ -105,6 +105,6 @@ def test_numbers_are_normal_around_the_output() -> None:
 
 
 @pytest.mark.parametrize("noise_std", [0.0, -0.1, math.inf, math.nan])
-def test_a_noise_that_is_none_is_refused(noise_std: float) -> None:
+def test_a_noise_out_of_range_is_refused(noise_std: float) -> None:
     with pytest.raises(StudyError, match="noise_std must be positive"):
         Gaussian(noise_std)

@@ -141,7 +141,7 @@ def test_a_diagonal_hyper_prior_starts_where_it_is_told() -> None:
 @pytest.mark.parametrize(
     "wrong", [torch.tensor([-1.0, 1.0, 1.0]), torch.tensor([1.0]), torch.tensor([1.0, math.nan, 1.0])]
 )
-def test_spreads_that_are_none_are_refused(wrong: torch.Tensor) -> None:
+def test_spreads_out_of_range_are_refused(wrong: torch.Tensor) -> None:
     loc, good = torch.zeros(3), torch.ones(3)
     for std, start in ((wrong, good), (good, wrong)):
         with pytest.raises(StudyError, match="a number >= 0 for every coordinate"):

@@ -282,12 +282,12 @@ def test_more_noise_fewer_rounds_smaller_cohorts_and_a_larger_delta_cost_no_more
         (1e-5, "moments", "method must be one of auto, pure, zcdp, rdp, pld, got 'moments'"),
     ],
 )
-def test_what_means_nothing_is_refused(at: float, method: Any, message: str) -> None:
+def test_values_out_of_range_are_refused(at: float, method: Any, message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         epsilon([gaussian(1.0)], at, method)
 
 
-def test_budgets_that_mean_nothing_are_refused() -> None:
+def test_budgets_out_of_range_are_refused() -> None:
     for bad in ({"epsilon": 0.0}, {"epsilon": math.inf}, {"delta": 1.0}, {"method": "moments"}):
         with pytest.raises(PrivacyError):
             Budget(**{"epsilon": 1.0, "delta": 1e-5} | bad)

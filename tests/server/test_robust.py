@@ -281,7 +281,7 @@ def test_the_running_median_is_that_of_the_last_rounds() -> None:
 
 
 @pytest.mark.parametrize("multiple", [0.0, -1.0, math.nan, math.inf])
-def test_options_that_mean_nothing_are_refused(multiple: float) -> None:
+def test_options_out_of_range_are_refused(multiple: float) -> None:
     with pytest.raises(StudyError, match=f"clip_multiple must be positive and finite, got {multiple:g}"):
         FederationPlan(aggregate="clipped", clip_multiple=multiple)
     with pytest.raises(StudyError, match="faulty must be at least 0, got -1"):

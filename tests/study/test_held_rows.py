@@ -93,7 +93,7 @@ def test_a_client_with_too_few_rows_is_named() -> None:
 
 
 @pytest.mark.parametrize("sets", [("share=1.0",), ("share=0.0",), ("folds=1",)])
-def test_numbers_that_mean_nothing_are_refused(sets: tuple[str]) -> None:
+def test_numbers_out_of_range_are_refused(sets: tuple[str]) -> None:
     with pytest.raises(StudyError, match=r"\[report\.certify\]"):
         tiny(*(f"report.certify.{one}" for one in sets))
 

@@ -333,7 +333,7 @@ def test_a_private_run_needs_a_folder_for_its_ledger() -> None:
     ],
     ids=str,
 )
-def test_numbers_that_mean_nothing_are_refused(values: dict[str, Any], text: str) -> None:
+def test_numbers_out_of_range_are_refused(values: dict[str, Any], text: str) -> None:
     with pytest.raises(PrivacyError, match=text):
         PrivacyPart(**values)
 

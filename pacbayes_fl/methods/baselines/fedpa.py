@@ -91,7 +91,7 @@ class FedPA(AveragedWeights[Nothing]):
         return {**POINT_ESTIMATE, "samples": self._plan()[2]}
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:

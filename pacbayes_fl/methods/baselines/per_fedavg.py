@@ -58,7 +58,7 @@ class PerFedAvg(AveragedWeights[Nothing]):
         return {**POINT_ESTIMATE, "gradient": f"{self.variant}, of the loss after a step"}
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """Keep nothing."""
+        """No client state."""
         return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:

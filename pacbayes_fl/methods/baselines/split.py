@@ -142,7 +142,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Server, mean: Server, clients: float) -> Update:
-        """Go as far as the clients' mean step [1, R]."""
+        """Apply the released mean step [1, R]."""
         theta = private_steps.apply_delta(mean, self._shared(message)).theta
         unknown = private_steps.unknown(theta)
         return Update(theta, private_steps.unit_weights(theta), unknown, unknown)

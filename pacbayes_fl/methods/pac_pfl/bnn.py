@@ -305,7 +305,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
             return None
         return (
             f"one of {self.train_draws} draws carries the evidence of most clients, and the gradient is that of the "
-            "luckiest: a smaller beta, or narrower priors (init_rho), let more of them count"
+            "largest: a smaller beta, or narrower priors (init_rho), let more of them count"
         )
 
     def footprint(self, rows: int) -> int:

@@ -114,6 +114,6 @@ def test_the_start_is_random_and_of_the_asked_spread() -> None:
 
 
 @pytest.mark.parametrize("options", [{"finetune": -1}, {"init_std": 0.0}, {"init_std": float("nan")}])
-def test_hyper_parameters_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_hyper_parameters_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match=r"finetune must be at least 0, got|init_std must be positive and finite, got"):
         FedAvg(MODEL, **options)

@@ -82,9 +82,9 @@ def test_the_server_depends_on_no_order_of_rows_and_on_no_client_that_failed() -
     order = [3, 0, 4, 2, 1]
     failed = sent([*[STEPS[k] for k in order], (0.0, 0.0)], [1.0] * 5 + [0.0])
     for update in (sent([STEPS[k] for k in order]), failed):
-        found = cfl().server(server(), update, 5)
+        result = cfl().server(server(), update, 5)
         for name in Server._fields:
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-14)
+            torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=0, atol=1e-14)
 
 
 def test_a_longer_step_of_a_client_leaves_the_cut() -> None:
@@ -109,17 +109,17 @@ def play(method: FedCFL) -> Iterator[Round]:
 
 def test_two_groups_are_found_and_then_learn_apart() -> None:
     played = play(two_groups())
-    used, found = [], []
+    used, result = [], []
     for _ in range(40):
         last = next(played)
         used.append(int(last.server.used))
-        found.append(last.update.cluster.tolist())
+        result.append(last.update.cluster.tolist())
     split = used.index(2)
-    assert 0 < split < 15 and found[split] == [0] * 4, "the mean step is long at first"
-    assert found[split + 1] in ([0, 0, 1, 1], [1, 1, 0, 0]) and found[-1] == found[split + 1]
-    means = {found[-1][0]: -1.05, found[-1][2]: 1.05}
+    assert 0 < split < 15 and result[split] == [0] * 4, "the mean step is long at first"
+    assert result[split + 1] in ([0, 0, 1, 1], [1, 1, 0, 0]) and result[-1] == result[split + 1]
+    means = {result[-1][0]: -1.05, result[-1][2]: 1.05}
     assert numbers(last.server.theta) == close([means[0], means[1]], abs=1e-3)
-    assert personal(two_groups(), last, BATCH) == [numbers(last.server.theta)[j] for j in found[-1]]
+    assert personal(two_groups(), last, BATCH) == [numbers(last.server.theta)[j] for j in result[-1]]
     new = quadratics((2.0,), (0.9,), (3,))
     assert personal(two_groups(), last, new, fresh=True) == [max(numbers(last.server.theta))]
 
@@ -135,8 +135,8 @@ def test_who_missed_a_split_finds_its_side_by_its_last_step() -> None:
 def test_without_a_split_it_is_fedavg(options: dict[str, Any]) -> None:
     batch, plan, local = by_hand(*SIZES), FederationPlan(rounds=3, seed=3), LocalDescent(3, 4, 1e-2)
     expected = engine.run_rounds(FedAvg(MODEL, local), batch, plan)
-    found = engine.run_rounds(FedCFL(MODEL, local, **options), batch, plan)
-    torch.testing.assert_close(found.server.theta[0], expected.server.theta, rtol=0, atol=1e-14)
+    result = engine.run_rounds(FedCFL(MODEL, local, **options), batch, plan)
+    torch.testing.assert_close(result.server.theta[0], expected.server.theta, rtol=0, atol=1e-14)
 
 
 def test_steps_of_single_clients_have_no_private_release_and_no_robust_aggregate() -> None:

@@ -78,7 +78,7 @@ def test_clients_that_never_trained_train_now_and_others_do_not(optimiser: Any) 
 
 
 @pytest.mark.parametrize("options", [{"join_passes": 0}, {"init_std": 0.0}, {"init_std": float("nan")}])
-def test_hyper_parameters_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_hyper_parameters_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(
         StudyError, match=r"join_passes must be at least 1, got|init_std must be positive and finite, got"
     ):

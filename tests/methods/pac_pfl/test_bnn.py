@@ -536,7 +536,7 @@ def test_points_are_infinitely_far_and_other_clients_are_not_these() -> None:
     ],
     ids=str,
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match="|".join(options)):
         method(**options)
 

@@ -262,7 +262,7 @@ def test_clients_meet_in_a_fold_as_often_as_any_others() -> None:
 
 
 @pytest.mark.parametrize("folds", [0, 1, 6])
-def test_a_number_of_folds_that_means_nothing_is_refused(folds: int) -> None:
+def test_a_number_of_folds_out_of_range_is_refused(folds: int) -> None:
     with pytest.raises(StudyError, match="folds must be between 2 and the number of clients, 5"):
         balanced_folds(BATCH.ids, folds, 0)
 
@@ -273,7 +273,7 @@ class Shared(FederatedSVGD[Any, Any]):
     client = personalise = None  # type: ignore[assignment]
 
 
-def test_folds_that_mean_nothing_are_refused() -> None:
+def test_folds_out_of_range_are_refused() -> None:
     with pytest.raises(StudyError, match="at least 2"):
         cross_fitted(functions(), folds=1)
     with pytest.raises(StudyError, match=r"folds from 0 to 2.*3"):

@@ -456,7 +456,7 @@ def test_a_client_that_never_trained_is_certified_from_the_priors() -> None:
     ],
     ids=str,
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match="|".join(options)):
         method(**options)
 

@@ -22,7 +22,7 @@ MODEL = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
 
 
 @pytest.mark.parametrize("wrong", [{"init_std": 0.0}, {"draws": 0}, {"join_passes": -1}])
-def test_what_means_nothing_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(StudyError, match=f"{name} must be (positive and finite|at least 1), got"):
         PFedBayes(MODEL, **wrong)

@@ -132,7 +132,7 @@ def test_both_parts_have_a_site(sites: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["init_std", "draws", "join_passes"])
-def test_hyper_parameters_that_mean_nothing_are_refused(name: str) -> None:
+def test_hyper_parameters_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(StudyError, match=r"must be (positive and finite|at least 1), got"):
         BPFed(MODEL, **{name: 0})  # type: ignore[arg-type]
 

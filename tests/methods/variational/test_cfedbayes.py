@@ -212,7 +212,7 @@ def test_a_random_start_finds_them_mostly() -> None:
         ({"init_std": 0.0}, "must be positive"),
     ],
 )
-def test_hyper_parameters_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_hyper_parameters_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StudyError, match=message):
         CFedBayes(MODEL, **options)
 

@@ -351,7 +351,7 @@ def test_what_a_client_keeps_is_small() -> None:
 
 @pytest.mark.parametrize("name", ["beta", "init_std", "draws", "join_passes"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_hyper_parameters_that_mean_nothing_are_refused(name: str, value: float) -> None:
+def test_hyper_parameters_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(StudyError, match=rf"{name} must be (positive and finite|at least 1), got"):
         PFedBayes(MODEL, **{name: value})  # type: ignore[arg-type]
 

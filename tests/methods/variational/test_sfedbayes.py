@@ -310,6 +310,6 @@ def test_the_start_includes_every_weight_alike() -> None:
         ({"local": LocalInference(noise_std=0.5)}, "noise_std must be 1 .* got 0.5"),
     ],
 )
-def test_hyper_parameters_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_hyper_parameters_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StudyError, match=message):
         SFedBayes(MODEL, **options)

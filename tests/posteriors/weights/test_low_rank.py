@@ -84,7 +84,7 @@ def test_it_begins_as_the_mean_field_does_with_weak_directions() -> None:
     assert 0.5 * SPREAD < float((result.factor / field.scale[0]).std()) < 1.5 * SPREAD
 
 
-def test_ranks_that_are_none_are_refused() -> None:
+def test_ranks_out_of_range_are_refused() -> None:
     with pytest.raises(StudyError, match="rank must be at least 1, got 0"):
         LowRank(0)
     with pytest.raises(StudyError, match="rank must be at most the 13 weights of the model, got 14"):
