@@ -63,6 +63,9 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     host_bound: ClassVar[str | None] = None
     """Why a round or a personalisation must read numbers on the CPU, in words for people; None where it need not."""
 
+    server_holds: ClassVar[str | None] = None
+    """What the server holds of single clients, for the error of a release; None where it holds no such thing."""
+
     personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
     """What `personalise` gives a client that took part, in words for people."""
 
@@ -222,8 +225,10 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
         """Let clients count as the server knows them, by rows [K] and ids, whatever their updates say."""
         own: Any = update
-        counts = {"clients": torch.ones_like(own.clients)} if "clients" in own._fields else {}
-        counted: Update = own._replace(weight=self.weight(rows), **counts)
+        known = {"clients": torch.ones_like(own.clients)} if "clients" in own._fields else {}
+        if "ids" in own._fields:
+            known["ids"] = own.ids.new_tensor(ids)
+        counted: Update = own._replace(weight=self.weight(rows), **known)
         return counted
 
     @default

@@ -95,6 +95,8 @@ METHODS = Registry(
         "ifca": "baselines.clustered:RECIPE",
         "fesem": "baselines.clustered:FESEM",
         "fedcfl": "baselines.fedcfl:RECIPE",
+        "fedamp": "baselines.fedamp:RECIPE",
+        "heurfedamp": "baselines.fedamp:HEURISTIC",
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",
         "pac-pfl-bnn": "pac_pfl.bnn:RECIPE",

@@ -61,6 +61,11 @@ class Tempered(Method[Any, Any, Any, Any]):
         return self.inner.objective
 
     @property
+    def server_holds(self) -> str | None:  # type: ignore[override]
+        """As of the method."""
+        return self.inner.server_holds
+
+    @property
     def personal_model(self) -> str:  # type: ignore[override]
         """As in the wrapped method."""
         return self.inner.personal_model

@@ -114,6 +114,10 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     if not trained.method.federated:
         what = f"the server of {trained.study.method.name} is given the clients' rows and holds what it makes of them"
         raise StudyError(what, hint="release a run of a method whose rows stay with the clients")
+    if trained.method.server_holds is not None:
+        name = trained.study.method.name
+        what = f"the server of {name} holds {trained.method.server_holds}, which a release would give to everybody"
+        raise StudyError(what, hint="release a run of a method whose server holds what clients share")
     known = served(trained)
     files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
     if not known.schema.feature_shape:
