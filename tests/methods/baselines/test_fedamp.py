@@ -60,19 +60,19 @@ def heuristic(sigma: float, own: float, points: Any = POINTS) -> list[list[float
 
 
 def test_heurfedamp_weighs_by_cosines() -> None:
-    found = matrix(amp(attention="cosine", sigma=2.0))
-    for row, expected in zip(found, heuristic(2.0, 0.5), strict=True):
+    result = matrix(amp(attention="cosine", sigma=2.0))
+    for row, expected in zip(result, heuristic(2.0, 0.5), strict=True):
         assert row == close(expected, abs=1e-14)
-    assert found[0] == close([0.5, 0.416009192567, 0.083990807433], abs=1e-10)
-    assert found[1] == close([0.471337912051, 0.5, 0.028662087949], abs=1e-10)
-    assert found[2] == close([0.384262391750, 0.115737608250, 0.5], abs=1e-10)
+    assert result[0] == close([0.5, 0.416009192567, 0.083990807433], abs=1e-10)
+    assert result[1] == close([0.471337912051, 0.5, 0.028662087949], abs=1e-10)
+    assert result[2] == close([0.384262391750, 0.115737608250, 0.5], abs=1e-10)
 
 
 def test_fedamp_weighs_by_distances() -> None:
-    found = matrix(amp(sigma=1.0, alpha=0.25))
-    assert found[0] == close([0.798586167682, 0.167580011509, 0.033833820809], abs=1e-10)
-    assert found[1] == close([0.167580011509, 0.822229437496, 0.010190550995], abs=1e-10)
-    assert found[2] == close([0.033833820809, 0.010190550995, 0.955975628196], abs=1e-10)
+    result = matrix(amp(sigma=1.0, alpha=0.25))
+    assert result[0] == close([0.798586167682, 0.167580011509, 0.033833820809], abs=1e-10)
+    assert result[1] == close([0.167580011509, 0.822229437496, 0.010190550995], abs=1e-10)
+    assert result[2] == close([0.033833820809, 0.010190550995, 0.955975628196], abs=1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"sigma": 1.0, "alpha": 9.0}, {"attention": "cosine"}, {"sigma": 1e-3}])
@@ -125,8 +125,8 @@ def test_then_it_is_mtl() -> None:
 def test_without_a_pull_every_client_is_alone(attention: Any) -> None:
     local, plan, batch = LocalDescent(3, 4, 1e-2, "sgd"), FederationPlan(rounds=3, seed=3), by_hand(*SIZES)
     alone: Any = engine.run_rounds(LocalOnly(MODEL, local), batch, plan)
-    found: Any = engine.run_rounds(FedAMP(MODEL, local, attention, lam=0.0, begin="own"), batch, plan)
-    assert torch.equal(found.clients.theta, alone.clients.theta)
+    result: Any = engine.run_rounds(FedAMP(MODEL, local, attention, lam=0.0, begin="own"), batch, plan)
+    assert torch.equal(result.clients.theta, alone.clients.theta)
 
 
 def test_a_client_that_is_all_its_own_is_pulled_to_its_last_weights() -> None:
