@@ -265,7 +265,8 @@ def options_of(cls: type) -> dict[str, Option]:
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
         meant = meant if facts.origin is None else meanings(facts.origin) | meant
         default = default_of(field)
-        names = tuple(facts.names()) if facts.names is not None else _literal(kinds[field.name])
+        stated = () if facts.names is None else facts.names()
+        names = stated if isinstance(stated, OpenNames) else tuple(stated) or _literal(kinds[field.name])
         result[field.name] = Option(
             field.name,
             kinds[field.name],

@@ -42,13 +42,14 @@ from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.bounds.size_weighted import size_weighted
-from pacbayes_fl.bounds.table import BOUNDS, bound_named
+from pacbayes_fl.bounds.table import BOUNDS, OWN_BOUNDS, bound_named
 from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 
 __all__ = [
     "ARGUMENTS",
     "BOUNDS",
     "LOSSES",
+    "OWN_BOUNDS",
     "Bound",
     "BoundedLoss",
     "Certificate",

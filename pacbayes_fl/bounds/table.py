@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Final
 
 from pacbayes_fl.bounds import client, printed, server
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Formula
-from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.errors import AssumptionError, StudyError
+from pacbayes_fl.plugins.table import OpenTable
 
 BOUNDS: Mapping[str, Bound] = MappingProxyType(
     {
@@ -33,11 +35,21 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
 """Every bound by its name: those on a client, of which the first is the default, then those on averages."""
 
 
+def _bound(thing: object, module: ModuleType, name: str) -> Bound | None:
+    if isinstance(thing, Bound) and thing.name in BOUNDS:
+        raise StudyError(f"{name}: a bound of one's own cannot be called {thing.name!r}", hint="choose another name")
+    return thing if isinstance(thing, Bound) else None
+
+
+OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(dict, "pacbayes_fl.bounds", "--bound", "a record Bound", _bound)
+"""Bounds that users and installed packages bring."""
+
+
 def bound_named(bound: str | Bound) -> Bound:
     """Look a bound up.
 
     Args:
-        bound: a key of `BOUNDS`, or a record, which is taken as it is.
+        bound: a key of `BOUNDS`, a reference such as "mine.py:MY_BOUND", or a record, which is taken as it is.
 
     Returns:
         Its record.
@@ -47,6 +59,8 @@ def bound_named(bound: str | Bound) -> Bound:
     """
     if isinstance(bound, Bound):
         return bound
+    if bound not in BOUNDS and bound in OWN_BOUNDS:
+        return OWN_BOUNDS[bound]
     if bound not in BOUNDS:
         raise AssumptionError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
     return BOUNDS[bound]
@@ -74,4 +88,4 @@ def listing() -> list[tuple[str, str]]:
     for bound in BOUNDS.values():
         where = "" if bound.group is None else f" [Python: bounds.{bound.function.__name__}]"
         result.append((bound.name, bound.summary + (" [certify]" if where and bound.certifiable else where)))
-    return result
+    return [*result, *OWN_BOUNDS.listing()]

@@ -72,7 +72,7 @@ def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
     """Compute a bound from numbers and the stated assumptions.
 
     Args:
-        name: of a bound on a client (`bounds.BOUNDS`), or its record.
+        name: of a bound on a client (`bounds.BOUNDS`), a reference such as "mine.py:MY_BOUND", or its record.
         numbers: exactly those that the bound needs.
 
     Returns:
@@ -83,9 +83,11 @@ def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
             formed.
     """
     known = [each.name for each in bounds.BOUNDS.values() if each.group is None]
-    if isinstance(name, str) and name not in known:
+    if isinstance(name, str) and name not in known and name not in bounds.OWN_BOUNDS:
         raise AssumptionError(f"bound must be one of {', '.join(known)}, got {name!r}")
     bound = bounds.bound_named(name)
+    if bound.group is not None:
+        raise AssumptionError(f"bound must be one on a client, and {bound.name!r} is on averages over clients")
     given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z")}
     missing = [key for key in bound.needs if given.get(key) is None]
     idle = [key for key, value in given.items() if value is not None and key not in bound.needs]

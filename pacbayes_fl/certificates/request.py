@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
-from types import ModuleType
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Bound, BoundedLoss, MonteCarlo
-from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.study.plugins import OpenTable
+from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
+from pacbayes_fl.errors import AssumptionError
 
 Beta = float | Literal["rows", "root"]
 
 DEFAULT: Final = next(iter(bounds.BOUNDS))
 """The bound that is taken where none is asked for: the first of the table."""
-
-
-def _bound(thing: object, module: ModuleType, name: str) -> Bound | None:
-    if isinstance(thing, Bound) and thing.name in bounds.BOUNDS:
-        raise StudyError(f"{name}: a bound of one's own cannot be called {thing.name!r}", hint="choose another name")
-    return thing if isinstance(thing, Bound) else None
-
-
-OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(dict, "pacbayes_fl.bounds", "--bound", "a record Bound", _bound)
-"""Bounds that users and installed packages bring."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +73,6 @@ class Request:
     @property
     def record(self) -> Bound:
         """The record of the bound."""
-        if isinstance(self.bound, str) and self.bound not in bounds.BOUNDS and self.bound in OWN_BOUNDS:
-            return OWN_BOUNDS[self.bound]
         return bounds.bound_named(self.bound)
 
     @property

@@ -20,7 +20,7 @@ def arguments(command: AddCommand) -> None:
         "a certificate from numbers alone",
         "pacbayes-fl bound seeger --risk 0.03 --kl 500 --n 30000 --delta 0.025 --prior split --independent",
     )
-    sub.add_argument("name", metavar="NAME", help="name of a bound, see `list bounds`")
+    sub.add_argument("name", metavar="NAME", help="name of a bound, see `list bounds`, or mine.py:NAME")
     for name, text in (
         ("risk", "empirical risk, in the unit of the loss"),
         ("kl", "KL divergence of the posterior from the prior, in nats"),

@@ -32,7 +32,9 @@ def arguments(command: AddCommand) -> None:
         "pacbayes-fl describe seeger",
         "pacbayes-fl describe federation",
     )
-    sub.add_argument("name", metavar="NAME", help="a name that `list` prints, or that of a table such as federation")
+    sub.add_argument(
+        "name", metavar="NAME", help="a name that `list` prints, that of a table such as federation, or mine.py:NAME"
+    )
 
 
 def act(options: argparse.Namespace) -> None:

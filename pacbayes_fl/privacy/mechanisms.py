@@ -50,7 +50,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         """Check that clip and noise are positive and finite."""
-        _one_of("kind", self.kind, tuple(kinds.MECHANISMS))
+        if self.kind not in kinds.MECHANISMS:
+            _one_of("kind", self.kind, tuple(kinds.MECHANISMS))
         for name in ("clip", "multiplier"):
             _positive(name, getattr(self, name))
 

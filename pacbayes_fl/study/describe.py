@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pacbayes_fl import settings
-from pacbayes_fl.bounds import BOUNDS
+from pacbayes_fl.bounds import BOUNDS, OWN_BOUNDS, bound_named
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
-from pacbayes_fl.study import sources
+from pacbayes_fl.study import plugins, sources
 from pacbayes_fl.study.file import PARTS
-from pacbayes_fl.study.models import KINDS, kinds_over
+from pacbayes_fl.study.models import KINDS, MODEL_KINDS, kinds_over
 from pacbayes_fl.study.parts import CertifyPart, DataPart
 
 _NUMBERS: Final = MappingProxyType(  # of examples
@@ -76,8 +77,8 @@ def describe(name: str) -> tuple[Description, ...]:
     """Describe a name.
 
     Args:
-        name: of a method, bound, metric, source of data, kind of model, partition, mechanism or table of a
-            study.
+        name: of a method, bound, metric, source of data, kind of model, partition, mechanism or table of a study; of an
+            entry point of an installed package; or a reference such as "mine.py:MyMethod".
 
     Returns:
         What is known of it, once for each family that has the name.
@@ -86,6 +87,7 @@ def describe(name: str) -> tuple[Description, ...]:
         StudyError: when nothing has it, with the nearest name that something has.
     """
     result = [one(name) for names, one in _families() if name in names]
+    result += [one(name) for table, one in _open() if table.leads_here(name)]
     if not result:
         every = dict.fromkeys(each for names, _ in _families() for each in names)
         raise StudyError(f"nothing is called {shown(name)}", hint=settings.nearest(name, every))
@@ -107,6 +109,18 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
         (tuple(PARTITIONS), _partition),
         (tuple(MECHANISMS), _mechanism),
         (tuple(_tables()), _table),
+    )
+
+
+def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
+    return (
+        (plugins.METHODS, _method),
+        (OWN_BOUNDS, _bound),
+        (plugins.METRICS, _metric),
+        (sources.SOURCES, _source),
+        (MODEL_KINDS, _model),
+        (sources.OPEN_PARTITIONS, _partition),
+        (MECHANISMS, _mechanism),
     )
 
 
@@ -140,7 +154,7 @@ def _options(title: str, options: Mapping[str, Option]) -> tuple[Options, ...]:
 
 
 def _method(name: str) -> Description:
-    recipe = METHODS[name]
+    recipe = plugins.METHODS[name]
     facts = [(label, text) for label, text in recipe.summary._asdict().items()]
     facts += [("federated", "rows stay with the clients" if recipe.federated else "no: rows leave the clients")]
     facts += [("rounds", "many" if recipe.rounds else "one: there is nothing to repeat")]
@@ -173,7 +187,7 @@ def _presets(recipe: Recipe) -> tuple[Options, ...]:
 
 
 def _bound(name: str) -> Description:
-    bound = BOUNDS[name]
+    bound = bound_named(name)
     facts = tuple((label, text) for label, text in bound.described() if label != "bound")
     if bound.group is None:
         numbers = " ".join(f"--{key.replace('_', '-')} {_NUMBERS[key]}" for key in bound.needs if key in _NUMBERS)
@@ -188,7 +202,7 @@ def _bound(name: str) -> Description:
 
 
 def _metric(name: str) -> Description:
-    metric = METRICS[name]
+    metric = plugins.METRICS[name]
     facts = [
         ("label", metric.label),
         ("unit", metric.unit or "none"),
@@ -223,7 +237,7 @@ def _source(name: str) -> Description:
 
 
 def _model(name: str) -> Description:
-    kind = KINDS[name]
+    kind = MODEL_KINDS[name]
     able = [method for method, recipe in METHODS.items() if recipe.model == kind.over]
     facts = (
         ("over", f"a prior over {kind.over}"),
@@ -238,7 +252,7 @@ def _model(name: str) -> Description:
 
 
 def _partition(name: str) -> Description:
-    one = PARTITIONS[name]
+    one = PARTITIONS[name] if name in PARTITIONS else sources.OPEN_PARTITIONS[name]
     source = "femnist" if one.needs_owners else "mnist"
     facts = (
         ("data", "sets whose rows have owners" if one.needs_owners else "every set of images"),

@@ -16,6 +16,8 @@ from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import HeldOutChoice, Recipe
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.plugins.references import INSTANCE, read_again, reference
+from pacbayes_fl.plugins.references import anchored as of_folder
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import instances as study_instances
@@ -25,8 +27,6 @@ from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel, check_task
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 from pacbayes_fl.study.plugins import METHODS, METRICS
-from pacbayes_fl.study.references import INSTANCE, read_again, reference
-from pacbayes_fl.study.references import anchored as of_folder
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
@@ -389,7 +389,7 @@ def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
     return {"name": file.stem} | _with_references(_anchored(table, file.parent), file.parent), file.name
 
 
-_REFERENCES: Final = (("method", "name"), ("model", "kind"), ("report", "metrics"))
+_REFERENCES: Final = (*(("method", "name"), ("model", "kind"), ("report", "metrics"), ("privacy", "mechanism")),)
 """Keys whose values can lead to a user's own object."""
 
 

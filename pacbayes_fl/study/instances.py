@@ -15,10 +15,10 @@ from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel, WeightModel
+from pacbayes_fl.plugins.references import INSTANCE
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.study.identity import Identity, identity
 from pacbayes_fl.study.plugins import metric_of, stated_recipe
-from pacbayes_fl.study.references import INSTANCE
 
 Model = FunctionModel | WeightModel
 

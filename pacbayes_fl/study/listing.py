@@ -41,7 +41,8 @@ def listing(what: str) -> list[tuple[str, str]]:
 
         return sources.listing()
     if what in ("models", "partitions", "mechanisms"):
-        return [(name, one.title) for name, one in _records(what).items()]
+        known, more = _records(what)
+        return [*((name, one.title) for name, one in known.items()), *more]
     if what == "metrics":
         return [*metrics.listing(), *plugins.METRICS.listing()]
     if what == "recorded":
@@ -49,18 +50,20 @@ def listing(what: str) -> list[tuple[str, str]]:
     return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
 
 
-def _records(what: str) -> Mapping[str, Titled]:
+def _records(what: str) -> tuple[Mapping[str, Titled], list[tuple[str, str]]]:
+    """Give the built-in records, and what installed packages add."""
     if what == "models":
         from pacbayes_fl.study import models
 
-        return models.KINDS
+        return models.KINDS, models.MODEL_KINDS.listing()
     if what == "partitions":
         from pacbayes_fl.data import partitions
+        from pacbayes_fl.study import sources
 
-        return partitions.PARTITIONS
+        return partitions.PARTITIONS, sources.OPEN_PARTITIONS.listing()
     from pacbayes_fl.privacy import kinds
 
-    return kinds.MECHANISMS
+    return kinds.MECHANISMS.known, kinds.MECHANISMS.listing()
 
 
 def _comment(file: Path) -> str:

@@ -20,9 +20,9 @@ from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Lik
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
+from pacbayes_fl.plugins.references import INSTANCE
+from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
-from pacbayes_fl.study.plugins import OpenTable
-from pacbayes_fl.study.references import INSTANCE
 
 Over = Literal["functions", "weights"]
 

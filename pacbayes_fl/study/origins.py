@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from pacbayes_fl.errors import DataError, StudyError, shown
 from pacbayes_fl.files import JsonTable
+from pacbayes_fl.plugins.references import Loaded
+from pacbayes_fl.privacy import kinds
 from pacbayes_fl.results.rounds import readable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
@@ -20,7 +22,6 @@ from pacbayes_fl.study.identity import Identity
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.models import MODEL_KINDS, InstanceModel, NetworkModel
 from pacbayes_fl.study.plugins import METHODS, METRICS
-from pacbayes_fl.study.references import Loaded
 
 KEY: Final = "own_files"
 """What environment.json, a saved round and a release call them."""
@@ -54,6 +55,8 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
         asked.append((sources.SOURCES.origin, study.data.source))
     if isinstance(partition := study.data.options.get("partition"), str) and partition in sources.OPEN_PARTITIONS:
         asked.append((sources.OPEN_PARTITIONS.origin, partition))
+    if study.privacy.epsilon is not None:
+        asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
     for origin, name in asked:
         if (result := origin(name)) is not None:
             yield name, result

@@ -11,7 +11,7 @@ from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
-from pacbayes_fl.options import option, same
+from pacbayes_fl.options import OpenNames, option, same
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
@@ -195,8 +195,9 @@ class PrivacyPart:
             to say. In a simulation tables call it "epsilon_if_noise_were_secret".
         delta: 0.1 / N when None, for N clients; 0 for "laplace" and "knorm", which then keep pure epsilon. A run that
             goes on with fewer clients keeps the delta that it has begun with.
-        mechanism: see `privacy.kinds.MECHANISMS`. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and
-            adds the noise that it prints; labels say what that gives.
+        mechanism: see `privacy.kinds.MECHANISMS`; or one of your own, such as "mine.py:MY_NOISE", for whose account you
+            vouch. "paper_algorithm_3" takes `epsilon` for what PAC-PFL claims and adds the noise that it prints; labels
+            say what that gives.
         clip: largest norm of what a client sends in a round.
         cohort: how the `federation.cohort` clients of a round are drawn; None is "poisson" where that is given (for
             "paper_algorithm_3" "fixed") and "all" otherwise.
@@ -209,7 +210,7 @@ class PrivacyPart:
 
     epsilon: float | None = option(None, low=_LEAST, high=1 / _LEAST, symbol="epsilon", hint=_EXTREME)
     delta: float | None = option(None, low=0, below=1, symbol="delta")
-    mechanism: str = option("gaussian", names=lambda: kinds.MECHANISMS)
+    mechanism: str = option("gaussian", names=lambda: OpenNames(kinds.MECHANISMS))
     clip: float = option(1.0, above=0, symbol="gamma")
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from pacbayes_fl import settings
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.options import Option, Range, options_of
+from pacbayes_fl.options import OpenNames, Option, Range, options_of
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import sources as study_sources
 from pacbayes_fl.study.file import PARTS, Study
@@ -23,6 +23,7 @@ from pacbayes_fl.study.models import KINDS, kinds_over
 from pacbayes_fl.study.parts import DataPart, MethodPart
 
 Schema = dict[str, Any]
+
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DEFINED: Final = "#/$defs/{}"
@@ -73,6 +74,18 @@ def schema() -> Schema:
     }
 
 
+def _reference() -> Schema:
+    return {"type": "string", "pattern": ":"}
+
+
+def _own() -> Schema:
+    return {**_reference(), "description": "An object of your own, such as mine.py:NAME or package.module:NAME."}
+
+
+def _own_methods() -> Schema:
+    return {"patternProperties": {":": {"type": "object"}}, "additionalProperties": False}
+
+
 def _defined(name: str) -> Schema:
     return {"$ref": _DEFINED.format(name)}
 
@@ -91,10 +104,11 @@ def _models_over(over: str) -> Schema:
     tables = {name: _table(kind.table) for name, kind in kinds.items()}
     usual, *_ = tables
     titles = [{"const": name, "description": kind.title} for name, kind in kinds.items()]
-    chosen = {"kind": {"description": "Kind of model.", "default": usual, "oneOf": titles}}
+    chosen = {"kind": {"description": "Kind of model.", "default": usual, "anyOf": [*titles, _own()]}}
     for table in tables.values():
         table["properties"] = chosen | {key: one for key, one in table["properties"].items() if key != "kind"}
     others = [({"kind": {"const": name}}, table) for name, table in tables.items() if table != tables[usual]]
+    others.append(({"kind": _reference()}, {"type": "object"}))
     title = {"title": f"Model over {over}", "type": "object", "properties": tables[usual]["properties"]}
     return (title | _switch(others, tables[usual])) if others else tables[usual] | title
 
@@ -119,7 +133,7 @@ def _chosen() -> Schema:
     titles = [{"const": name, "description": recipe.title} for name, recipe in METHODS.items()]
     presets = dict.fromkeys(preset for recipe in METHODS.values() for preset in recipe.presets)
     return {
-        "name": {"description": "Name of the method.", "default": usual["name"].default, "oneOf": titles},
+        "name": {"description": "Name of the method.", "default": usual["name"].default, "anyOf": [*titles, _own()]},
         "preset": {
             "description": "Values of the options that the study leaves out.",
             "default": usual["preset"].default,
@@ -178,7 +192,7 @@ def _overrides() -> Schema:
         properties = {part: _defined(place) for part, place in parts.items()}
         own[name] = {"type": "object", "properties": properties, "additionalProperties": False}
     text = "Values for single methods, such as [methods.pac-pfl.method]; they stand above those of the study's tables."
-    return {"description": text, "type": "object", "properties": own, "additionalProperties": False}
+    return {"description": text, "type": "object", "properties": own, **_own_methods()}
 
 
 def _by_method() -> Schema:
@@ -189,6 +203,8 @@ def _by_method() -> Schema:
         for name in METHODS
         if name != usual
     ]
+    own = {"method": {"properties": {"name": _reference()}, "required": ["name"]}}
+    cases.append((own, {}))  # whose options are not known here
     return _switch(cases, _options_of_method(usual))
 
 
@@ -241,7 +257,8 @@ def _values(kind: Any, option: Option) -> Schema:
     if kind in (int, float):
         return _number(kind, option.range)
     if kind is str and option.names:
-        return {"enum": [*option.names]}
+        known = {"enum": [*option.names]}
+        return {"anyOf": [known, _own()]} if isinstance(option.names, OpenNames) else known
     if origin is os.PathLike:
         return {"type": "string"}
     plain: dict[Any, Schema] = {

@@ -20,7 +20,7 @@ from pacbayes_fl.data.images import CHANGES
 from pacbayes_fl.data.partitions import PARTITIONS, Partition
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.options import Option
-from pacbayes_fl.study.plugins import OpenTable
+from pacbayes_fl.plugins.table import OpenTable
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def options_of(name: str) -> dict[str, Option]:
     if name in generators.GENERATORS:
         known = options.options_of(generators.GENERATORS[name].config)
         return {key: known[key] for key in generators.GENERATORS[name].options}
+    if name not in every() and name in SOURCES:
+        return options.options_of(SOURCES[name].options)
     if name not in image_sets.domains():
         return {}
     result = options.options_of(image_federation.ImageOptions)

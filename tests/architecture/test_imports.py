@@ -17,7 +17,7 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 # import each other, and the modules of one room may.
 STUDY = (  # the stages of a study, from its file to what is read from its runs
     (
-        *("study.references", "study.plugins", "study.identity", "study.instances", "study.listing"),
+        *("study.plugins", "study.identity", "study.instances", "study.listing"),
         *("study.models", "study.parts", "study.file", "study.sources", "study.schema"),
     ),
     (
@@ -36,6 +36,7 @@ RANKS = {
     **dict.fromkeys(("names",), 0),
     **dict.fromkeys(("errors",), 1),
     **dict.fromkeys(("files", "options", "tensors", "settings"), 2),
+    **dict.fromkeys(("plugins",), 2.5),
     **dict.fromkeys(("noise", "results"), 3),
     **dict.fromkeys(("data",), 4),
     **dict.fromkeys(("models",), 5),

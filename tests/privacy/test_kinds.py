@@ -58,7 +58,7 @@ def tripled_noise(draws: int, coordinates: int, generator: torch.Generator | Non
 @pytest.fixture
 def tripled(monkeypatch: pytest.MonkeyPatch) -> MechanismKind:
     record = MechanismKind("tripled", "three times Laplace noise", 1, tripled_noise, "pure", growth=lambda d: 1 / 3)
-    monkeypatch.setattr(kinds, "MECHANISMS", {**MECHANISMS, "tripled": record})
+    monkeypatch.setattr(kinds, "_BUILT_IN", {**MECHANISMS, "tripled": record})
     return record
 
 
@@ -92,7 +92,7 @@ def test_a_mechanism_without_a_record_is_named() -> None:
 def test_a_record_with_a_claim_has_the_noise_that_is_claimed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     claim = Claim("Somebody", lambda epsilon, rounds: 7 * rounds / epsilon)
     record = replace(MECHANISMS["laplace"], name="sevenfold", claim=claim)
-    monkeypatch.setattr(kinds, "MECHANISMS", {**MECHANISMS, "sevenfold": record})
+    monkeypatch.setattr(kinds, "_BUILT_IN", {**MECHANISMS, "sevenfold": record})
     assert Mechanism.claimed("sevenfold", 0.5, 10.0, 3) == Mechanism("sevenfold", 0.5, 2.1)
     sets = ("privacy.epsilon_if_noise_were_secret=10", "privacy.mechanism=sevenfold", "federation.rounds=3")
     told = run.run(tiny(*sets), tmp_path / "run").labels["privacy"]

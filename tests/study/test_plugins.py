@@ -15,10 +15,11 @@ import torch
 from pacbayes_fl import settings
 from pacbayes_fl.cli import main
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.plugins.references import read_again
 from pacbayes_fl.study import origins as study_origins
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.plugins import METHODS, METRICS
-from pacbayes_fl.study.run import open_run
+from pacbayes_fl.study.run import open_run, run
 from tests import tiny_images
 from tests.tiny import TABLE
 from tests.user_objects import BOUND, METHOD, METRIC, MODEL, SOURCE, write
@@ -208,3 +209,79 @@ def test_installed_packages_extend_the_tables_by_entry_points(
     study = Study.from_toml(written(tmp_path, method={"name": "mean-target"}))
     assert study.recipe.title.startswith("The mean of all clients' means")
     assert study_origins.used(study)["mean-target"]["file"] == str(tmp_path / "a_package_of_methods.py")
+
+
+MECHANISM = """
+from dataclasses import replace
+
+from pacbayes_fl.privacy.kinds import MECHANISMS
+
+MINE = replace(MECHANISMS["laplace"], title="Laplace noise under another name")
+"""
+
+
+def test_a_mechanism_of_ones_own_makes_a_run_private(tmp_path: Path) -> None:
+    """At the price of the built-in one, whose record it is under another name."""
+    path = write(tmp_path, "noise.py", MECHANISM)
+    private = {"epsilon_if_noise_were_secret": 10.0, "mechanism": "noise.py:MINE"}
+    study = written(tmp_path, privacy=private)
+    found = run(Study.from_toml(study), tmp_path / "run")
+    expected = run(Study.from_toml(study, ["privacy.mechanism=laplace"]), tmp_path / "laplace")
+    for key in ("multiplier", "delta", "releases", "pure_if_noise_were_secret"):
+        assert found.labels["privacy"][key] == expected.labels["privacy"][key]
+    name = f"{path.resolve()}:MINE"
+    assert found.labels["privacy"]["mechanism"] == name
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["own_files"].keys() == {name}
+    assert open_run(tmp_path / "run").study.privacy.mechanism == name
+
+
+def test_the_command_bound_takes_a_bound_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "bound.py", BOUND)
+    asked = "--risk 0.03 --kl 500 --n 30000 --delta 0.025 --prior split --independent --json".split()
+    said = []
+    for name in (f"{path}:MINE", "seeger"):
+        assert main(["bound", name, *asked]) == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0]["value"] == said[1]["value"]
+    assert main(["bound", f"{path}:NONE", *asked]) == 1
+    assert "has no 'NONE'" in capsys.readouterr().err
+
+
+OWN = {"METHOD": "MeanTarget", "METRIC": "LARGEST", "MODEL": "NARROW", "SOURCE": "LINES", "BOUND": "MINE"}
+KNOWN = {"METHOD": METHOD, "METRIC": METRIC, "MODEL": MODEL, "SOURCE": SOURCE, "BOUND": BOUND}
+FAMILY = {"METHOD": "method", "METRIC": "metric", "MODEL": "kind of model", "SOURCE": "source of data"}
+
+
+@pytest.mark.parametrize("kind", [*OWN, "PARTITION", "MECHANISM"])
+def test_objects_of_ones_own_are_described(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = {"PARTITION": (PARTITION, "BLOCKS"), "MECHANISM": (MECHANISM, "MINE")}
+    text, name = others[kind] if kind in others else (KNOWN[kind], OWN[kind])
+    path = write(tmp_path, "own.py", text)
+    read_again()
+    assert main(["describe", f"{path}:{name}"]) == 0
+    said = capsys.readouterr().out
+    assert said.replace("\n", "").startswith(f"{path}:{name} ({FAMILY.get(kind, kind.lower())}") or kind == "MECHANISM"
+    assert main(["describe", f"{path}:nothing"]) == 1
+    assert "has no 'nothing'" in capsys.readouterr().err
+
+
+def test_what_packages_add_is_listed_and_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = {"models": (MODEL, "NARROW"), "partitions": (PARTITION, "BLOCKS"), "bounds": (BOUND, "MINE")}
+    groups["mechanisms"] = (MECHANISM, "MINE")
+    about = tmp_path / "a_package_of_all-1.0.dist-info"
+    about.mkdir()
+    write(about, "METADATA", "Metadata-Version: 2.1\nName: a-package-of-all\nVersion: 1.0\n")
+    lines = []
+    for group, (text, name) in groups.items():
+        write(tmp_path, f"all_of_{group}.py", text)
+        lines.append(f"[pacbayes_fl.{group}]\nadded-{group} = all_of_{group}:{name}\n")
+    write(about, "entry_points.txt", "".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for group in groups:
+        assert main(["list", group]) == 0
+        assert f"added-{group}" in capsys.readouterr().out
+        assert f"all_of_{group}" not in sys.modules
+        assert main(["describe", f"added-{group}"]) == 0
+        assert f"added-{group}" in capsys.readouterr().out

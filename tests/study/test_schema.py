@@ -87,7 +87,7 @@ def test_a_private_study_and_a_simulation_are_valid() -> None:
             {"method": {"name": "pfedgp", "particles": 7}},
             "$.method: Additional properties are not allowed ('particles'",
         ),
-        ({"methods": {"rigde": {}}}, "$.methods: Additional properties are not allowed ('rigde'"),
+        ({"methods": {"rigde": {}}}, "$.methods: 'rigde' does not match any of the regexes"),
         ({"methods": {"pfedgp": {"data": {}}}}, "$.methods.pfedgp: Additional properties are not allowed ('data'"),
         ({"methods": {"pfedgp": {"method": {"tau": 1}}}}, "$.methods.pfedgp.method: Additional properties"),
         ({"methods": {"fedavg": {"model": {"mean_widths": "zero"}}}}, "$.methods.fedavg.model: Additional properties"),
@@ -208,3 +208,21 @@ def test_defaults_are_the_studys() -> None:
         given = {key: entry["default"] for key, entry in SCHEMA["$defs"][f"method.{name}"]["properties"].items()}
         assert given == usual
     assert dataclasses.fields(DataPart)[0].default == SCHEMA["properties"]["data"]["properties"]["source"]["default"]
+
+
+def test_references_to_objects_of_ones_own_are_accepted_where_studies_take_them() -> None:
+    own = {"method": {"name": "mine.py:Mine", "anything": 3}, "model": {"kind": "package.module:KIND", "depth": 2}}
+    own |= {"data": {"source": "mine.py:SOURCE", "options": {"clients": 3}}}
+    own |= {"methods": {"mine.py:Mine": {"method": {"anything": 4}}}}
+    own |= {"privacy": {"epsilon": 1.0, "mechanism": "mine.py:NOISE"}}
+    assert errors(own) == []
+    partition = {"data": {"source": "mnist", "options": {"partition": "mine.py:BLOCKS"}}, "method": {"name": "fedavg"}}
+    assert errors(partition) == []
+    for wrong in (
+        {"method": {"name": "nothing"}},
+        {"model": {"kind": "nothing"}, "method": {"name": "fedavg"}},
+        {"methods": {"nothing": {}}},
+        {"privacy": {"epsilon": 1.0, "mechanism": "nothing"}},
+        {"data": {"source": "mnist", "options": {"partition": "nothing"}}, "method": {"name": "fedavg"}},
+    ):
+        assert errors(wrong), wrong

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pacbayes_fl.study.references import anchored, load_file, read_again, reference
+from pacbayes_fl.plugins.references import anchored, load_file, read_again, reference
 from tests.user_objects import write
 
 
