@@ -91,12 +91,10 @@ def test_sigterm_ends_in_order_and_the_run_goes_on_to_the_same_bits(
         for more in ((), ("--resume",)):
             assert cli.main(["run", str(study), "--out", str(folder), "--quiet", *more]) == 1
             assert f"in use by pid {process.pid}, host " in capsys.readouterr().err
-        sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, out, err = finish(process)
     finally:
         process.kill()
-    assert time.monotonic() - sent < 5.0
     assert (code, out, err) == (130, "", "pacbayes-fl: stopped; go on with --resume\n")
     saved = checkpoint.load(folder)
     assert saved is not None and saved.warnings == ()
