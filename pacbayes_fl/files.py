@@ -23,6 +23,9 @@ from pacbayes_fl.errors import CheckpointError
 JsonTable: TypeAlias = dict[str, Any]
 """An object of JSON."""
 
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""The same where nobody changes it."""
+
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077

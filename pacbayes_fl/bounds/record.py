@@ -19,6 +19,7 @@ from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.table import formulas
 from pacbayes_fl.errors import AssumptionError, DataError
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
 _LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
@@ -40,7 +41,7 @@ _ENTRIES = (
 )
 
 
-def to_record(certificate: Certificate, *bounds: Bound) -> dict[str, Any]:
+def to_record(certificate: Certificate, *bounds: Bound) -> JsonTable:
     """Write a certificate as numbers, words, lists and dicts.
 
     Args:
@@ -81,7 +82,7 @@ def to_record(certificate: Certificate, *bounds: Bound) -> dict[str, Any]:
     return record | {"checksum": _checksum(record)}
 
 
-def from_record(record: Mapping[str, Any], *bounds: Bound) -> Certificate:
+def from_record(record: JsonMapping, *bounds: Bound) -> Certificate:
     """Read a certificate back and compute it again.
 
     A premise that is broken counts, whether the record says so or not.
@@ -119,7 +120,7 @@ def from_record(record: Mapping[str, Any], *bounds: Bound) -> Certificate:
     return certificate
 
 
-def _read(record: Mapping[str, Any], known: Mapping[str, Formula]) -> Certificate:
+def _read(record: JsonMapping, known: Mapping[str, Formula]) -> Certificate:
     name = record["formula"]
     if name not in known:
         raise DataError(f"formula must be one of {', '.join(known)}, got {name!r}")
@@ -149,13 +150,13 @@ def _read(record: Mapping[str, Any], known: Mapping[str, Formula]) -> Certificat
     )
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def _checksum(record: JsonMapping) -> str:
     """Hash what `to_record` writes of a record; 1 and 1.0 are the same, as other programs write one for the other."""
     text = json.dumps({name: record[name] for name in _ENTRIES if name in record})
     return hashlib.sha256(json.dumps(json.loads(text, parse_int=float), sort_keys=True).encode()).hexdigest()
 
 
-def _renamed(entries: Mapping[str, Any], simulated: bool, back: bool = False) -> dict[str, Any]:
+def _renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonTable:
     """Call an epsilon what it is where its noise came from a seed, or take that name back."""
     names = (SIMULATED_EPSILON, "epsilon") if back else ("epsilon", SIMULATED_EPSILON)
     return {names[1] if simulated and key == names[0] else str(key): value for key, value in entries.items()}
@@ -178,13 +179,13 @@ def _words(value: Tensor) -> str:
     return f"{value.item():g}" if value.dim() == 0 else f"{value.tolist()}"
 
 
-def _loss_record(loss: BoundedLoss) -> dict[str, Any]:
+def _loss_record(loss: BoundedLoss) -> JsonTable:
     if _LOSSES.get(type(loss).__name__) is type(loss) and is_dataclass(loss):
         return {"kind": type(loss).__name__, **{field.name: getattr(loss, field.name) for field in fields(loss)}}
     return {"kind": "LossRange", "name": loss.name, "low": loss.low, "high": loss.high, "convex": loss.convex}
 
 
-def _loss(record: Mapping[str, Any]) -> BoundedLoss:
+def _loss(record: JsonMapping) -> BoundedLoss:
     settings = dict(record)
     kind = settings.pop("kind")
     if kind not in _LOSSES:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.run import Trained
 
 
-def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows]) -> dict[str, Any]:
+def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows]) -> JsonTable:
     """Describe the assumptions behind the numbers of a table.
 
     Args:
@@ -45,7 +45,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             "pooled": "standardised by the rows of all clients that priors saw",
             "none": "in their own units",
         }[trained.groups[name].shared.kinds[-1]]
-    labels: dict[str, Any] = {
+    labels: JsonTable = {
         "scheme": part.scheme,
         "rows": rows,
         "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"

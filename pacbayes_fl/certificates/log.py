@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pacbayes_fl import files
 from pacbayes_fl.errors import UNREADABLE, CheckpointError
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.certificates import FOLDER
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import extend, problems, read
@@ -33,7 +34,7 @@ class Turn:
     """
 
     number: int = 1
-    entry: Mapping[str, Any] | None = None
+    entry: JsonMapping | None = None
     folder: Path | None = None
     reason: str = ""
 
@@ -60,7 +61,7 @@ class Turn:
             extend(self.folder, FILE)
 
 
-def turn(folder: Path | None, entry: Mapping[str, Any]) -> Turn:
+def turn(folder: Path | None, entry: JsonMapping) -> Turn:
     """Take the number of a request.
 
     The runs that are known of are those in folders beside this one whose data have the same `split_sha256`: runs with
@@ -117,7 +118,7 @@ def share(number: int, tables: int | None) -> int | None:
     return tables if number <= tables else None
 
 
-def _number(folder: Path, entry: Mapping[str, Any]) -> int:
+def _number(folder: Path, entry: JsonMapping) -> int:
     for line in _lines(folder / FILE):
         if _without_number(line) == entry:
             return int(line["number"])
@@ -125,7 +126,7 @@ def _number(folder: Path, entry: Mapping[str, Any]) -> int:
     return 1 + max(len(known), *(int(line["number"]) for line in known if line), 0)
 
 
-def _known(folder: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _known(folder: Path, entry: JsonMapping) -> list[JsonTable]:
     """Requests of the same rows, here and in folders beside; empty what cannot be read."""
     here = folder.resolve()
     beside = {path.resolve() for path in here.parent.glob(f"*/{FILE}")} - {here / FILE}  # links lead to one file
@@ -133,9 +134,9 @@ def _known(folder: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _lines(folder / FILE) + others
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[JsonTable]:
     """Read the requests of a file; what cannot be read is one of which nothing else is known."""
-    result: list[dict[str, Any]] = []
+    result: list[JsonTable] = []
     if path.is_file():
         for text in path.read_bytes().split(b"\n"):
             with contextlib.suppress(*UNREADABLE):
@@ -147,7 +148,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return result
 
 
-def _without_number(line: Mapping[str, Any]) -> dict[str, Any]:
+def _without_number(line: JsonMapping) -> JsonTable:
     return {name: value for name, value in line.items() if name != "number"}
 
 

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from pacbayes_fl.cli.layout import fitted, number, room
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.names import printable, shortened, to_cell, width
 from pacbayes_fl.results import comparison
 from pacbayes_fl.results.certificates import CertifiedRun, is_vacuous, rounded_up
 from pacbayes_fl.results.comparison import Cell, Worst, worst
-from pacbayes_fl.results.metrics import headline, headlines, run_columns, spoken_options
+from pacbayes_fl.results.metrics import METRICS, Option, headline, headlines, run_columns
 from pacbayes_fl.results.recorded import in_progress
 from pacbayes_fl.results.records import SIMULATED_EPSILON, Result
 from pacbayes_fl.results.rounds import RoundRecord
@@ -105,7 +106,7 @@ def print_table(result: Result) -> None:
             say(f"{model}.{rule}: {text} ({chosen['rule']})")
 
 
-def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, Any]], what: str) -> None:
+def _say_not_finite(where: str, asked: int, entries: Mapping[str, JsonMapping], what: str) -> None:
     """Print of which scores a mean is, and who has none that is finite: a line for metrics that say the same."""
     alike: dict[tuple[int, tuple[tuple[str, str], ...]], list[str]] = {}
     for name, entry in entries.items():
@@ -117,7 +118,7 @@ def _say_not_finite(where: str, asked: int, entries: Mapping[str, Mapping[str, A
         say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
 
 
-def _print_fallen(labels: Mapping[str, Any]) -> None:
+def _print_fallen(labels: JsonMapping) -> None:
     """Say which newer rounds were damaged, so that an older one was used; nothing where none was."""
     for text in labels.get("fell_back", ()):
         say(f"fell back: {text}")
@@ -185,7 +186,7 @@ def _titled(name: str, about: str) -> str:
     return f"{name}, {about}" if columns is None else f"{shortened(name, max(12, columns - len(about) - 2))}, {about}"
 
 
-def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def _within(entry: JsonMapping, name: str) -> JsonMapping | None:
     """Find a dotted name in the nested summary; None where it is not."""
     for part in name.split("."):
         if part not in entry:
@@ -194,7 +195,7 @@ def _within(entry: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return entry
 
 
-def _statistics(entry: Mapping[str, Any]) -> tuple[float | None, float | None, float | None, float | None]:
+def _statistics(entry: JsonMapping) -> tuple[float | None, float | None, float | None, float | None]:
     low, high = entry["interval"]
     return entry["mean"], low, high, entry["median"]
 
@@ -237,7 +238,7 @@ def print_bins(results: Sequence[Result]) -> None:
     Args:
         results: results of a table.
     """
-    for option, names in spoken_options().items():
+    for option, names in _spoken_options().items():
         values = sorted({result.labels[option.setting] for result in results if option.setting in result.labels})
         if values:
             say(f"{' and '.join(names)}: {option.sentence.format(' or '.join(map(str, values)))}")
@@ -273,7 +274,7 @@ def print_privacy(results: Sequence[Result]) -> None:
         say("each number is of one run: what several runs on the same rows tell adds up")
 
 
-def _most(spent: Sequence[Mapping[str, Any]], called: str) -> str:
+def _most(spent: Sequence[JsonMapping], called: str) -> str:
     """Say what the run that has spent most has spent."""
     most = max(spent, key=lambda one: math.inf if one[called] is None else float(one[called]))
     epsilon = "infinity" if most[called] is None else rounded_up(most[called])
@@ -394,3 +395,13 @@ def _news(record: RoundRecord) -> str:
     """Say the same in a line, faults last."""
     parts, faults = _progress_parts(record), _faults(record)
     return " ".join([*parts[len(faults) :], *faults])
+
+
+def _spoken_options() -> dict[Option, list[str]]:
+    """Collect the options whose values tables print, each with the names of the metrics that depend on it."""
+    result: dict[Option, list[str]] = {}
+    for name, metric in METRICS.items():
+        for option in metric.options:
+            if option.sentence:
+                result.setdefault(option, []).append(name)
+    return result

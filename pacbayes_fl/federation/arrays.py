@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.files import JsonMapping
 
 DTYPES = MappingProxyType(
     {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
@@ -100,7 +101,7 @@ def pack(tree: Any) -> dict[str, Array]:
     return packed
 
 
-def size(arrays: Mapping[str, Any]) -> int:
+def size(arrays: JsonMapping) -> int:
     """Count bytes without reading a number.
 
     Args:
@@ -126,7 +127,7 @@ def size(arrays: Mapping[str, Any]) -> int:
     return total
 
 
-def unpack(like: tensors.Tree, arrays: Mapping[str, Any]) -> tensors.Tree:
+def unpack(like: tensors.Tree, arrays: JsonMapping) -> tensors.Tree:
     """Read received arrays into a tree of known structure.
 
     Args:

@@ -27,14 +27,14 @@ from torch import Tensor
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
-from pacbayes_fl.files import checksum, make_folder, refuse_link
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link
 from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
 from pacbayes_fl.results.manifest import announced, intact
 
 FORMAT_VERSION: Final = 1
 MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
 
-Migration = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
+Migration = Callable[[dict[str, Tensor], JsonTable], tuple[dict[str, Tensor], JsonTable]]
 # from a version to the next: tensors and meta in, tensors and meta out
 _MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({})
 _NO_SPACE: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -53,7 +53,7 @@ class Checkpoint:
 
     round: int
     tensors: Mapping[str, Tensor]
-    meta: Mapping[str, Any]
+    meta: JsonMapping
     warnings: tuple[str, ...] = ()
 
 
@@ -61,7 +61,7 @@ class _DamagedError(Exception):
     """A round on disk that must not be used; the text says which file of it."""
 
 
-def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int = 2) -> Path:
+def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: JsonMapping, keep: int = 2) -> Path:
     """Save a round, then delete superseded ones.
 
     Until the new round is on disk with its final name, nothing older is touched. Afterwards the `keep` newest up to
@@ -92,7 +92,7 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Ma
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
     files = {"state.safetensors": safetensors.torch.save(flat), "state.json": state_json}
-    manifest: dict[str, Any] = {
+    manifest: JsonTable = {
         "format_version": FORMAT_VERSION,
         "round": round,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
@@ -196,7 +196,7 @@ def clean(folder: Path | str) -> None:
 
 
 def check_study(
-    saved: Mapping[str, Any], current: Mapping[str, Any], may_change: Sequence[str] = MAY_CHANGE, what: str = "run"
+    saved: JsonMapping, current: JsonMapping, may_change: Sequence[str] = MAY_CHANGE, what: str = "run"
 ) -> None:
     """Refuse to go on with a run, a comparison or a search under another study than it was started with.
 
@@ -310,7 +310,7 @@ def _rounds(root: Path) -> list[tuple[int, Path]]:
     return [(number, path) for number, _, path in sorted(result, reverse=True)]
 
 
-def _read(path: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
     """Read one round whole, or raise `_DamagedError`; nothing is returned of which a byte is in doubt."""
 
     def content(name: str) -> bytes:

@@ -14,6 +14,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DeployError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Serialised, shown
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.tensors import AnyTree
 
@@ -35,7 +36,7 @@ class Request(NamedTuple):
         arrays: the broadcast message, by flat name.
     """
 
-    config: Mapping[str, Any]
+    config: JsonMapping
     arrays: Mapping[str, Serialised | Tensor]
 
 
@@ -47,7 +48,7 @@ class Reply(NamedTuple):
         arrays: its update, leaves [1, *], by flat name.
     """
 
-    config: Mapping[str, Any]
+    config: JsonMapping
     arrays: Mapping[str, Serialised | Tensor]
 
 
@@ -146,7 +147,7 @@ def first_difference(own: Any, other: Any, name: str = "") -> str:
     return f"{name or 'method'} is {shown(here)} here and {shown(there)} on the server"
 
 
-def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], whose: str) -> Mapping[str, Any]:
+def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], whose: str) -> JsonMapping:
     """Check that the plain values are there and of their types.
 
     Args:
@@ -182,7 +183,7 @@ def byte_budget(like: AnyTree) -> int:
     return int(SLACK * arrays.size(arrays.pack(like)))
 
 
-def read_arrays(like: AnyTree, got: Mapping[str, Any]) -> AnyTree:
+def read_arrays(like: AnyTree, got: JsonMapping) -> AnyTree:
     """Read arrays whose size is judged first; floating leaves are finite, and so is the square of their norm.
 
     Args:

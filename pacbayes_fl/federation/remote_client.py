@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
@@ -25,6 +24,7 @@ from pacbayes_fl.federation.messages import (
     read_config,
     signature,
 )
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod, slowed
 from pacbayes_fl.noise import Engine, Noise
 
@@ -76,9 +76,7 @@ def handle_train(
     return Reply(header, arrays.pack(update)), Kept(config["run"], number, flatten(new))
 
 
-def _unwanted(
-    config: Mapping[str, Any], method: AnyMethod, kept: Kept | None, batch: ClientBatch, run: str | None
-) -> str:
+def _unwanted(config: JsonMapping, method: AnyMethod, kept: Kept | None, batch: ClientBatch, run: str | None) -> str:
     """The reason to reject a request; "" for none."""
     run = kept.run if run is None and kept is not None else run
     if batch.clients != 1 or config["client"] != batch.names[0]:

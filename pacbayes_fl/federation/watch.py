@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.rounds import Steps
 from pacbayes_fl.server.robust import WINDOW
 
@@ -74,7 +74,7 @@ class Watch(NamedTuple):
         return {"failures": dict(self.failures), "steps": steps, **rest}
 
     @classmethod
-    def from_saved(cls, saved: Mapping[str, Any]) -> Watch:
+    def from_saved(cls, saved: JsonMapping) -> Watch:
         """Read the result of `to_save`; records that an older version did not have are empty."""
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.by_autograd import ByAutograd
 from pacbayes_fl.posteriors.weights.family import AnyFamily, Draw, Precomputed, WeightDistribution
+from pacbayes_fl.tensors import AnyTree
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _hot_gradient(
     draws: Sequence[Draw],
     zeta: float,
     scale: Tensor,
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, AnyTree]:
     total = torch.zeros_like(scale)
     gradient = tensors.tree_map(lambda slope: slope.mul_(zeta), only_stochastic(model, q.kl_gradient(prior)))
     for draw in draws:
@@ -190,20 +191,20 @@ class Fitting(NamedTuple):
         adam: moments of q, overwritten by every step.
     """
 
-    q: Any
+    q: AnyTree
     precomputed: Precomputed
-    adam: Adam[Any]
+    adam: Adam[AnyTree]
 
 
 def personal_steps(
     model: WeightModel,
     local: LocalInference,
     state: Fitting,
-    prior: tuple[Any, Precomputed],
+    prior: tuple[AnyTree, Precomputed],
     rows: ClientBatch,
     scale: Tensor,
     noise: Noise,
-    draw: Callable[[Any, Noise], Draw],
+    draw: Callable[[AnyTree, Noise], Draw],
     free: Tensor | None = None,
     active: Tensor | None = None,
 ) -> tuple[Fitting, Tensor]:
@@ -250,13 +251,13 @@ def personal_steps(
 def fit(
     model: WeightModel,
     local: LocalInference,
-    prior: Any,
+    prior: AnyTree,
     batch: ClientBatch,
     noise: Noise,
     passes: int,
-    draw: Callable[[Any, Noise], Draw],
+    draw: Callable[[AnyTree, Noise], Draw],
     free: Tensor | None = None,
-) -> Any:
+) -> AnyTree:
     """Fit the posterior of clients that never trained, from the prior and against it; the prior stays as it is.
 
     Args:

@@ -15,11 +15,13 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, PrivacyError, StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.tensors import AnyTree
 
 Server = TypeVar("Server")
 Message = TypeVar("Message")
@@ -155,7 +157,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return range(len(ids))
 
     @default
-    def client_deltas(self, message: Message, update: Update) -> Any:
+    def client_deltas(self, message: Message, update: Update) -> AnyTree:
         """The part of the update whose mean is the server's step; private rounds clip it: floating leaves [K, *].
 
         Where clients send weights it is their difference from the message, so that a bound on their norms bounds the
@@ -164,7 +166,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return Nothing()
 
     @default
-    def position(self, message: Message) -> Any:
+    def position(self, message: Message) -> AnyTree:
         """The trained part of a message, watched for divergence: floating leaves [*], normally of the order of 1."""
         return {name: leaf for name, leaf in tensors.leaves(message).items() if leaf.is_floating_point()}
 
@@ -174,13 +176,13 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
     @default
-    def to_release(self, message: Message, update: Update) -> Any:
+    def to_release(self, message: Message, update: Update) -> AnyTree:
         """The part of the update that is clipped and released: floating leaves [K, *]."""
         self.check_private()
         return self.client_deltas(message, update)
 
     @default
-    def from_release(self, message: Message, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Message, mean: AnyTree, clients: float) -> Update:
         """Build the update [1, *] from the released mean [1, *] over `clients`; NaN where nothing is released."""
         raise PrivacyError(f"{type(self).__name__} has no private release", hint="train it without [privacy]")
 
@@ -195,7 +197,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         return {}
 
     @default
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Entries of `labels.json` on inference and prediction, such as the number of draws."""
         return {}
 

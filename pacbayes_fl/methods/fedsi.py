@@ -14,6 +14,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import curvature, laplace, map_estimate, subnetwork
 from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Rule, SubnetworkChoice
@@ -194,7 +195,7 @@ class FedSI(Method[Server, Message, Client, Update]):
             raise StudyError(what, hint="upload = 'variance'")
         self.model.shared(self.personal_sites)  # refuses a number of sites that leaves one part empty
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Which weights are uncertain, and how predictions use them."""
         covariance = "full covariance on a subnetwork" if self.covariance == "full" else "diagonal covariance"
         return {

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.methods.base import Method, RefinedPosterior
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod, Client, Message, Method, RefinedPosterior, Server, Update
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.predictive import LearnedPriors, Posterior
 from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.tensors import AnyTree
 
 
 @final
 @dataclass(frozen=True)
-class Tempered(Method[Any, Any, Any, Any]):
+class Tempered(Method[Server, Message, Client, Update]):
     """A method whose models predict p^(1/T) / Z; its rounds, states and posteriors are those of the method itself.
 
     Bounds are on the Gibbs predictor that draws a network and predicts with its tempered probabilities:
@@ -32,7 +34,7 @@ class Tempered(Method[Any, Any, Any, Any]):
         temperature: T.
     """
 
-    inner: Method[Any, Any, Any, Any]
+    inner: Method[Server, Message, Client, Update]
     temperature: float
 
     def __post_init__(self) -> None:
@@ -75,40 +77,42 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As in the wrapped method."""
         return self.inner.row_by_row
 
-    def init_server(self, generator: torch.Generator) -> Any:
+    def init_server(self, generator: torch.Generator) -> Server:
         """As in the wrapped method."""
         return self.inner.init_server(generator)
 
-    def init_clients(self, message: Any, batch: ClientBatch) -> Any:
+    def init_clients(self, message: Message, batch: ClientBatch) -> Client:
         """As in the wrapped method."""
         return self.inner.init_clients(message, batch)
 
-    def broadcast(self, server: Any) -> Any:
+    def broadcast(self, server: Server) -> Message:
         """As in the wrapped method."""
         return self.inner.broadcast(server)
 
-    def client(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> tuple[Any, Any]:
+    def client(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> tuple[Update, Client]:
         """As in the wrapped method."""
         return self.inner.client(message, state, batch, noise)
 
-    def server(self, server: Any, update: Any, n_clients: int) -> Any:
+    def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """As in the wrapped method."""
         return self.inner.server(server, update, n_clients)
 
-    def personalise(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
+    def personalise(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
         """Temper each client's own posterior."""
         return tempered(self.inner.personalise(message, state, batch, noise), self.temperature)
 
-    def is_new(self, state: Any) -> Tensor | None:
+    def is_new(self, state: Client) -> Tensor | None:
         """As the method itself: bool [K]."""
         return self.inner.is_new(state)
 
-    def personalise_trained(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> TemperedPosterior:
+    def personalise_trained(
+        self, message: Message, state: Client, batch: ClientBatch, noise: Noise
+    ) -> TemperedPosterior:
         """Temper each client's own posterior."""
         return tempered(self.inner.personalise_trained(message, state, batch, noise), self.temperature)
 
     def personalise_again(
-        self, posterior: Posterior, message: Any, state: Any, batch: ClientBatch, noise: Noise
+        self, posterior: Posterior, message: Message, state: Client, batch: ClientBatch, noise: Noise
     ) -> TemperedPosterior:
         """As `personalise`."""
         known = posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
@@ -119,16 +123,16 @@ class Tempered(Method[Any, Any, Any, Any]):
         result = self.inner.refine(prior.inner, seen, rows, noise)
         return result._replace(posterior=tempered(result.posterior, self.temperature))
 
-    def global_model(self, message: Any, state: Any, batch: ClientBatch, noise: Noise) -> Posterior | None:
+    def global_model(self, message: Message, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """The tempered global model."""
         result = self.inner.global_model(message, state, batch, noise)
         return None if result is None else tempered(result, self.temperature)
 
-    def client_deltas(self, message: Any, update: Any) -> Any:
+    def client_deltas(self, message: Message, update: Update) -> AnyTree:
         """As in the wrapped method."""
         return self.inner.client_deltas(message, update)
 
-    def position(self, message: Any) -> Any:
+    def position(self, message: Message) -> AnyTree:
         """As in the wrapped method."""
         return self.inner.position(message)
 
@@ -136,19 +140,19 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As in the wrapped method."""
         self.inner.check_private()
 
-    def to_release(self, message: Any, update: Any) -> Any:
+    def to_release(self, message: Message, update: Update) -> AnyTree:
         """As in the wrapped method."""
         return self.inner.to_release(message, update)
 
-    def from_release(self, message: Any, mean: Any, clients: float) -> Any:
+    def from_release(self, message: Message, mean: AnyTree, clients: float) -> Update:
         """As in the wrapped method."""
         return self.inner.from_release(message, mean, clients)
 
-    def describe(self, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, state: Client) -> Mapping[str, Tensor]:
         """As in the wrapped method."""
         return self.inner.describe(state)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Labels of the wrapped method, and the temperature."""
         return self.inner.about() | {"temperature": self.temperature}
 
@@ -156,11 +160,11 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As the method itself, of rows [K]: [K]."""
         return self.inner.weight(rows)
 
-    def possible(self, update: Any) -> Tensor:
+    def possible(self, update: Update) -> Tensor:
         """As the method itself: bool [K]."""
         return self.inner.possible(update)
 
-    def registered(self, update: Any, rows: Tensor, ids: Sequence[int]) -> Any:
+    def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
         """As the method itself, by rows [K]."""
         return self.inner.registered(update, rows, ids)
 
@@ -172,15 +176,15 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As in the wrapped method."""
         return self.inner.fewest_joined(clients)
 
-    def aggregated(self, message: Any, update: Any, rule: Rule) -> Any:
+    def aggregated(self, message: Message, update: Update, rule: Rule) -> Update:
         """As in the wrapped method."""
         return self.inner.aggregated(message, update, rule)
 
-    def reduce(self, update: Any) -> Any:
+    def reduce(self, update: Update) -> Update:
         """As in the wrapped method."""
         return self.inner.reduce(update)
 
-    def report(self, server: Any, update: Any) -> Mapping[str, Tensor]:
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """As in the wrapped method."""
         return self.inner.report(server, update)
 
@@ -188,7 +192,7 @@ class Tempered(Method[Any, Any, Any, Any]):
         """As in the wrapped method."""
         return self.inner.remark(values)
 
-    def learned_priors(self, server: Any) -> LearnedPriors | None:
+    def learned_priors(self, server: Server) -> LearnedPriors | None:
         """As in the wrapped method."""
         return self.inner.learned_priors(server)
 
@@ -206,7 +210,7 @@ class Tempered(Method[Any, Any, Any, Any]):
         return self.inner.footprint(rows)
 
 
-def untempered(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
+def untempered(method: AnyMethod) -> AnyMethod:
     """Give the method itself, whatever temperature its predictions have.
 
     Args:

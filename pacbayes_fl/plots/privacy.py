@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.plots.style import (
     CYCLE,
     FAINT,
@@ -101,7 +102,7 @@ def _axis_label(private: Sequence[Result], at: str) -> str:
     return f"ε spent, {at}{text}\n(smaller is more private)"
 
 
-def _about(result: Result) -> Mapping[str, Any]:
+def _about(result: Result) -> JsonMapping:
     return result.labels.get("privacy") or {}
 
 

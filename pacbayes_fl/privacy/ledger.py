@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
-from pacbayes_fl.files import checksum
+from pacbayes_fl.files import JsonMapping, checksum
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.guarantees import Statement, rounded, statement
@@ -315,7 +315,7 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None]:
         raise _damaged(path) from error
 
 
-def _entry(saved: Mapping[str, Any]) -> tuple[Charge, int]:
+def _entry(saved: JsonMapping) -> tuple[Charge, int]:
     cohorts = Cohorts(**saved["cohorts"])
     return Charge(saved["kind"], saved["multiplier"], saved["coordinates"], cohorts), saved["count"]
 

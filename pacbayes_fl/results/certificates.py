@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
-from pacbayes_fl.files import checksum
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import GROUPS
 
@@ -93,12 +93,12 @@ class CertifiedRun:
     delta: float
     clients: tuple[CertifiedClient, ...]
     reasons: Mapping[str, list[str]] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    certificates: Mapping[str, Any] = field(default_factory=dict)
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    summary: JsonMapping = field(default_factory=dict)
+    certificates: JsonMapping = field(default_factory=dict)
+    labels: JsonMapping = field(default_factory=dict)
     asked: str = ""
     number: int | None = None
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: JsonMapping = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -149,7 +149,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _client(line: Mapping[str, Any]) -> CertifiedClient:
+def _client(line: JsonMapping) -> CertifiedClient:
     numbers = {name: math.nan if line[name] is None else float(line[name]) for name in _NUMBERS}
     return CertifiedClient(**{**line, **numbers})
 
@@ -204,7 +204,7 @@ def _disagreement(table: CertifiedRun) -> str:
     return ""
 
 
-def model_of(folder: Path | str, round: int | None = None) -> dict[str, Any]:
+def model_of(folder: Path | str, round: int | None = None) -> JsonTable:
     """The state of a run folder to which current certificates refer.
 
     Args:

@@ -11,6 +11,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pacbayes_fl.files import JsonMapping, JsonTable
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -97,7 +99,7 @@ class Metric:
     headline: bool = False
     search: str = ""
     summed: Literal["loss", "log density", ""] = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonMapping = field(default_factory=dict)
 
     def __call__(self, predictive: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Score predictions.
@@ -121,7 +123,7 @@ class Metric:
         scores: Tensor = function(predictive, y, mask, **given)
         return scores
 
-    def at(self, settings: Mapping[str, Any]) -> Metric:
+    def at(self, settings: JsonMapping) -> Metric:
         """Take the values of the options from a study.
 
         Args:
@@ -132,7 +134,7 @@ class Metric:
         """
         return replace(self, values={one.setting: settings.get(one.setting, one.default) for one in self.options})
 
-    def labels(self) -> dict[str, Any]:
+    def labels(self) -> JsonTable:
         """Describe the metric under the settings of a run.
 
         Returns:
@@ -428,20 +430,6 @@ def search_scores(task: str) -> tuple[str, ...]:
     """
     metrics = of_task(task).values()
     return tuple(metric.search for kind in ("loss", "log density") for metric in metrics if metric.summed == kind)
-
-
-def spoken_options() -> dict[Option, list[str]]:
-    """Collect the options whose values tables print.
-
-    Returns:
-        Options, each with the names of the metrics that depend on it.
-    """
-    result: dict[Option, list[str]] = {}
-    for name, metric in METRICS.items():
-        for option in metric.options:
-            if option.sentence:
-                result.setdefault(option, []).append(name)
-    return result
 
 
 def listing() -> list[tuple[str, str]]:

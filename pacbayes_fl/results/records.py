@@ -23,7 +23,7 @@ import numpy as np
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.bootstrap import nested_bootstraps
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
@@ -99,7 +99,7 @@ class Result:
     rounds: tuple[RoundRecord, ...] = ()
     clients: tuple[ClientRow, ...] = ()
     predictions: Mapping[str, Tensor] = field(default_factory=dict)
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    labels: JsonMapping = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """What was run, on how many clients, in one line; the numbers are in `summary`."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from pacbayes_fl import files, names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DamageWarning, DataError, shown
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import sync_folder
 from pacbayes_fl.results.manifest import put
@@ -69,7 +69,7 @@ class RoundRecord:
     rates: float = 1.0
 
 
-def typed(table: Mapping[str, Any], key: str) -> Any:
+def typed(table: JsonMapping, key: str) -> Any:
     """Take a value of the kind that is written under its name.
 
     Args:

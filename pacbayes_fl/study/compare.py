@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from pacbayes_fl import files, plots, settings
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.comparison import FILE, Cell, run_folder, scores_sha256, table
@@ -125,13 +126,13 @@ def _after(begin: Callable[[], None], on_round: Callable[[RoundRecord], None] | 
     return on_event
 
 
-def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> dict[str, Any]:
+def _asked(names: Sequence[str], seeds: int, studies: Sequence[Study], vary: str | None) -> JsonTable:
     """Say what a comparison is of, as JSON."""
     tables = {name: study.table() for name, study in zip(names, studies, strict=True)}
     return {"methods": list(names), "seeds": seeds, "vary": vary and _value_text(studies[0], vary), "studies": tables}
 
 
-def _refuse_other(out: Path, asked: Mapping[str, Any]) -> None:
+def _refuse_other(out: Path, asked: JsonMapping) -> None:
     """Refuse to go on with another comparison than a folder was begun with; in one without any it begins."""
     if read(out) is None and not (out / COMPARISON).exists():
         return
@@ -247,7 +248,7 @@ def write(out: Path | str, results: Sequence[Result]) -> None:
         {"folder": place, "method": one.method, "seed": one.seed, "scores_sha256": scores_sha256(out / place)}
         for place, one in zip(places, results, strict=True)
     ]
-    summary: dict[str, Any] = {"study": results[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
+    summary: JsonTable = {"study": results[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
     if settings_of := {result.method: result.labels["varied"] for result in results if "varied" in result.labels}:
         summary["varied"] = settings_of
     if bins := {one.method: one.labels["calibration_bins"] for one in results if "calibration_bins" in one.labels}:
@@ -262,7 +263,7 @@ def write(out: Path | str, results: Sequence[Result]) -> None:
         warnings.warn(f"no box plots: {error}", stacklevel=2)
 
 
-def _plain(cell: Cell) -> dict[str, Any]:
+def _plain(cell: Cell) -> JsonTable:
     """Give a cell as JSON can hold it, a number that is not finite as None."""
     values = cell._asdict().items()
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}

@@ -20,6 +20,7 @@ from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
@@ -212,7 +213,7 @@ def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
     check_rows(rows_by_client(before), rows_by_client(now))
 
 
-def check_rows(old_rows: Mapping[str, Any], new_rows: Mapping[str, Any]) -> None:
+def check_rows(old_rows: JsonMapping, new_rows: JsonMapping) -> None:
     """Compare clients by fingerprints of their rows.
 
     Args:
@@ -351,7 +352,7 @@ def rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
     }
 
 
-def provenance(dataset: tables.Dataset) -> Mapping[str, Any]:
+def provenance(dataset: tables.Dataset) -> JsonMapping:
     """Provenance of a data set, with a fingerprint of its training and test rows.
 
     Args:

@@ -14,6 +14,7 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.data.user_tables import Task
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice, Recipe
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.plugins.references import INSTANCE, read_again, reference
@@ -94,7 +95,7 @@ class Study:
         elif isinstance(data, tables.Dataset) and data.rows is not None:
             data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
         given = Instances(method, model, data, tuple(metrics))
-        changes: dict[str, Any] = {"instances": given}
+        changes: JsonTable = {"instances": given}
         if given.method is not None:
             recipe = given.recipes[given.method_name]
             changes["method"] = MethodPart(given.method_name, "recommended", recipe.options())
@@ -137,7 +138,7 @@ class Study:
     @classmethod
     def from_table(
         cls,
-        table: Mapping[str, Any],
+        table: JsonMapping,
         where: str = "study",
         sets: Sequence[str] = (),
         instances: Instances = NO_INSTANCES,
@@ -167,7 +168,7 @@ class Study:
         return cls._resolved(table, where, sets, instances)
 
     @classmethod
-    def _resolved(cls, table: Mapping[str, Any], where: str, sets: Sequence[str], instances: Instances) -> Study:
+    def _resolved(cls, table: JsonMapping, where: str, sets: Sequence[str], instances: Instances) -> Study:
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
         table = _with_references(table, Path.cwd())
         full = settings.merge(table, given)
@@ -201,7 +202,7 @@ class Study:
         source = sources.find(data.source)
         if name in METHODS and (data.task == "classification" or (source is not None and source.classes)):
             check_task(name, classification=True)
-        parts: dict[str, Any] = {
+        parts: JsonTable = {
             part: settings.parse(kind, layered.get(part, {}), f"{where} [{part}]") for part, kind in PARTS
         }
         _check_metrics(parts["report"].metrics, f"{where} [report] metrics", instances)
@@ -230,13 +231,13 @@ class Study:
         """
         return cls.from_table(*read_table(path), sets)
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> JsonTable:
         """Give the study as a nested table of plain values, nothing implied.
 
         The epsilon of a simulation, which is nobody's privacy, has a name that says so.
         """
         parts = [one.name for one in fields(self) if one.name != "instances"]
-        table: dict[str, Any] = {part: settings.plain(getattr(self, part)) for part in parts}
+        table: JsonTable = {part: settings.plain(getattr(self, part)) for part in parts}
         table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
             self.method.options
         )
@@ -296,7 +297,7 @@ def _name(name: Any, where: str) -> str:
     return name
 
 
-def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, JsonTable]:
     """Read assignments; where they choose another method or source of data, the table's part for its own is dropped.
 
     Args:
@@ -309,7 +310,7 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
     Raises:
         StudyError: when an assignment has no "=".
     """
-    given: dict[str, Any] = {}
+    given: JsonTable = {}
     for assignment in sets:
         settings.override(given, assignment)
     given = _with_references(_anchored(given, Path.cwd()), Path.cwd())
@@ -323,7 +324,7 @@ def assigned(table: Mapping[str, Any], sets: Sequence[str]) -> tuple[Mapping[str
     return table, given
 
 
-def _budgeted(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _budgeted(table: JsonMapping, where: str) -> JsonMapping:
     """Read the epsilon of a simulation, which has a name of its own: giving it asks for a simulation."""
     part = table.get("privacy")
     if not isinstance(part, Mapping) or SIMULATED_EPSILON not in part:
@@ -364,7 +365,7 @@ def _check_own(method: str, own: Any, where: str) -> None:
             raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(PARTS))}")
 
 
-def read_table(path: Path | str) -> tuple[dict[str, Any], str]:
+def read_table(path: Path | str) -> tuple[JsonTable, str]:
     """Read the table of a study.
 
     Args:
@@ -393,7 +394,7 @@ _REFERENCES: Final = (*(("method", "name"), ("model", "kind"), ("report", "metri
 """Keys whose values can lead to a user's own object."""
 
 
-def _with_references(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _with_references(table: JsonMapping, folder: Path) -> JsonTable:
     """Make paths of users' own objects absolute: in a file they count from its folder, on a command line from here."""
 
     def whole(value: Any) -> Any:
@@ -415,7 +416,7 @@ def _with_references(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return result
 
 
-def _anchored(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _anchored(table: JsonTable, folder: Path) -> JsonTable:
     """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
 
     def anchored(key: str, value: Any) -> Any:

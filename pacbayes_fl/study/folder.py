@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
@@ -54,7 +54,7 @@ class Settled(NamedTuple):
     """
 
     study: Study
-    notes: Mapping[str, Any]
+    notes: JsonMapping
     dataset: tables.Dataset
     division: CertificateSplit
     history: TrainingHistory
@@ -80,7 +80,7 @@ class RunFolder:
         self._saved: Checkpoint | None = None
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> JsonMapping:
         """Values saved beside the newest intact round; none before the first."""
         return MappingProxyType({}) if self._saved is None else self._saved.meta
 
@@ -94,7 +94,7 @@ class RunFolder:
         resuming.refuse_release(self.path)
         return lock.RunLock(self.path)
 
-    def recall(self, study: Study, resume: bool) -> tuple[Study, Mapping[str, Any]]:
+    def recall(self, study: Study, resume: bool) -> tuple[Study, JsonMapping]:
         """Find out where a run of a study goes on.
 
         Args:
@@ -322,13 +322,13 @@ class NoFolder:
 
     path = None
     fell_back: Sequence[str] = ()
-    meta: Mapping[str, Any] = MappingProxyType({})
+    meta: JsonMapping = MappingProxyType({})
 
     def lock(self) -> AbstractContextManager[object]:
         """There is nothing to keep others out of."""
         return nullcontext()
 
-    def recall(self, study: Study, resume: bool) -> tuple[Study, Mapping[str, Any]]:
+    def recall(self, study: Study, resume: bool) -> tuple[Study, JsonMapping]:
         """Give the study back: nothing was chosen before."""
         return study, MappingProxyType({})
 

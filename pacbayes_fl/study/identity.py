@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.results.metrics import Metric
 
@@ -92,7 +93,7 @@ def _parts(value: Any) -> list[Any]:
     return [_held(value)]
 
 
-def _held(value: Any) -> dict[str, Any]:
+def _held(value: Any) -> JsonTable:
     """Give the fields of a dataclass, and the attributes of another object but for those that it has computed."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

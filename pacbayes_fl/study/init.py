@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pacbayes_fl import settings
 from pacbayes_fl.data import times, user_tables
 from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.names import printable
 from pacbayes_fl.options import Option, options_of
@@ -137,7 +138,7 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
     return study
 
 
-def _table(data: Path, method: str, out: Path, columns: Columns) -> dict[str, Any]:
+def _table(data: Path, method: str, out: Path, columns: Columns) -> JsonTable:
     """Give the values that the study does not leave at their defaults."""
     source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
     part = {"source": source, "client": columns.client, "target": columns.target}
@@ -150,7 +151,7 @@ def _table(data: Path, method: str, out: Path, columns: Columns) -> dict[str, An
     return {"name": out.stem, "data": part, "method": {"name": method}, "privacy": private}
 
 
-def _lines(study: Study, given: Mapping[str, Any]) -> Iterator[str]:
+def _lines(study: Study, given: JsonMapping) -> Iterator[str]:
     """Write all tables; what is not given stands as a comment."""
     resolved = study.table()
     yield f"name = {settings.to_value(given['name'])}"
@@ -172,16 +173,16 @@ def _others(study: Study) -> list[str]:
     return [settings.to_value(preset) for preset in study.recipe.presets if preset != study.method.preset]
 
 
-def _paper(study: Study, part: str) -> Mapping[str, Any]:
+def _paper(study: Study, part: str) -> JsonMapping:
     return study.recipe.presets["paper"].get(part, {})
 
 
 def _part(
     name: str,
     options: Mapping[str, Option],
-    values: Mapping[str, Any],
-    given: Mapping[str, Any] | None = None,
-    paper: Mapping[str, Any] | None = None,
+    values: JsonMapping,
+    given: JsonMapping | None = None,
+    paper: JsonMapping | None = None,
 ) -> Iterator[str]:
     """Write a table and the tables inside of it."""
     plain = {key: one for key, one in options.items() if not dataclasses.is_dataclass(one.default)}
@@ -193,9 +194,9 @@ def _part(
 
 def _options(
     options: Mapping[str, Option],
-    values: Mapping[str, Any],
-    given: Mapping[str, Any] | None = None,
-    paper: Mapping[str, Any] | None = None,
+    values: JsonMapping,
+    given: JsonMapping | None = None,
+    paper: JsonMapping | None = None,
 ) -> Iterator[str]:
     for name, option in options.items():
         own = (given or {}).get(name)

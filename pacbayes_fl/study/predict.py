@@ -20,6 +20,7 @@ from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.data import ScaledGroup, match_columns, scale
 from pacbayes_fl.study.evaluate.classification import predictive
@@ -114,7 +115,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
 
 
-def join(trained: Trained | Served, path: Path | str) -> dict[str, Any]:
+def join(trained: Trained | Served, path: Path | str) -> JsonTable:
     """Let clients personalise that never trained, and predict the rows of theirs that have no target.
 
     Args:

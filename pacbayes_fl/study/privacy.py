@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import guarantees, kinds
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
@@ -81,7 +81,7 @@ def open_private(
     state: FederationState,
     clients: ClientBatch,
     folder: Path | None,
-    saved: Mapping[str, Any] = MappingProxyType({}),
+    saved: JsonMapping = MappingProxyType({}),
 ) -> PrivateAggregator | None:
     """Open the private aggregation of a study's rounds.
 
@@ -196,7 +196,7 @@ def _called(number: str, simulated: bool) -> str:
     return f"{number}{SUPPOSED}" if simulated else number
 
 
-def to_save(aggregator: PrivateAggregator | None, saved: Mapping[str, Any] | None = None) -> dict[str, int]:
+def to_save(aggregator: PrivateAggregator | None, saved: JsonMapping | None = None) -> dict[str, int]:
     """State of the ledger for a checkpoint.
 
     Args:

@@ -23,7 +23,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
-from pacbayes_fl.files import JsonTable, checksum, make_folder
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
@@ -198,11 +198,11 @@ def _about(known: Served) -> JsonTable:
     }
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _json(value: JsonMapping) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _sealed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> JsonTable:
+def _sealed(about: JsonMapping, files: Mapping[str, bytes]) -> JsonTable:
     body = {**about, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
     return body | {"checksum": checksum(body)}
 
@@ -253,7 +253,7 @@ def open_release(folder: Path | str) -> Served:
     return Served(study, method, server, int(about["round"]), schema, scaling.read(folder, schema), dtype, raw)
 
 
-def _checked(folder: Path) -> Mapping[str, Any]:
+def _checked(folder: Path) -> JsonMapping:
     """Read what a release says of itself, and compare all of its files with it."""
     hint = "release the run anew"
     try:

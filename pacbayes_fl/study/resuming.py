@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import checkpoint
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import manifest as results_manifest
 from pacbayes_fl.results.folder import FILES, RELEASED
@@ -36,7 +37,7 @@ class SavedRun(NamedTuple):
     """
 
     study: Study
-    notes: Mapping[str, Any] = MappingProxyType({})
+    notes: JsonMapping = MappingProxyType({})
     saved: checkpoint.Checkpoint | None = None
     fell_back: Sequence[str] = ()
 

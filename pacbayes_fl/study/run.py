@@ -18,7 +18,7 @@ from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.results.folder import leaving
@@ -69,7 +69,7 @@ class Trained:
     dataset: tables.Dataset
     bound_rows: ClientBatch | None = None
     rounds: tuple[RoundRecord, ...] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: JsonMapping = field(default_factory=dict)
     replacement: Callable[[float], Replacement | None] = field(default=lambda _: None)
     history: TrainingHistory = field(default_factory=TrainingHistory)
     folder: Path | None = None
@@ -232,7 +232,7 @@ class _Federation(NamedTuple):
 
 
 def _assembled(
-    study: Study, notes: Mapping[str, Any], dataset: tables.Dataset, folder: Folder, on_trial: OnRound = _unheard
+    study: Study, notes: JsonMapping, dataset: tables.Dataset, folder: Folder, on_trial: OnRound = _unheard
 ) -> _Federation:
     """Divide the rows, check them, settle what is left open, build the method, and give clients their states.
 
@@ -380,7 +380,7 @@ def _described(trained: Trained, rows: Sequence[ClientRow]) -> list[ClientRow]:
 def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
     study, dataset = trained.study, trained.dataset
     metrics = regression.metrics_of(study, _task(dataset))
-    differences: dict[str, Any] = {
+    differences: JsonTable = {
         "differs_from_paper": {key: list(pair) for key, pair in study.differences().items()},
         "round": trained.state.round,
         "files": leaving(study.privacy.epsilon is not None and study.privacy.randomness == "system"),

@@ -7,13 +7,14 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study import fingerprints
@@ -85,7 +86,7 @@ def check_same(folder: Path, now: tables.Dataset) -> None:
         check_rows(result["clients"], fingerprints.of_all_rows(now, result["salt"]))
 
 
-def _read(folder: Path) -> Mapping[str, Any]:
+def _read(folder: Path) -> JsonMapping:
     try:
         result = json.loads((folder / PRINTS).read_text("utf-8"))
         return {name: result[name] for name in ("salt", "columns", "clients")}

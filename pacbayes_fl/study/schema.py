@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from pacbayes_fl import settings
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.options import OpenNames, Option, Range, options_of
 from pacbayes_fl.results.records import SIMULATED_EPSILON
@@ -22,7 +23,7 @@ from pacbayes_fl.study.file import PARTS, Study
 from pacbayes_fl.study.models import KINDS, kinds_over
 from pacbayes_fl.study.parts import DataPart, MethodPart
 
-Schema = dict[str, Any]
+Schema = JsonTable
 
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -6,11 +6,11 @@ certificates and listings ask of them is read from those records here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import data_gen
 from data_gen import generators
@@ -19,6 +19,7 @@ from pacbayes_fl.data import image_federation, image_sets, tables
 from pacbayes_fl.data.images import CHANGES
 from pacbayes_fl.data.partitions import PARTITIONS, Partition
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.options import Option
 from pacbayes_fl.plugins.table import OpenTable
 
@@ -40,7 +41,7 @@ class Source:
 
     name: str
     title: str
-    load: Callable[[Mapping[str, Any]], tables.Dataset]
+    load: Callable[[JsonMapping], tables.Dataset]
     options: type
     rows_independent: bool
     published: bool = False
@@ -130,12 +131,12 @@ def options_of(name: str) -> dict[str, Option]:
     return result
 
 
-def _shared_out(name: str, given: Mapping[str, Any]) -> tables.Dataset:
+def _shared_out(name: str, given: JsonMapping) -> tables.Dataset:
     """Share out images, also by a partition of the user's own."""
     return image_federation.federation(name, given, OPEN_PARTITIONS)
 
 
-def _generate(name: str, given: Mapping[str, Any]) -> tables.Dataset:
+def _generate(name: str, given: JsonMapping) -> tables.Dataset:
     """Make a data set of `data_gen`."""
     plain = {key: None if value == settings.NONE else value for key, value in given.items()}
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Client, Method, Nothing
@@ -96,7 +97,7 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         check(self)
 
     @default
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Weights without uncertainty."""
         return {**POINT_ESTIMATE}
 

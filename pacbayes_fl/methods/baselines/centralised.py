@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.methods.base import Method, Nothing
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.tensors import AnyTree
 
 Model = TypeVar("Model")
 
@@ -76,7 +77,7 @@ class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
         return send(batch), state
 
     @default
-    def position(self, message: Model) -> Any:
+    def position(self, message: Model) -> AnyTree:
         """Nothing to watch: the fit is not iterative."""
         return Nothing()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
@@ -113,7 +114,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
         """Check the ranges."""
         check(self)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Weights without uncertainty."""
         return {**POINT_ESTIMATE}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
@@ -86,7 +87,7 @@ class FedPA(AveragedWeights[Nothing]):
         if self.local.steps is None:
             raise StudyError("FedPA counts the iterates of a round, and epochs do not say them", hint="steps = 20")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """How many samples stand for a posterior."""
         return {**POINT_ESTIMATE, "samples": self._plan()[2]}
 

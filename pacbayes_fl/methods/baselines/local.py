@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.optim import Adam, adam_init
@@ -77,7 +78,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         """Check the ranges."""
         check(self)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Weights without uncertainty."""
         return {**POINT_ESTIMATE}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import GaussianPrior
 from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE
@@ -38,7 +39,7 @@ class MTL(PersonalWeights):
     lambda1: float = option(0.1, low=0, symbol="lambda_1", paper=Paper(..., "PAC-PFL prints none"))
     lambda2: float = option(0.0, low=0, symbol="lambda_2")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Say where nobody learns from anybody."""
         return {**POINT_ESTIMATE, **({} if self.lambda1 else {"pull": "none: every client trains alone"})}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
@@ -53,7 +54,7 @@ class PerFedAvg(AveragedWeights[Nothing]):
     delta: float = option(1e-3, above=0, symbol="delta")
     adapt_steps: int = option(1, low=0, paper=Paper(1, "the objective"))
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Say which gradient is descended."""
         return {**POINT_ESTIMATE, "gradient": f"{self.variant}, of the loss after a step"}
 

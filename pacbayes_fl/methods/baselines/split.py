@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.inference.parts import Personal
@@ -90,7 +91,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
         """Marks a client's own weights, bool [D], on the CPU."""
         return self.own.mask(self.model)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Weights without uncertainty, and how many are a client's own."""
         own = int(self._own.sum())
         return {**POINT_ESTIMATE, "own_weights": f"{own} of {self.model.dim} weights stay with their client"}

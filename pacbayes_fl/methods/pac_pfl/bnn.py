@@ -16,6 +16,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import AssumptionError, ShapeError, caller_stacklevel
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import sampled_evidence, svi, weight_svgd
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import private_steps
@@ -118,7 +119,7 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         """Whether hypotheses are weighed draws of the priors."""
         return self.posterior == "importance"
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Which posterior it predicts with, and over how many draws or particles."""
         each, text = {
             "importance": (self.importance_draws, "draws of every prior, weighed by their likelihood"),

@@ -18,11 +18,13 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD, Message, Server
 from pacbayes_fl.noise import Noise, keys
 from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.tensors import AnyTree
 
 
 class Update(NamedTuple):
@@ -156,7 +158,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         parts = zip(self._apart(server), self._updates(update), own, strict=True)
         return _stacked([self.inner.server(one, sent, n_clients - size) for one, sent, size in parts])
 
-    def client_deltas(self, message: Message, update: Update) -> Any:
+    def client_deltas(self, message: Message, update: Update) -> AnyTree:
         """The deltas of every fold [K, F, *]; 0 in the client's own."""
         parts = zip(self._apart(message), self._updates(update), strict=True)
         result = [self.inner.client_deltas(one, sent) for one, sent in parts]
@@ -183,7 +185,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         """The global model with the priors of the client's fold."""
         return self.inner.global_model(self._own(message, batch), state, batch, noise)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Labels of the wrapped method, and the number of folds."""
         return self.inner.about() | {"folds": self.folds}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import svi
 from pacbayes_fl.inference.optim import Optimiser
 from pacbayes_fl.inference.svi import LocalInference
@@ -29,6 +30,7 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.tensors import AnyTree
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -118,7 +120,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """Whether clients send moments of q instead of their w."""
         return self.aggregation != "tracked"
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonTable:
         """Over how many draws it predicts, and which path the gradient takes."""
         path = "closed-form KL, written-out gradient" if isinstance(self.model, BayesianNetwork) else "Pyro traces"
         text = f"predictions averaged over {self.draws} draws of the weights; mean_weights: one pass at their means"
@@ -152,11 +154,11 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return average.client_weight(rows, self.weighting)
 
     @default
-    def draw(self, q: Any, noise: Noise) -> Draw:
+    def draw(self, q: AnyTree, noise: Noise) -> Draw:
         """Take the random numbers of one draw from the clients' streams."""
         return svi.draw_of(q, noise, self.local.noise_std)
 
-    def posterior(self, q: Any, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+    def posterior(self, q: AnyTree, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Make a distribution over weights predict, with S draws.
 
         Args:
@@ -170,8 +172,8 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return WeightPosterior(self.model, q, self.draws, noise, batch, self.local.noise_std)
 
     def fit_new_clients(
-        self, q: Any, fresh: Tensor, w: Any, batch: ClientBatch, noise: Noise, free: Tensor | None = None
-    ) -> Any:
+        self, q: AnyTree, fresh: Tensor, w: AnyTree, batch: ClientBatch, noise: Noise, free: Tensor | None = None
+    ) -> AnyTree:
         """Fit the posteriors of clients that never trained; those of the others stay.
 
         Args:
@@ -210,7 +212,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return RefinedPosterior(posterior, q.kl(prior.family).clamp_min(0.0))
 
     @default
-    def refit(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> Any:
+    def refit(self, w: AnyTree, rows: ClientBatch, noise: Noise, free: Tensor | None = None) -> AnyTree:
         """Fit q with w as initial value and as prior; deterministic weights do not change.
 
         Args:
@@ -224,7 +226,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """
         return self.fit_from(w, rows, noise, free)
 
-    def fit_from(self, w: Any, rows: ClientBatch, noise: Noise, free: Tensor | None) -> Any:
+    def fit_from(self, w: AnyTree, rows: ClientBatch, noise: Noise, free: Tensor | None) -> AnyTree:
         """Fit q as `refit` does where all parameters of the family are finite.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
+from pacbayes_fl.tensors import AnyTree
 
 PersonalPrior = Literal["cumulative", "divide"]
 
@@ -54,8 +55,8 @@ class Client(NamedTuple):
     """
 
     personal: MeanField
-    adam_q: Adam[Any]
-    adam_w: Adam[Any]
+    adam_q: Adam[AnyTree]
+    adam_w: Adam[AnyTree]
 
 
 @final
@@ -141,11 +142,11 @@ class BPFed(Variational[Server, Client, Update]):
         joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
         return Server(joined)
 
-    def client_deltas(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """How far the shared part went in a round, mean and rho [K, R], or its moments."""
         return deltas_of(update.w, self._sent(message))
 
-    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: AnyTree, clients: float) -> Update:
         """Apply the released mean step [1, R]."""
         return update_from_release(apply_delta_to(mean, self._sent(message)))
 

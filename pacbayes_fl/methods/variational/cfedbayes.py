@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_fi
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.tensors import AnyTree
 
 
 class Server(NamedTuple):
@@ -44,9 +45,9 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """State of a client: q and both optimisers' moments, leaves [K, *], and its last cluster [K]."""
 
-    q: Any
-    adam_q: Adam[Any]
-    adam_w: Adam[Any]
+    q: AnyTree
+    adam_q: Adam[AnyTree]
+    adam_w: Adam[AnyTree]
     cluster: Tensor
 
 
@@ -62,7 +63,7 @@ class Update(NamedTuple):
         moved: whether the client has changed its cluster [K], 0 or 1.
     """
 
-    w: Any
+    w: AnyTree
     cluster: Tensor
     weight: Tensor
     clients: Tensor
@@ -161,7 +162,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         mean = clusters.mean(totals, weight, server.w)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
 
-    def client_deltas(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """Change of w or of the moments in the slot of the client's cluster [K, J, D], 0 elsewhere."""
         moved = deltas_of(update.w, tensors.select(message.w, update.cluster))
         member = torch.nn.functional.one_hot(update.cluster, self.clusters).unsqueeze(-1)
@@ -173,7 +174,7 @@ class CFedBayes(Variational[Server, Client, Update]):
             what = "start = 'uploads' groups what single clients send, which a private round withholds"
             raise PrivacyError(what, hint="method.start = 'random'")
 
-    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: AnyTree, clients: float) -> Update:
         """Move every cluster by J times its slot's mean [1, J, D], in E and E^2 where moments are sent.
 
         That is the sum over its members divided by c / J, what it would have if all were equally large: how many it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -37,20 +37,21 @@ from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.tensors import AnyTree
 
 
 class Server(NamedTuple):
     """The global distribution w, leaves [*] of one of the method's family."""
 
-    w: Any
+    w: AnyTree
 
 
 class Client(NamedTuple):
     """State of a client: its posterior q, and the moments of both optimisers; leaves [K, *]."""
 
-    q: Any
-    adam_q: Adam[Any]
-    adam_w: Adam[Any]
+    q: AnyTree
+    adam_q: Adam[AnyTree]
+    adam_w: Adam[AnyTree]
 
 
 class Fit(NamedTuple):
@@ -78,7 +79,7 @@ class Update(NamedTuple):
         fit: leaves [K].
     """
 
-    w: Any
+    w: AnyTree
     weight: Tensor
     clients: Tensor
     fit: Fit
@@ -89,12 +90,12 @@ def track_prior(
     local: LocalInference,
     tracking: PriorTracking,
     state: Client,
-    w: Any,
+    w: AnyTree,
     batch: ClientBatch,
     noise: Noise,
-    draw: Callable[[Any, Noise], Draw],
+    draw: Callable[[AnyTree, Noise], Draw],
     follows: Tensor | None = None,
-) -> tuple[Client, Any, Tensor]:
+) -> tuple[Client, AnyTree, Tensor]:
     """Alternate steps on q and on w for R minibatches (Algorithm 1, ClientUpdate).
 
     q descends eq. 30, w descends KL(q || w) with q fixed (eq. 31). Clients that keep no moments of w leave it alone.
@@ -145,7 +146,7 @@ def track_prior(
     return Client(q, fitting.adam, adam_w), w, turns.mean_over(local, batch, total)
 
 
-def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own: Any, common: Any) -> Fit:
+def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: AnyTree, own: AnyTree, common: AnyTree) -> Fit:
     """Fit of the posteriors after a round.
 
     Args:
@@ -164,7 +165,7 @@ def fit_of(model: WeightModel, zeta: float, log_likelihood: Tensor, q: Any, own:
     return Fit(log_likelihood, kl, log_likelihood - zeta * since)
 
 
-def start_clients(w: Any, clients: int, aggregation: Aggregation) -> Client:
+def start_clients(w: AnyTree, clients: int, aggregation: Aggregation) -> Client:
     """Initialise clients at the global distribution, with zero optimiser moments.
 
     Args:
@@ -198,7 +199,7 @@ def mean_over_clients(fit: Fit, clients: Tensor) -> dict[str, Tensor]:
     return {name: value.sum() / clients.sum().clamp_min(1.0) for name, value in fit._asdict().items()}
 
 
-def deltas_of(sent: Any, known: Any) -> Any:
+def deltas_of(sent: AnyTree, known: AnyTree) -> AnyTree:
     """Difference of a distribution, or of the moments of q, from a public one.
 
     Args:
@@ -213,7 +214,7 @@ def deltas_of(sent: Any, known: Any) -> Any:
     return private_steps.deltas(sent, known)
 
 
-def apply_delta_to(mean: Any, known: Any) -> Any:
+def apply_delta_to(mean: AnyTree, known: AnyTree) -> AnyTree:
     """Add the mean of the clients' `deltas_of` to the public distribution.
 
     Args:
@@ -228,7 +229,7 @@ def apply_delta_to(mean: Any, known: Any) -> Any:
     return private_steps.apply_delta(mean, known)
 
 
-def update_from_release(w: Any) -> Update:
+def update_from_release(w: AnyTree) -> Update:
     """Build the update from released distributions, with unit weights and NaN for all other numbers.
 
     Args:
@@ -303,11 +304,11 @@ class PFedBayes(Variational[Server, Client, Update]):
         mean = tensors.weighted_mean(update.w, update.weight)
         return Server(average.extrapolate(server.w, mean, self.beta).bounded())
 
-    def client_deltas(self, message: Server, update: Update) -> Any:
+    def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""
         return deltas_of(update.w, message.w)
 
-    def from_release(self, message: Server, mean: Any, clients: float) -> Update:
+    def from_release(self, message: Server, mean: AnyTree, clients: float) -> Update:
         """Apply the released mean step [1, D]."""
         return update_from_release(apply_delta_to(mean, message.w))
 

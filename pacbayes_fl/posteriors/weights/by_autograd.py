@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import WeightModel
+from pacbayes_fl.tensors import AnyTree
 
 
 class ByAutograd:
@@ -26,7 +27,7 @@ class ByAutograd:
         """The family itself: nothing is computed beforehand."""
         return Differentiated(self)
 
-    def site(self, span: slice, shape: tuple[int, ...], draw: Any) -> NoReturn:
+    def site(self, span: slice, shape: tuple[int, ...], draw: AnyTree) -> NoReturn:
         """Refuse to cut the weights into independent sites."""
         what = f"the weights of a {type(self).__name__} depend on each other: a site of a model has no part of its own"
         raise StudyError(what, hint="draw all weights at once, by `weights`")
@@ -54,21 +55,21 @@ class Differentiated(NamedTuple):
         family: a `ByAutograd`, leaves [K, *].
     """
 
-    family: Any
+    family: AnyTree
 
-    def weights(self, draw: Any) -> Tensor:
+    def weights(self, draw: AnyTree) -> Tensor:
         """Weights theta [K, D] of a draw, without a graph."""
         theta: Tensor = self.family.weights(draw)
         return theta.detach()
 
-    def vjp(self, draw: Any, grad_weights: Tensor) -> Any:
+    def vjp(self, draw: AnyTree, grad_weights: Tensor) -> AnyTree:
         """Gradient by the parameters, from the gradient grad_weights [K, D] by the weights of a draw."""
         leaf = _leaf(self.family)
         with torch.enable_grad():
             theta = leaf.weights(draw)
         return _slopes(theta, leaf, grad_weights)
 
-    def kl_gradient(self, prior: Differentiated) -> Any:
+    def kl_gradient(self, prior: Differentiated) -> AnyTree:
         """Gradient of KL(self || prior) by the parameters of self, leaves [K, *].
 
         That of KL(self || self), which is 0 but for rounding, is taken off: the rest is exactly 0 at self = prior,
@@ -77,7 +78,7 @@ class Differentiated(NamedTuple):
         q, w = self._alike(prior)
         return _difference(_by_first(q, w), _by_first(q, q))
 
-    def kl_gradient_wrt_prior(self, prior: Differentiated) -> Any:
+    def kl_gradient_wrt_prior(self, prior: Differentiated) -> AnyTree:
         """Gradient of KL(self || prior) by the parameters of the prior, client by client: leaves [K, *].
 
         That of KL(prior || prior), by its second argument, is taken off, as in `kl_gradient`.
@@ -85,7 +86,7 @@ class Differentiated(NamedTuple):
         q, w = self._alike(prior)
         return _difference(_by_second(q, w), _by_second(w, w))
 
-    def _alike(self, prior: Differentiated) -> tuple[Any, Any]:
+    def _alike(self, prior: Differentiated) -> tuple[AnyTree, AnyTree]:
         """Both families with leaves [K, *] in one layout: a view's numbers may differ in their last bit."""
         own, other = tensors.leaves(self.family), tensors.leaves(prior.family)
         shared = any(other[name].dim() < leaf.dim() for name, leaf in own.items())
@@ -95,29 +96,29 @@ class Differentiated(NamedTuple):
         return q, w
 
 
-def _by_first(q: Any, w: Any) -> Any:
+def _by_first(q: AnyTree, w: AnyTree) -> AnyTree:
     leaf = _leaf(q)
     with torch.enable_grad():
         kl = leaf.kl(w)
     return _slopes(kl, leaf, torch.ones_like(kl))
 
 
-def _by_second(q: Any, w: Any) -> Any:
+def _by_second(q: AnyTree, w: AnyTree) -> AnyTree:
     leaf = _leaf(w)
     with torch.enable_grad():
         kl = q.kl(leaf)
     return _slopes(kl, leaf, torch.ones_like(kl))
 
 
-def _difference(slopes: Any, rounding: Any) -> Any:
+def _difference(slopes: AnyTree, rounding: AnyTree) -> AnyTree:
     return tensors.tree_map(torch.sub, slopes, rounding)
 
 
-def _leaf(family: Any) -> Any:
+def _leaf(family: AnyTree) -> AnyTree:
     return tensors.tree_map(lambda parameter: parameter.detach().requires_grad_(True), family)
 
 
-def _slopes(value: Tensor, leaf: Any, grad_value: Tensor) -> Any:
+def _slopes(value: Tensor, leaf: AnyTree, grad_value: Tensor) -> AnyTree:
     """Gradients of a value by a tree, of its own memory: callers add to them in place."""
     if not value.requires_grad:
         return tensors.tree_map(torch.zeros_like, leaf)

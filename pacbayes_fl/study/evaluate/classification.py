@@ -15,6 +15,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.personalisation import Then
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.classes import ClassMixture
 from pacbayes_fl.posteriors.predictive import ClassPredictive
@@ -171,7 +172,7 @@ def histograms(
     return result
 
 
-def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+def selections(rounds: Sequence[RoundRecord]) -> JsonTable:
     """Results under other rules of choosing a round; the reported ones are those of the last round.
 
     Args:
@@ -190,7 +191,7 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
             f"the papers' rule: the best of the evaluated rounds among the last {_LAST}; it looks at test rows",
         ),
     }
-    out: dict[str, Any] = {}
+    out: JsonTable = {}
     for model in MODELS:
         for rule, (key, after, text) in rules.items():
             wanted = key.format(model)
@@ -204,7 +205,7 @@ def selections(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 
 def labels(
     method: AnyMethod, rows: Sequence[ClientRow], rounds: Sequence[RoundRecord], metrics: Mapping[str, Metric]
-) -> dict[str, Any]:
+) -> JsonTable:
     """Describe every number of a run (`labels.json`).
 
     Args:
@@ -216,7 +217,7 @@ def labels(
     Returns:
         `labels.json`.
     """
-    out: dict[str, Any] = {
+    out: JsonTable = {
         "model": "pm: each client's own model; gm: the global model, as it is for that client",
         "rows": "test rows of every client",
         "evaluation_point": f"after the last round's aggregation; {method.personal_model}",

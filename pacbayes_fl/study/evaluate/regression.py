@@ -17,7 +17,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.guard import listed
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.results import metrics as table
@@ -259,7 +259,7 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
 
 
 def labels(
-    method_name: str, options: Mapping[str, Any], features: Any, target: Any, metrics: Mapping[str, Metric]
+    method_name: str, options: JsonMapping, features: Any, target: Any, metrics: Mapping[str, Metric]
 ) -> JsonTable:
     """Describe every number of a run (`labels.json`).
 

@@ -18,6 +18,7 @@ from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
 from pacbayes_fl.federation import engine, federation_state, personalisation
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.tempered import best as best_temperature
@@ -40,7 +41,7 @@ _FOLDS = 5
 class _Scored(NamedTuple):
     """Score of one combination of values: mean log likelihood of held-out rows, under the best temperature."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     score: float
     temperature: float
     untempered: float
@@ -48,7 +49,7 @@ class _Scored(NamedTuple):
 
 def choose(
     study: Study, dataset: tables.Dataset, on_trial: Callable[[RoundRecord], None] | None = None
-) -> tuple[Study, dict[str, Any]]:
+) -> tuple[Study, JsonTable]:
     """Choose by a fifth of every client's training rows, predicted by federations that were trained on the rest.
 
     The score is the mean over clients of the log likelihood of a held-out row under the personal model, averaged over
@@ -78,7 +79,7 @@ def choose(
         if on_trial is not None:
             on_trial(RoundRecord(0, train.clients, values={name: score}))
 
-    notes: dict[str, Any] = {}
+    notes: JsonTable = {}
     for asked in study.held_out:
         if not asked.after:
             study, notes[asked.option] = _by_training(study, asked, part, tell)
@@ -118,7 +119,7 @@ def _parted(dataset: tables.Dataset) -> tables.Dataset:
 
 def _by_training(
     study: Study, asked: HeldOutChoice, part: tables.Dataset, tell: Callable[[str, float], None]
-) -> tuple[Study, dict[str, Any]]:
+) -> tuple[Study, JsonTable]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
     rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
     first = {one.option: one.candidates(study.method.options)[:1] for one in _later(study)}
@@ -133,9 +134,7 @@ def _by_training(
     return _with(study, asked, chosen), note
 
 
-def _after_training(
-    study: Study, part: tables.Dataset, tell: Callable[[str, float], None]
-) -> tuple[Study, dict[str, Any]]:
+def _after_training(study: Study, part: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
     wanted = {one.option: one.candidates(study.method.options) for one in _later(study)}
     result, notes = _trial(study, part, study.plan.rounds, wanted), {}
@@ -161,9 +160,7 @@ def _after_training(
     return study, notes
 
 
-def _chosen(
-    option: str, scores: Mapping[Any, float], rounds: int, causes: Sequence[str] = ()
-) -> tuple[Any, dict[str, Any]]:
+def _chosen(option: str, scores: Mapping[Any, float], rounds: int, causes: Sequence[str] = ()) -> tuple[Any, JsonTable]:
     """Take the candidate of the highest score, the first of equals, and say how."""
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
     if not known:
@@ -253,7 +250,7 @@ class _Held:
         return likelihood(result), result, plain
 
 
-def remember(folder: Path, notes: Mapping[str, Any]) -> None:
+def remember(folder: Path, notes: JsonMapping) -> None:
     """Write a choice into a run folder, so that a resumed run need not choose again.
 
     Args:
@@ -266,7 +263,7 @@ def remember(folder: Path, notes: Mapping[str, Any]) -> None:
     put(folder, {FILE: (json.dumps(notes, indent=1) + "\n").encode()})
 
 
-def recall(study: Study, folder: Path) -> tuple[Study, dict[str, Any]]:
+def recall(study: Study, folder: Path) -> tuple[Study, JsonTable]:
     """Take the choice that a run folder holds.
 
     Args:
@@ -320,7 +317,7 @@ def without_choice(study: Study, folder: Path) -> Study:
     return study
 
 
-def _settled(study: Study, asked: Sequence[HeldOutChoice], values: Mapping[str, Any]) -> Study:
+def _settled(study: Study, asked: Sequence[HeldOutChoice], values: JsonMapping) -> Study:
     for one in asked:
         study = _with(study, one, values[one.option])
     return study

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.files import checksum, refuse_link
+from pacbayes_fl.files import JsonMapping, JsonTable, checksum, refuse_link
 from pacbayes_fl.results.folder import write_atomic
 
 FORMAT_VERSION: Final = 1
@@ -27,7 +27,7 @@ class Trial:
         failure: why it failed, or nothing.
     """
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     scores: Mapping[str, float]
     failure: str = ""
 
@@ -46,7 +46,7 @@ class Trials:
         DataError: when it is damaged.
     """
 
-    def __init__(self, path: Path | None = None, asked: Mapping[str, Any] | None = None, resume: bool = False) -> None:
+    def __init__(self, path: Path | None = None, asked: JsonMapping | None = None, resume: bool = False) -> None:
         """Read what there is."""
         self.path, self._asked = path, dict(asked or {})
         self._of: dict[str, list[list[Trial]]] = {}
@@ -63,7 +63,7 @@ class Trials:
                 hint = "go on with --resume, remove it, or choose another --out"
                 raise StudyError(f"{path} holds the trials of a search that was not finished", hint=hint)
 
-    def known(self, method: str, number: int, values: Mapping[str, Any]) -> list[Trial] | None:
+    def known(self, method: str, number: int, values: JsonMapping) -> list[Trial] | None:
         """Give the trials of a configuration that were made before.
 
         Args:
@@ -150,10 +150,10 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonTable:
     hint = "remove it and search anew, or choose another --out"
     try:
-        body: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        body: JsonTable = json.loads(path.read_text("utf-8"))
         intact = body.pop("sha256") == checksum(body)
         version = body["format_version"] if intact else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -21,6 +21,7 @@ from pacbayes_fl.data import scaling, split, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.federation import engine, federation_state, personalisation
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
@@ -35,7 +36,7 @@ from pacbayes_fl.study.search.trials import Trial, Trials
 _ROUNDS = "federation.rounds"
 
 
-def candidates(search: Search, budget: int, seed: int) -> list[dict[str, Any]]:
+def candidates(search: Search, budget: int, seed: int) -> list[JsonTable]:
     """Draw configurations, all alike for the same seed.
 
     Args:
@@ -49,7 +50,7 @@ def candidates(search: Search, budget: int, seed: int) -> list[dict[str, Any]]:
     generator = np.random.default_rng(seed)
     drawn = []
     for _ in range(budget):
-        values: dict[str, Any] = {}
+        values: JsonTable = {}
         for key, space in search.items():
             if key == _ROUNDS:
                 continue
@@ -160,7 +161,7 @@ def check(budget: int, folds: int, score: str | None) -> None:
 
 def asked(
     path: Path | str, methods: Sequence[str], folds: int, seed: int, score: str | None, sets: Sequence[str], budget: int
-) -> dict[str, Any]:
+) -> JsonTable:
     """Configuration of a search, which a resumed one must share, and its budget.
 
     Args:
@@ -179,7 +180,7 @@ def asked(
     studies = {name: Study.from_table(table, where, [*sets, f"method.name={name}"]).table() for name in methods}
     varied = {name: {key: repr(space) for key, space in searched(path, name, sets).items()} for name in methods}
     numbers = {"folds": folds, "seed": seed, "score": score, "budget": budget}
-    result: dict[str, Any] = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
+    result: JsonTable = json.loads(json.dumps({**numbers, "methods": list(methods), "search": varied}))
     return result | {"studies": json.loads(json.dumps(studies))}
 
 
@@ -212,7 +213,7 @@ def _open(study: Study) -> dict[str, tuple[Any, ...]]:
     return {f"method.{one.option}": one.candidates(options) for one in study.held_out if one is not TEMPERATURE}
 
 
-def _holds(table: Mapping[str, Any], key: str) -> bool:
+def _holds(table: JsonMapping, key: str) -> bool:
     part, name = key.split(".")
     return name in table.get(part, {})
 
@@ -294,7 +295,7 @@ def _score_configuration(
     dataset: tables.Dataset,
     folds: int,
     marks: Sequence[int],
-    values: Mapping[str, Any],
+    values: JsonMapping,
     scores: Sequence[str],
 ) -> list[Trial]:
     """Try one configuration: a trial for every number of rounds, or one that says why it failed."""
