@@ -209,19 +209,7 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     @default
     def possible(self, update: Update) -> Tensor:
         """Which updates hold values in the range of `client`: bool [K], to check those of remote clients."""
-        return self.in_range(update)
-
-    def in_range(self, update: Update) -> Tensor:
-        """Which updates hold no value outside of its leaf's range, bool [K].
-
-        Variances are not negative, inclusions are probabilities.
-        """
-        flat = tensors.leaves(update)
-        result = torch.ones_like(flat["weight"], dtype=torch.bool)
-        for name, leaf in flat.items():
-            lowest, highest = _RANGES.get(name.split(".")[-1], (-math.inf, math.inf))
-            result = result & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else result
-        return result
+        return in_range(update)
 
     @default
     def registered(self, update: Update, rows: Tensor, ids: Sequence[int]) -> Update:
@@ -281,6 +269,23 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
         return 1
+
+
+def in_range(update: AnyTree) -> Tensor:
+    """Say which updates hold no value outside of its leaf's range: variances >= 0, inclusions in [0, 1].
+
+    Args:
+        update: of clients, leaves [K, *].
+
+    Returns:
+        bool [K].
+    """
+    flat = tensors.leaves(update)
+    result = torch.ones_like(flat["weight"], dtype=torch.bool)
+    for name, leaf in flat.items():
+        lowest, highest = _RANGES.get(name.split(".")[-1], (-math.inf, math.inf))
+        result = result & ((leaf >= lowest) & (leaf <= highest)).flatten(1).all(1) if leaf.dim() > 1 else result
+    return result
 
 
 AnyMethod = Method[Any, Any, Any, Any]

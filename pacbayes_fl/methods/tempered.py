@@ -172,6 +172,10 @@ class Tempered(Method[Server, Message, Client, Update]):
         """As in the wrapped method."""
         self.inner.check_robust(aggregate)
 
+    def check_rule(self, aggregate: Aggregate) -> None:
+        """As the method itself."""
+        self.inner.check_rule(aggregate)
+
     def fewest_joined(self, clients: int) -> int:
         """As in the wrapped method."""
         return self.inner.fewest_joined(clients)

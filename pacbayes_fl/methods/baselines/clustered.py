@@ -16,7 +16,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import Method, in_range
 from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
@@ -160,7 +160,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
 
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
-        return self.in_range(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
+        return in_range(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
 
     def server(self, server: Centres, update: Update, n_clients: int) -> Centres:
         """Average every cluster's members; an empty one stays."""

@@ -15,7 +15,7 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods.base import Method
+from pacbayes_fl.methods.base import Method, in_range
 from pacbayes_fl.methods.baselines import clustered
 from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, initial_weights
 from pacbayes_fl.methods.baselines.clustered import Update
@@ -157,7 +157,7 @@ class FedCFL(Method[Server, Server, Client, Update]):
 
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
-        return self.in_range(update) & (update.cluster >= 0) & (update.cluster < self.max_clusters)
+        return in_range(update) & (update.cluster >= 0) & (update.cluster < self.max_clusters)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Split a cluster that is pulled apart, and average every cluster's members."""

@@ -13,6 +13,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference.optim import Adam
+from pacbayes_fl.methods.base import in_range
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.methods.variational import pfedbayes
 from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
@@ -147,7 +148,7 @@ class CFedBayes(Variational[Server, Client, Update]):
     def possible(self, update: Update) -> Tensor:
         """Whether there is such a cluster too: bool [K]."""
         there = (update.cluster >= 0) & (update.cluster < self.clusters)
-        return self.in_range(update) & there
+        return in_range(update) & there
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
