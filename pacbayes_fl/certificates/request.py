@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
-from types import ModuleType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
-from pacbayes_fl.bounds import Bound, BoundedLoss, MonteCarlo
-from pacbayes_fl.errors import AssumptionError, StudyError
-from pacbayes_fl.files import JsonTable
-from pacbayes_fl.study.plugins import OpenTable
+from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
+from pacbayes_fl.errors import AssumptionError
 
 Beta = float | Literal["rows", "root"]
 
@@ -79,7 +76,7 @@ class Request:
         return bounds.bound_named(self.bound)
 
     @property
-    def settings(self) -> JsonTable:
+    def settings(self) -> dict[str, Any]:
         """Give all that was asked, by name, as JSON can hold it; a loss by its name."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         file = {}

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from pacbayes_fl.errors import DataError, StudyError, shown
-from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.plugins.references import Loaded
+from pacbayes_fl.privacy import kinds
 from pacbayes_fl.results.rounds import readable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
@@ -93,7 +95,7 @@ def check(known: Any, what: str, instances: Instances = NO_INSTANCES) -> None:
             raise StudyError(text, hint="restore the file, or run the study anew with another --out")
 
 
-def _check_instance(name: str, before: JsonMapping, what: str, now: Identity | None) -> None:
+def _check_instance(name: str, before: Mapping[str, Any], what: str, now: Identity | None) -> None:
     """Refuse an object of a program's that is missing or another."""
     kind = before.get("class")
     if now is None:
