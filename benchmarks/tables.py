@@ -33,10 +33,26 @@ BINS = 10
 DIGITS: Mapping[str, int] = MappingProxyType({"ece": 1, "mce": 1, "brier": 3})
 """Decimals of the papers' numbers of calibration."""
 
+ALIASES: Mapping[str, str] = MappingProxyType({"maml": "per-fedavg", "fedsoul": "fedpop"})
+"""Our names of methods that a paper's table has under another one."""
+
 Cells = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 
-def published(reference: Mapping[str, Any], study: str, method: str, group: str) -> tuple[float, float] | None:
+def row_name(reference: Mapping[str, Any], method: str) -> str:
+    """Give the name that a paper's table has for a method.
+
+    Args:
+        reference: a file of `reference/`.
+        method: our name.
+
+    Returns:
+        A key of the file's rows: the name itself, or one that is an alias of it; "" where the paper has neither.
+    """
+    return next((name for name in reference["rows"] if ALIASES.get(name, name) == method), "")
+
+
+def published(reference: Mapping[str, Any], study: str, method: str, group: str) -> tuple[float, float | None] | None:
     """Look a row of a paper's table up.
 
     Args:
@@ -46,9 +62,9 @@ def published(reference: Mapping[str, Any], study: str, method: str, group: str)
         group: "existing" or "new".
 
     Returns:
-        RSMSE and CE, or None where the paper has no such cell.
+        RSMSE and CE, None for the CE of a method that has none; or None where the paper has no such cell.
     """
-    cells = reference["rows"].get(method, {}).get(group, {})
+    cells = reference["rows"].get(row_name(reference, method), {}).get(group, {})
     result = next((cells[name] for name in sorted(cells, key=len, reverse=True) if study.startswith(name)), None)
     return None if result is None else (result[0], result[1])
 
@@ -66,23 +82,29 @@ def published_classifier(references: Sequence[Mapping[str, Any]], study: str, me
     Returns:
         "pm" and "gm", mean and spread in per cent; "ece" and "mce" in per cent, "bins" of the former where they are not
         `BINS`, "brier"; "accuracy" of a model that the paper does not name, where no paper has "pm" or "gm". None is a
-        number that our copy of the paper has lost.
+        number that our copy of the paper has lost. "remarks", where a number is of something else than its row's name.
     """
     name = re.fullmatch(r"(fedsi-)?(.+)-(small|medium(?:-sparse)?|large|20|all)(?:-(0\.\d\d))?", study)
     result: dict[str, Any] = {}
+    remarks: dict[str, str] = {}
     if name is None:
         return result
     own, data, size, inclusion = name.groups()
     for reference in references:
         if own and not reference["source"].startswith("FedSI "):
             continue
-        cell = reference["rows"].get(method, {}).get(data, {}).get(size, {})
+        row = row_name(reference, method)
+        cell = reference["rows"].get(row, {}).get(data, {}).get(size, {})
         cell = cell.get(inclusion or USUAL_INCLUSION, {}) if "by" in reference else cell
         for what in ("pm", "gm", "accuracy", *DIGITS):
             if what in cell and result.get(what) is None:
                 result[what] = cell[what]
+                remarks[what] = reference.get("remarks", {}).get(row, {}).get(what, "")
                 result |= {"bins": reference["bins"]} if what == "ece" and "bins" in reference else {}
-    return {what: value for what, value in result.items() if what != "accuracy" or not {"pm", "gm"} & result.keys()}
+    if {"pm", "gm"} & result.keys():
+        result.pop("accuracy", None)
+    said = [remarks[what] for what in result if remarks.get(what)]
+    return result | ({"remarks": said} if said else {})
 
 
 def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
@@ -107,7 +129,8 @@ def markdown(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
         row = [method, group]
         for position, metric in enumerate(METRICS):
             row.append(_ours(cells, (method, group, metric)))
-            row.append("-" if theirs is None else f"{theirs[position]:.2f}")
+            value = None if theirs is None else theirs[position]
+            row.append("-" if value is None else f"{value:.2f}")
         row += [_ours(cells, (method, group, metric), interval=False) for metric in ("nlpd", "crps")]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join([*lines, *_not_finite(summary, (*METRICS, "nlpd", "crps"))]) + "\n"
@@ -123,7 +146,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     Returns:
         Markdown: a row per method and group, our mean with its 95 % interval, and the papers' for existing clients.
     """
-    cells, starred, theirs_by = _cells(summary), False, set[int]()
+    cells, starred, theirs_by, remarks = _cells(summary), False, set[int](), list[str]()
     bins = " or ".join(map(str, sorted(set(summary.get("calibration_bins", {"": BINS}).values()))))
     lines = [
         _heading(summary),
@@ -135,6 +158,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
     for method, group in dict.fromkeys((method, group) for method, group, _ in cells):
         theirs = published_classifier(references, summary["study"], method) if group == "existing" else {}
         starred |= "accuracy" in theirs
+        remarks += [f"The paper's {method}: {remark}" for remark in theirs.get("remarks", [])]
         theirs_by |= {theirs.get("bins", BINS)} if "ece" in theirs else set()
         row = [method, group]
         for metric, what in (("pm.accuracy", "pm"), ("gm.accuracy", "gm"), ("pm.ece", "ece")):
@@ -148,7 +172,7 @@ def classifier_markdown(summary: Mapping[str, Any], references: Sequence[Mapping
         "Ours is of the last round; the papers take the round with the highest accuracy of the last 100 or of all.",
     ]
     lines += [f"The papers' calibration errors have {' or '.join(map(str, sorted(theirs_by)))} bins."] * bool(theirs_by)
-    lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred
+    lines += ["`*`: FedSI's Table I, which does not say of which model."] * starred + remarks
     shown = ("pm.accuracy", "gm.accuracy", "pm.ece", "pm.mce", "pm.brier", "pm.nll")
     lines += _not_finite(summary, shown)
     return "\n".join(lines) + "\n"

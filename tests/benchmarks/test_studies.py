@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -62,12 +63,30 @@ def test_every_row_of_the_papers_tables_but_emnists_is_a_study() -> None:
 
 
 def test_methods_of_the_papers_tables_are_here_or_the_readme_says_that_they_are_not() -> None:
-    compared = {name for paper in (*PAPERS, table_6()) for name in paper["rows"]}
-    alone = {"vanilla": "Bayesian networks alone and pooled", "pooled": "Bayesian networks alone and pooled"}
-    words = {"pfedgp-tree": "pFedGP for classes", **alone}
-    end = README.split("## Not here yet")[1].replace("\n", " ")
-    absent = compared - METHODS.keys()
-    assert len(absent) >= 18 and not {name for name in absent if words.get(name, name).lower() not in end.lower()}
+    compared = set[str]()
+    for file in tables.REFERENCE.glob("*.json"):
+        paper = json.loads(file.read_text(encoding="utf-8"))
+        compared |= {tables.ALIASES.get(name, name) for name in paper.get("rows", {})}
+        if "method" in paper.get("columns", []):
+            compared |= {line[paper["columns"].index("method")] for line in paper["lines"]}
+    assert len(compared) >= 30 and {"per-fedavg", "bnfed", "fedpa"} < compared
+    alone = "bayesian networks alone and pooled"
+    words = {"pfedgp-tree": "pfedgp for classes", "fedpop": "fedpop (fedsoul)", "vanilla": alone, "pooled": alone}
+    (said,) = re.findall("what the papers compare with: (.+?)[.] ", README.replace("\n", " "))
+    named = set(re.split(", and |, | and (?!pooled)", said.lower()))
+    assert named == {words.get(name, name) for name in compared - METHODS.keys()}
+
+
+def test_an_alias_is_a_papers_row_and_no_method() -> None:
+    rows = {name for paper in (*PAPERS, table_6()) for name in paper["rows"]}
+    assert tables.ALIASES.keys() <= rows and not tables.ALIASES.keys() & METHODS.keys()
+    assert tables.ALIASES["maml"] in METHODS and not set(tables.ALIASES.values()) & tables.ALIASES.keys()
+
+
+def test_a_sweep_of_a_papers_table_is_over_a_study() -> None:
+    swept = [json.loads(file.read_text(encoding="utf-8")) for file in tables.REFERENCE.glob("*.json")]
+    named = [paper["study"] for paper in swept if "lines" in paper]
+    assert len(named) == 5 and all(file_of(name).is_file() for name in named)
 
 
 @pytest.mark.parametrize("name", ROWS)
