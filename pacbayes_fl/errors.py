@@ -124,7 +124,7 @@ class DamageWarning(UserWarning):
 
 def caller_stacklevel() -> int:
     """Count the frames up to the first one outside of this package: the `stacklevel` of a warning to whoever called."""
-    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == package:
+    ours, level, frame = (__name__.split(".")[0], "contextlib"), 1, sys._getframe(1)  # which calls our managers' exits
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ours:
         level, frame = level + 1, frame.f_back
     return level

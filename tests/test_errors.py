@@ -63,7 +63,9 @@ def test_an_error_survives_the_way_to_another_process(through: object) -> None:
 def test_a_warning_finds_the_first_caller_outside_of_the_package() -> None:
     inside = {"__name__": "pacbayes_fl.somewhere", "caller_stacklevel": caller_stacklevel, "warnings": warnings}
     exec("def warn(): warnings.warn('look', stacklevel=caller_stacklevel())\ndef deeper(): warn()", inside)
-    for name in ("warn", "deeper"):
+    exec("import contextlib\n@contextlib.contextmanager\ndef managed():\n    yield\n    warn()", inside)
+    exec("def by_manager():\n    with managed():\n        pass", inside)
+    for name in ("warn", "deeper", "by_manager"):
         with pytest.warns(UserWarning, match="look") as caught:
             inside[name]()  # type: ignore[operator]
         assert caught[0].filename == __file__
