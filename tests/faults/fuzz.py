@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -191,11 +192,28 @@ class Box:
         ] + [(path.name, 0) for path in sorted(self.root.iterdir())]
 
 
-def keys(method: str) -> list[str]:
-    """Return the dotted keys of a method's own options and of its model."""
+def keys(method: str) -> dict[str, int]:
+    """Return the dotted keys of a method's options and of its model, and how many values each is given.
+
+    Two, but one where an earlier method of the table has the same option: of one name, default, type and range.
+    """
+    return {key: 1 if option in _options_before(method) else 2 for key, option in _options(method).items()}
+
+
+def _options(method: str) -> dict[str, str]:
     recipe = METHODS[method]
     tables = {"method": recipe.options, "model": table_of(recipe.model)}
-    return [f"{part}.{field.name}" for part, kind in tables.items() for field in dataclasses.fields(kind)]
+    return {
+        f"{part}.{field.name}": repr((field.name, field.default, field.type, field.metadata))
+        for part, kind in tables.items()
+        for field in dataclasses.fields(kind)
+    }
+
+
+@cache
+def _options_before(method: str) -> frozenset[str]:
+    names = list(METHODS)
+    return frozenset(option for name in names[: names.index(method)] for option in _options(name).values())
 
 
 def common_keys() -> list[str]:

@@ -34,7 +34,7 @@ from pacbayes_fl.study.search import tune
 from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
 from tests.tiny import quick, state, tiny, write_study
 
-UPLOADS = ("score", "w", "moments", "theta", "value")
+UPLOADS = ("score", "w", "moments", "theta", "pair", "value")
 """Names under which methods send what moves the server."""
 
 
@@ -69,6 +69,7 @@ class Poisoned:
             return leaf
 
         fields = {name: getattr(update, name) for name in UPLOADS if name in update._fields}
+        assert fields, f"{type(update).__name__} moves the server by a field that is not among {UPLOADS}"
         return update._replace(**{name: tensors.tree_map(spoilt, part) for name, part in fields.items()}), after
 
 
