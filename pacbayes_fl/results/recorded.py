@@ -83,7 +83,7 @@ _ROWS = (
     Recorded("clipped", "updates that were shortened", "clients"),
     Recorded("unscored", "clients without a score", "clients"),
     Recorded("epsilon", "privacy spent", "epsilon"),
-    Recorded("epsilon_if_noise_were_secret", "privacy spent if the noise were secret", "epsilon"),
+    Recorded("epsilon_if_noise_were_secret", "privacy spent", "epsilon if the noise were secret"),
     Recorded("seconds", "duration of rounds", "time", "s"),
     Recorded(ENTROPY, "predictive entropy of test rows", "entropy / ln C", of=("histograms",)),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -46,43 +47,58 @@ def _require(holds: object, what: str) -> None:
 # how clients are called ------------------------------------------------------------------------------------------
 
 
-def round_keeps(scene: Scene, arrangement: Arrangement) -> None:
+@contextmanager
+def _called_as(name: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"clients were called {name}")
+        raise
+
+
+def round_keeps(scene: Scene, arrangements: Mapping[str, Arrangement] = ARRANGEMENTS) -> None:
     """Check that updates, states and the server's step do not depend on how clients are called: 1e-9, relative.
 
     Args:
         scene: a federation after two rounds.
-        arrangement: the calls.
+        arrangements: the calls, by name.
     """
     s, k = scene, scene.batch.clients
     update, after = s.play(s.whole)
     _require(tensors.finite(update).all(), "updates are not finite")
     server = s.method.server(s.server, s.method.reduce(update), k)
-    parts = arrangement(k)
-    played = [s.play(part) for part in parts]
-    for part, (part_update, part_after) in zip(parts, played, strict=True):
-        assert_close(part_update, tensors.select(update, torch.tensor(part.positions)))
-        assert_close(part_after, tensors.select(after, torch.tensor(part.positions)))
-    if sum(len(part.positions) for part in parts) == k:
-        joined = tensors.cat([s.method.reduce(part_update) for part_update, _ in played])
-        same = s.method.server(s.server, joined, k)
-        assert_close(identified(s.method, same), identified(s.method, server))
+    for name, arrangement in arrangements.items():
+        with _called_as(name):
+            parts = arrangement(k)
+            played = [s.play(part) for part in parts]
+            for part, (part_update, part_after) in zip(parts, played, strict=True):
+                assert_close(part_update, tensors.select(update, torch.tensor(part.positions)))
+                assert_close(part_after, tensors.select(after, torch.tensor(part.positions)))
+            if sum(len(part.positions) for part in parts) == k:
+                joined = tensors.cat([s.method.reduce(part_update) for part_update, _ in played])
+                same = s.method.server(s.server, joined, k)
+                assert_close(identified(s.method, same), identified(s.method, server))
 
 
-def _predicts_alike(scene: Scene, predict: Callable[[Part], Any], arrangement: Arrangement) -> None:
+def _predicts_alike(scene: Scene, predict: Callable[[Part], Any], arrangements: Mapping[str, Arrangement]) -> None:
     whole = predict(scene.whole)
-    for part in arrangement(scene.batch.clients):
-        alone = predict(part)
-        _require((alone is None) == (whole is None), "some calls predict, and others do not")
-        if whole is not None:
-            assert_close(alone, tensors.select(whole, torch.tensor(part.positions)))
+    for name, arrangement in arrangements.items():
+        with _called_as(name):
+            for part in arrangement(scene.batch.clients):
+                alone = predict(part)
+                _require((alone is None) == (whole is None), "some calls predict, and others do not")
+                if whole is not None:
+                    assert_close(alone, tensors.select(whole, torch.tensor(part.positions)))
 
 
-def personalisation_keeps(scene: Scene, arrangement: Arrangement, clients: AnyTree = None) -> None:
+def personalisation_keeps(
+    scene: Scene, arrangements: Mapping[str, Arrangement] = ARRANGEMENTS, clients: AnyTree = None
+) -> None:
     """Check that personal predictions and their densities do not depend on how clients are called: 1e-9, relative.
 
     Args:
         scene: a federation after two rounds.
-        arrangement: the calls.
+        arrangements: the calls, by name.
         clients: other states [K, *] than the scene's, such as of clients some of whom never trained.
     """
     s, x = scene, scene.points
@@ -98,15 +114,15 @@ def personalisation_keeps(scene: Scene, arrangement: Arrangement, clients: AnyTr
         targets = first if classes is None else torch.arange(x.shape[1]).expand(x.shape[:2]) % classes
         return said | {"log_prob": predictive.log_prob(targets[index])}
 
-    _predicts_alike(s, predict, arrangement)
+    _predicts_alike(s, predict, arrangements)
 
 
-def global_model_keeps(scene: Scene, arrangement: Arrangement) -> None:
+def global_model_keeps(scene: Scene, arrangements: Mapping[str, Arrangement] = ARRANGEMENTS) -> None:
     """Check that what the server itself predicts does not depend on how clients are called: 1e-9, relative.
 
     Args:
         scene: a federation after two rounds.
-        arrangement: the calls.
+        arrangements: the calls, by name.
     """
     s = scene
 
@@ -115,16 +131,17 @@ def global_model_keeps(scene: Scene, arrangement: Arrangement) -> None:
         model = s.method.global_model(s.message, tensors.select(s.clients, index), rows, s.noise(rows.ids, 0))
         return None if model is None else numbers(model.predict(s.points[index]))
 
-    _predicts_alike(s, predict, arrangement)
+    _predicts_alike(s, predict, arrangements)
 
 
 def _called(*names: str) -> Law:
+    arrangements = {name: ARRANGEMENTS[name] for name in names}
+
     def law(scene: Scene) -> None:
-        for name in names:
-            if scene.method.federated:
-                round_keeps(scene, ARRANGEMENTS[name])
-            personalisation_keeps(scene, ARRANGEMENTS[name])
-            global_model_keeps(scene, ARRANGEMENTS[name])
+        if scene.method.federated:
+            round_keeps(scene, arrangements)
+        personalisation_keeps(scene, arrangements)
+        global_model_keeps(scene, arrangements)
 
     return law
 

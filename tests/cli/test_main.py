@@ -98,6 +98,8 @@ def test_warnings_and_their_printing_are_as_before(call: Call) -> None:
 
 
 def test_the_package_is_a_command_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "pacbayes_fl", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "pacbayes_fl", "--version"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and done.stdout.startswith("pacbayes-fl ")
     assert subprocess.run([sys.executable, "-m", "pacbayes_fl"], capture_output=True, timeout=60).returncode == 2

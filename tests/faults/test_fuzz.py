@@ -44,14 +44,14 @@ from tests.tiny_images import write_root
 COUNTS: Final = {
     "options": sum(sum(fuzz.keys(name).values()) for name in METHODS),
     "common options": 6 * len(fuzz.common_keys()),
-    "syntax": 120,
-    "tables": 260,
-    "archives": 160,
-    "images": 140,
-    "run folders": 330,
-    "checkpoints": 110,
+    "syntax": 100,
+    "tables": 170,
+    "archives": 100,
+    "images": 110,
+    "run folders": 210,
+    "checkpoints": 80,
     "commands": 120,
-    "wire": 260,
+    "wire": 200,
 }
 """Distinct inputs, at least, by what they attack."""
 

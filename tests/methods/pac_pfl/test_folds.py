@@ -204,10 +204,9 @@ law = pytest.mark.parametrize(("case", "d"), [pytest.param(case, 3, id=str(case)
 
 @law
 @pytest.mark.filterwarnings("ignore:.*one draw of")
-@pytest.mark.parametrize("arrangement", laws.ARRANGEMENTS.values(), ids=laws.ARRANGEMENTS.keys())
-def test_the_laws_of_calls_hold(case: Case, d: int, arrangement: Any) -> None:
-    laws.test_a_round_does_not_depend_on_how_clients_are_called(case, d, arrangement)
-    laws.test_personalisation_does_not_depend_on_how_clients_are_called(case, d, arrangement)
+def test_the_laws_of_calls_hold(case: Case, d: int) -> None:
+    laws.test_a_round_does_not_depend_on_how_clients_are_called(case, d)
+    laws.test_personalisation_does_not_depend_on_how_clients_are_called(case, d)
 
 
 @law
