@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -95,11 +94,3 @@ def test_warnings_and_their_printing_are_as_before(call: Call) -> None:
     before = (warnings.showwarning, list(warnings.filters))
     call("list", "methods")
     assert (warnings.showwarning, list(warnings.filters)) == before
-
-
-def test_the_package_is_a_command_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pacbayes_fl", "--version"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and done.stdout.startswith("pacbayes-fl ")
-    assert subprocess.run([sys.executable, "-m", "pacbayes_fl"], capture_output=True, timeout=60).returncode == 2
