@@ -20,7 +20,7 @@ from pacbayes_fl.inference.map_estimate import GaussianPrior, LocalDescent
 from pacbayes_fl.inference.subnetwork import Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
-from pacbayes_fl.methods.baselines.averaging import initial_weights
+from pacbayes_fl.methods.baselines.point import initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     PAPER_ROUNDS,

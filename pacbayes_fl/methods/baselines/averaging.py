@@ -13,15 +13,13 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.files import JsonTable
-from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
+from pacbayes_fl.inference.map_estimate import Descended
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Client, Method, Nothing
+from pacbayes_fl.methods.base import Client, Nothing
+from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import part
-from pacbayes_fl.models.base import WeightModel, default
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.step import Memoryless, ServerStep, State
@@ -50,22 +48,6 @@ class Update(NamedTuple):
     loss: Tensor
 
 
-POINT_ESTIMATE: Mapping[str, Any] = MappingProxyType(
-    {
-        "draws": 1,
-        "average": "the weights are known: one forward pass",
-        "inference": "gradient descent on the log likelihood",
-    }
-)
-"""What labels say of a method without uncertainty."""
-
-
-def initial_weights(model: WeightModel, std: float, generator: torch.Generator) -> Tensor:
-    """Draw starting weights theta [D] ~ N(centre, std^2)."""
-    theta = model.centre() + std * torch.randn(model.dim, generator=generator, dtype=torch.float64)
-    return theta.to(model.dtype)
-
-
 SERVER_STEP: Any = MappingProxyType(
     {field: "server" if field == "optimiser" else f"server_{field}" for field in ServerStep.__dataclass_fields__}
 )
@@ -73,7 +55,7 @@ SERVER_STEP: Any = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class AveragedWeights(Method[Server, Server, Client, Update]):
+class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
     """A method whose clients send weights that the server averages: the server's half, whatever clients keep.
 
     Args:
@@ -84,22 +66,9 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         step: how far the server goes towards the average.
     """
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
-    local: LocalDescent = part(LocalDescent)
     weighting: average.Weighting = "rows"
     init_std: float = option(0.1, above=0)
     step: ServerStep = part(ServerStep, names=SERVER_STEP)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
-
-    @default
-    def about(self) -> JsonTable:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights."""
@@ -149,19 +118,6 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
         """The global weights themselves."""
         return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
 
-    def posterior(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> WeightPosterior:
-        """Predict with given weights, without uncertainty.
-
-        Args:
-            theta: [K, D].
-            batch: the clients' training rows.
-            noise: their streams.
-
-        Returns:
-            A posterior with all its mass at these weights.
-        """
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
-
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
         return average.reduced(update, "theta")
@@ -169,11 +125,6 @@ class AveragedWeights(Method[Server, Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
-
-    @default
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
 
 @dataclass(frozen=True)

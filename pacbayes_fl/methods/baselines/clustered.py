@@ -12,18 +12,16 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
-from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, in_range
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, initial_weights
+from pacbayes_fl.methods.base import in_range
+from pacbayes_fl.methods.baselines.averaging import Server
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
 from pacbayes_fl.server.robust import Aggregate, Rule
@@ -65,7 +63,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Clustered(Method[Centres, Centres, Client, Update]):
+class Clustered(PointEstimate[Centres, Centres, Client, Update]):
     """Clients train the network of their cluster, and the server averages every cluster's members.
 
     IFCA (Algorithm 1): j_k = argmin_j F_k(theta_j), the loss of the client's training rows.
@@ -88,15 +86,10 @@ class Clustered(Method[Centres, Centres, Client, Update]):
 
     personal_model: ClassVar[str] = "personal models are those of the client's cluster"
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
     local: LocalDescent = part(
         LocalDescent,
         paper={
-            "steps": Paper(None, "10 epochs instead"),
-            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
-            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+            **BPFED_BASELINES,
             "rate": Paper(0.01, "pFedBayes, section 6.2, of FedAvg; that of IFCA and FeSEM is not stated"),
             "optimiser": Paper("sgd", "Ghosh et al., Algorithm 1"),
         },
@@ -109,14 +102,6 @@ class Clustered(Method[Centres, Centres, Client, Update]):
         "rows", paper=Paper("uniform", "Ghosh et al., Algorithm 1; Xie et al., eq. 7")
     )
     init_std: float = option(0.1, above=0)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
-
-    def about(self) -> JsonTable:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Centres:
         """Draw the initial weights, for every cluster its own or one for all."""
@@ -217,7 +202,7 @@ class Clustered(Method[Centres, Centres, Client, Update]):
     def personalise(self, message: Centres, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the weights of the client's cluster."""
         theta = message.theta[self.assign(message, state, batch)]
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+        return self.posterior(theta, batch, noise)
 
     def global_model(self, message: Centres, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The weights of the client's cluster."""
@@ -230,10 +215,6 @@ class Clustered(Method[Centres, Centres, Client, Update]):
     def report(self, server: Centres, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss, how many clients changed their cluster, and how many clusters have members."""
         return report(update, self.clusters)
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
     def _kept(self, theta: Tensor) -> Tensor:
         """What a client keeps of its weights [K, D]: all of them, or nothing [K, 0]."""

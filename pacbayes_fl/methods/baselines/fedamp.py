@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -14,14 +14,11 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, GaussianPrior, LocalDescent
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, initial_weights
+from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -65,7 +62,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class FedAMP(Method[Server, Server, Client, Update]):
+class FedAMP(PointEstimate[Server, Server, Client, Update]):
     """FedAMP (Algorithm 1): w_k <- argmin f_k(w) + lambda / (2 alpha) |w - u_k|^2 with u_k = sum_j xi_kj w_j.
 
     xi_kj = alpha exp(-|w_k - w_j|^2 / sigma) / sigma, xi_kk = 1 - sum_j xi_kj      (FedAMP, A(x) = 1 - exp(-x / sigma))
@@ -94,9 +91,6 @@ class FedAMP(Method[Server, Server, Client, Update]):
 
     personal_model: ClassVar[str] = "personal models as the clients' last local steps left them"
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
     local: LocalDescent = part(
         LocalDescent,
         paper={
@@ -114,14 +108,6 @@ class FedAMP(Method[Server, Server, Client, Update]):
     begin: Literal["mixture", "own"] = "mixture"
     join_passes: int = option(10, low=1)
     init_std: float = option(0.1, above=0)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
-
-    def about(self) -> dict[str, Any]:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the weights with which every client begins."""
@@ -205,15 +191,11 @@ class FedAMP(Method[Server, Server, Client, Update]):
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights."""
-        return WeightPosterior(self.model, PointMass(state.theta), 1, noise, batch)
+        return self.posterior(state.theta, batch, noise)
 
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
     def _near_mixture(
         self, message: Server, state: Client, batch: ClientBatch, noise: Noise, passes: int = 1

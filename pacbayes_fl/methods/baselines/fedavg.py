@@ -11,6 +11,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.methods.baselines.averaging import WeightAveraging
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -31,9 +32,7 @@ class FedAvg(WeightAveraging):
     local: LocalDescent = part(
         LocalDescent,
         paper={
-            "steps": Paper(None, "10 epochs instead"),
-            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
-            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+            **BPFED_BASELINES,
             "rate": Paper(0.01, "pFedBayes, section 6.2"),
             "optimiser": Paper("sgd", "McMahan et al., Algorithm 1"),
         },

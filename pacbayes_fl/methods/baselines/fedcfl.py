@@ -12,19 +12,15 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError
-from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
-from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods.base import Method, in_range
+from pacbayes_fl.methods.base import in_range
 from pacbayes_fl.methods.baselines import clustered
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, initial_weights
 from pacbayes_fl.methods.baselines.clustered import Update
-from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
+from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
 
@@ -67,7 +63,7 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class FedCFL(Method[Server, Server, Client, Update]):
+class FedCFL(PointEstimate[Server, Server, Client, Update]):
     """FedCFL (Algorithms 1 and 4): a cluster whose mean step is short while some client's is long is split in two.
 
     |mean_k step_k| < eps_1 and max_k |step_k| > eps_2, and then the two sides whose largest cosine across is smallest,
@@ -89,10 +85,6 @@ class FedCFL(Method[Server, Server, Client, Update]):
 
     personal_model: ClassVar[str] = "personal models are those of the client's cluster"
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
-    local: LocalDescent = part(LocalDescent)
     max_clusters: int = option(4, low=1)
     mean_below: float = option(0.3, low=0, symbol="eps_1")
     longest_above: float = option(0.5, low=0, symbol="eps_2")
@@ -100,14 +92,6 @@ class FedCFL(Method[Server, Server, Client, Update]):
     relative: bool = option(True, paper=Paper(False, "Sattler et al., Algorithm 1"))
     weighting: average.Weighting = option("rows", paper=Paper("rows", "Sattler et al., eq. 4"))
     init_std: float = option(0.1, above=0)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
-
-    def about(self) -> JsonTable:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the weights of the only cluster."""
@@ -193,7 +177,7 @@ class FedCFL(Method[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the weights of the client's cluster."""
         theta = message.theta[self.assign(message, state, batch)]
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+        return self.posterior(theta, batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The weights of the client's cluster."""
@@ -206,10 +190,6 @@ class FedCFL(Method[Server, Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss, how many clients changed their cluster, and how many clusters have members."""
         return clustered.report(update, self.max_clusters)
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
     def _pulled_apart(self, server: Server, update: Update, lengths: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
         """Say whether a cluster is to be split and there is room for it [], and the first such cluster []."""

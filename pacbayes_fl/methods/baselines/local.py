@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.optim import Adam, adam_init
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, initial_weights
-from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.baselines.averaging import Server
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights
+from pacbayes_fl.methods.options import part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
 
@@ -48,7 +45,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class LocalOnly(Method[Server, Server, Client, Update]):
+class LocalOnly(PointEstimate[Server, Server, Client, Update]):
     """Training without a federation, on the network and for as many steps as the federated methods.
 
     Args:
@@ -58,29 +55,9 @@ class LocalOnly(Method[Server, Server, Client, Update]):
         join_passes: times the minibatches of a round, for a client that never trained.
     """
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
-    local: LocalDescent = part(
-        LocalDescent,
-        paper={
-            "steps": Paper(None, "10 epochs instead"),
-            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
-            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
-            "rate": Paper(1e-3, "BPFed, section VI, for all baselines"),
-            "optimiser": Paper("adam", "BPFed, section VI, for all baselines"),
-        },
-    )
+    local: LocalDescent = part(LocalDescent, paper=BPFED_BASELINES)
     init_std: float = option(0.1, above=0)
     join_passes: int = option(10, low=1)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
-
-    def about(self) -> JsonTable:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the weights with which every client begins."""
@@ -122,7 +99,7 @@ class LocalOnly(Method[Server, Server, Client, Update]):
 
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights."""
-        return WeightPosterior(self.model, PointMass(state.theta), 1, noise, batch)
+        return self.posterior(state.theta, batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk."""
@@ -131,10 +108,6 @@ class LocalOnly(Method[Server, Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.weight.sum().clamp_min(1.0)}
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
 
 RECIPE = Recipe(

@@ -12,8 +12,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import GaussianPrior
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE
 from pacbayes_fl.methods.baselines.personal import PersonalWeights, Trained
+from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
 from pacbayes_fl.noise import Noise

@@ -13,7 +13,8 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
 from pacbayes_fl.noise import Noise

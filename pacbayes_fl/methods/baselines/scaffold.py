@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate, turns
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, SERVER_STEP, initial_weights
+from pacbayes_fl.methods.baselines.averaging import SERVER_STEP
+from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, LogUniform, MethodSummary, OneOf, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate
@@ -68,7 +66,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Scaffold(Method[Server, Server, Client, Update]):
+class Scaffold(PointEstimate[Server, Server, Client, Update]):
     """SCAFFOLD (Algorithm 1, option II): y <- y - eta (g(y) - c_k + c) by plain descent, R steps a round.
 
     c_k <- c_k - c + (x - y) / (R eta),  x <- x + eta_g mean_k (y_k - x),  c <- c + (S / K) mean_k (new c_k - old c_k)
@@ -83,7 +81,6 @@ class Scaffold(Method[Server, Server, Client, Update]):
     objective: ClassVar[str | None] = "loss"
     personal_model: ClassVar[str] = "personal models are the global one"
 
-    model: WeightModel
     local: LocalDescent = part(
         partial(LocalDescent, rate=0.01, optimiser="sgd"),
         names={name: name for name in ("steps", "minibatch", "rate", "epochs")},
@@ -98,10 +95,6 @@ class Scaffold(Method[Server, Server, Client, Update]):
         if self.local.optimiser != "sgd" or self.local.momentum:
             what = f"optimiser = {self.local.optimiser!r} and momentum = {self.local.momentum:g}"
             raise StudyError(f"SCAFFOLD corrects plain descent, got {what}", hint="optimiser = 'sgd', momentum = 0")
-
-    def about(self) -> dict[str, Any]:
-        """Weights without uncertainty."""
-        return {**POINT_ESTIMATE}
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights; nobody knows a gradient yet."""
@@ -162,7 +155,7 @@ class Scaffold(Method[Server, Server, Client, Update]):
     def personalise(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the global weights."""
         theta = tensors.expand(message.pair.theta, batch.clients)
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+        return self.posterior(theta, batch, noise)
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global weights themselves."""
@@ -176,10 +169,6 @@ class Scaffold(Method[Server, Server, Client, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
 
 RECIPE = Recipe(

@@ -17,14 +17,13 @@ from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.inference.parts import Personal
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import Method, Nothing
-from pacbayes_fl.methods.baselines.averaging import POINT_ESTIMATE, Server, Update, initial_weights
+from pacbayes_fl.methods.base import Nothing
+from pacbayes_fl.methods.baselines.averaging import Server, Update
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE, PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
-from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 
@@ -40,7 +39,7 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Split(Method[Server, Server, Client | Nothing, Update]):
+class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
     """Clients send theta_S, the server averages it, and theta_O stays at home (FedPer, Algorithms 1 and 2).
 
     Args:
@@ -60,19 +59,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
 
     personal_model: ClassVar[str] = "personal models of the averaged weights and each client's own ones"
 
-    objective: ClassVar[str | None] = "loss"
-
-    model: WeightModel
-    local: LocalDescent = part(
-        LocalDescent,
-        paper={
-            "steps": Paper(None, "10 epochs instead"),
-            "epochs": Paper(10, "BPFed, section VI, for all baselines"),
-            "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
-            "rate": Paper(1e-3, "BPFed, section VI, for all baselines"),
-            "optimiser": Paper("adam", "BPFed, section VI, for all baselines"),
-        },
-    )
+    local: LocalDescent = part(LocalDescent, paper=BPFED_BASELINES)
     own: Personal = part(Personal, names={"sites": "personal_sites"}, others=False)
     schedule: Literal["together", "shared-last", "shared"] = "together"
     own_passes: int = option(1, low=1)
@@ -81,10 +68,6 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
     join_passes: int = option(10, low=1)
     weighting: average.Weighting = "rows"
     init_std: float = option(0.1, above=0)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        check(self)
 
     @cached_property
     def _own(self) -> Tensor:
@@ -171,7 +154,7 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
         theta = self._joined(message, state, batch)
         if self.finetune:
             theta = self._descend(self.finetune_part, theta, batch, noise, self.finetune).theta
-        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+        return self.posterior(theta, batch, noise)
 
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
@@ -181,10 +164,6 @@ class Split(Method[Server, Server, Client | Nothing, Update]):
     def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
         """Mean training loss of the clients."""
         return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
-
-    def footprint(self, rows: int) -> int:
-        """Numbers per client, as the model counts them."""
-        return self.model.footprint(rows)
 
     def _at(self, which: Literal["own", "shared"], like: Tensor) -> Tensor:
         """Positions of weights among all D, int64, where `like` is."""

@@ -14,7 +14,8 @@ from pacbayes_fl.federation.engine import FederationPlan
 from pacbayes_fl.inference.map_estimate import Descended
 from pacbayes_fl.inference.optim import adam_init
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import WeightAveraging, initial_weights
+from pacbayes_fl.methods.baselines.averaging import WeightAveraging
+from pacbayes_fl.methods.baselines.point import initial_weights
 from pacbayes_fl.noise import Noise
 from tests.methods.by_hand import MODEL, SIZES, clients
 

@@ -1,0 +1,91 @@
+"""Base of methods that train networks without uncertainty: what all of them say of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods.base import Client, Message, Method, Server, Update
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.models.base import WeightModel, default
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.options import check
+from pacbayes_fl.posteriors.point import PointMass
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+
+POINT_ESTIMATE: Mapping[str, Any] = MappingProxyType(
+    {
+        "draws": 1,
+        "average": "the weights are known: one forward pass",
+        "inference": "gradient descent on the log likelihood",
+    }
+)
+"""What labels say of a method without uncertainty."""
+
+
+def initial_weights(model: WeightModel, std: float, generator: torch.Generator) -> Tensor:
+    """Draw starting weights theta [D] ~ N(centre, std^2)."""
+    theta = model.centre() + std * torch.randn(model.dim, generator=generator, dtype=torch.float64)
+    return theta.to(model.dtype)
+
+
+BPFED_BASELINES: Final[Mapping[str, Paper]] = MappingProxyType(
+    {
+        "steps": Paper(None, "10 epochs instead"),
+        "epochs": Paper(10, "BPFed, section VI, for all baselines"),
+        "minibatch": Paper(50, "BPFed, section VI, for all baselines"),
+        "rate": Paper(1e-3, "BPFed, section VI, for all baselines"),
+        "optimiser": Paper("adam", "BPFed, section VI, for all baselines"),
+    }
+)
+"""How clients descend in BPFed's experiments."""
+
+
+@dataclass(frozen=True)
+class PointEstimate(Method[Server, Message, Client, Update]):
+    """A method whose clients descend the log likelihood of a network to one weight each.
+
+    Args:
+        model: the likelihood.
+        local: steps of a client.
+    """
+
+    objective: ClassVar[str | None] = "loss"
+
+    model: WeightModel
+    local: LocalDescent = part(LocalDescent)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
+
+    @default
+    def about(self) -> JsonTable:
+        """Weights without uncertainty."""
+        return {**POINT_ESTIMATE}
+
+    def posterior(self, theta: Tensor, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+        """Predict with given weights, without uncertainty.
+
+        Args:
+            theta: [K, D].
+            batch: the clients' training rows.
+            noise: their streams.
+
+        Returns:
+            A posterior with all its mass at these weights.
+        """
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    @default
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
