@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.options import check, option
+from pacbayes_fl.tensors import AnyTree, Tree
 
 ServerOptimiser = Literal["sgd", "adagrad", "yogi", "adam"]
 
@@ -19,10 +23,10 @@ class Memoryless(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """State of the server's optimiser: m and v [*] of earlier mean steps; v is 0 with "sgd"."""
+    """State of the server's optimiser: m and v of earlier mean steps, leaves [*]; v is 0 with "sgd"."""
 
-    first: Tensor
-    second: Tensor
+    first: AnyTree
+    second: AnyTree
 
 
 State = Memoryless | Moments
@@ -39,6 +43,11 @@ class ServerStep:
     - "adagrad": v <- v + Delta^2,
     - "yogi": v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2),
     - "adam": v <- beta_2 v + (1 - beta_2) Delta^2.
+
+    Of distributions theta are their unconstrained parameters: mu and rho of a mean field, whose standard deviation
+    softplus(rho) is positive wherever a step leads, and the logit of an inclusion. Delta is the way to what the server
+    would take without an optimiser: the clients' mean, what matches their moments, or beyond either where it
+    extrapolates.
 
     Args:
         optimiser: of the server: "sgd" takes the clients' mean, or FedAvgM with momentum; "adagrad", "yogi" and "adam"
@@ -69,39 +78,51 @@ class ServerStep:
         """Rate of the server's step."""
         return self.rate if self.rate is not None else 1.0 if self.optimiser == "sgd" else 0.01
 
-    def start(self, theta: Tensor) -> State:
+    def start(self, theta: AnyTree) -> State:
         """Initial state of the optimiser.
 
         Args:
-            theta: the server's weights [*].
+            theta: the server's weights, leaves [*].
 
         Returns:
             Its state.
         """
+        zero = tensors.tree_map(torch.zeros_like, theta)
         if self.optimiser == "sgd":
-            return Moments(torch.zeros_like(theta), torch.zeros_like(theta)) if self.momentum else Memoryless()
-        return Moments(torch.zeros_like(theta), torch.full_like(theta, self.tau**2))
+            return Moments(zero, zero) if self.momentum else Memoryless()
+        return Moments(zero, tensors.tree_map(lambda leaf: torch.full_like(leaf, self.tau**2), theta))
 
-    def __call__(self, theta: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+    def __call__(self, theta: Tree, mean: Tree, state: State, moved: Tensor | None = None) -> tuple[Tree, State]:
         """Step from the server's weights along the way to the clients' mean.
 
         Args:
-            theta: the server's weights [*].
-            mean: of the clients' weights [*], Delta = mean - theta.
+            theta: the server's weights, leaves [*].
+            mean: of the clients' weights, leaves [*], Delta = mean - theta.
             state: of `start` or of the last step.
+            moved: which clusters have a mean, bool [J]; the others and what is known of them stay. All when None.
 
         Returns:
-            The weights [*] and the state after the step; the mean itself where nothing else is asked for.
+            The weights, leaves [*], and the state after the step; the mean itself where nothing else is asked for.
         """
         if not isinstance(state, Moments):
-            return torch.lerp(theta, mean, self.eta) if self.eta != 1.0 else mean, state
-        delta = mean - theta
+            return (self._to(theta, mean) if self.eta != 1.0 else mean), state
+        delta = tensors.tree_map(torch.sub, mean, theta)
+        first, second = tensors.tree_map(self._first, delta, state.first), state.second
         if self.optimiser == "sgd":
-            first = self.momentum * state.first + delta
-            return theta + self.eta * first, Moments(first, state.second)
-        first = torch.lerp(delta, state.first, self.beta1)
-        second = self._second(state.second, delta.square())
-        return theta + self.eta * first / (second.sqrt() + self.tau), Moments(first, second)
+            after = tensors.tree_map(lambda at, m: at + self.eta * m, theta, first)
+        else:
+            second = tensors.tree_map(lambda v, d: self._second(v, d.square()), second, delta)
+            after = tensors.tree_map(lambda at, m, v: at + self.eta * m / (v.sqrt() + self.tau), theta, first, second)
+        new = Moments(first, second)
+        if moved is not None:
+            after, new = tensors.where(moved, after, theta), tensors.where(moved, new, state)
+        return after, new
+
+    def _to(self, theta: Tree, mean: Tree) -> Tree:
+        return tensors.tree_map(lambda at, to: torch.lerp(at, to, self.eta), theta, mean)
+
+    def _first(self, delta: Tensor, m: Tensor) -> Tensor:
+        return self.momentum * m + delta if self.optimiser == "sgd" else torch.lerp(delta, m, self.beta1)
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         if self.optimiser == "adagrad":
@@ -109,3 +130,9 @@ class ServerStep:
         if self.optimiser == "yogi":
             return v - (1 - self.beta2) * square * torch.sign(v - square)
         return torch.lerp(square, v, self.beta2)
+
+
+SERVER_STEP: Mapping[str, str] = MappingProxyType(
+    {field: "server" if field == "optimiser" else f"server_{field}" for field in ServerStep.__dataclass_fields__}
+)
+"""Names of the fields where they are options of a method."""

@@ -230,6 +230,8 @@ def _cases() -> Iterator[Case]:
     heavy = {"server_momentum": 0.9, "optimiser": "sgd", "momentum": 0.5}
     for name, step in {"momentum": heavy, "adaptive": {"server": "yogi"}}.items():
         yield Case(f"fedavg-server-{name}", partial(from_recipe, METHODS["fedavg"], options=step), dimensions=(1,))
+    moved = {"server": "adam", "server_rate": 0.1}
+    yield Case("cfedbayes-server-adaptive", partial(from_recipe, METHODS["cfedbayes"], options=moved), dimensions=(1,))
     for name, laplace in _LAPLACE.items():
         yield Case(f"fedsi-{name}", partial(from_recipe, METHODS["fedsi"], options=laplace), dimensions=(3,))
     bnn, whole = METHODS["pac-pfl-bnn"], {"minibatch": None, "beta": 3.0, "cohort_scale": "mean", "optimiser": "ascent"}

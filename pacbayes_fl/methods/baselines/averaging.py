@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +17,12 @@ from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Client, Nothing
 from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import part
+from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
-from pacbayes_fl.server.step import Memoryless, ServerStep, State
+from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
 
 class Server(NamedTuple):
@@ -36,7 +36,7 @@ class Update(NamedTuple):
     """Locally trained weights of clients, or their mean with the sums of the rest.
 
     Args:
-        theta: [K, D].
+        theta: those that are shared [K, R], all D where a client keeps none for itself.
         weight: in the server's average [K].
         clients: number of clients behind a row [K].
         loss: mean negative log likelihood per row over the local steps [K], in nats.
@@ -46,12 +46,6 @@ class Update(NamedTuple):
     weight: Tensor
     clients: Tensor
     loss: Tensor
-
-
-SERVER_STEP: Any = MappingProxyType(
-    {field: "server" if field == "optimiser" else f"server_{field}" for field in ServerStep.__dataclass_fields__}
-)
-"""Names of the options of the server's step."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,17 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights."""
         theta = initial_weights(self.model, self.init_std, generator)
-        return Server(theta, self.step.start(theta))
+        return Server(theta, self.step.start(self.shared(theta)))
+
+    @default
+    def shared(self, theta: Tensor) -> Tensor:
+        """Choose of all weights theta [*, D] those that clients send, [*, R]."""
+        return theta
+
+    @default
+    def with_shared(self, theta: Tensor, shared: Tensor) -> Tensor:
+        """Put averaged weights, shared [R], in their place among all weights, theta [D]."""
+        return shared
 
     def broadcast(self, server: Server) -> Server:
         """Send the weights."""
@@ -83,7 +87,7 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
         """Send trained weights.
 
         Args:
-            theta: [K, D].
+            theta: [K, D], of which the shared ones are sent.
             loss: mean negative log likelihood per row over the local steps [K], in nats.
             batch: the clients' rows, by which they may weigh.
 
@@ -91,7 +95,7 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
             The update.
         """
         weight = self.weight(batch.size)
-        return Update(theta, weight, torch.ones_like(weight), loss.double())
+        return Update(self.shared(theta), weight, torch.ones_like(weight), loss.double())
 
     def weight(self, rows: Tensor) -> Tensor:
         """As `weighting` says, of rows [K]: [K]."""
@@ -99,22 +103,25 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
         """Go to the average, or as far as `step` says."""
-        return Server(*self.step(server.theta, tensors.weighted_mean(update.theta, update.weight), server.moments))
+        mean = tensors.weighted_mean(update.theta, update.weight)
+        theta, moments = self.step(self.shared(server.theta), mean, server.moments)
+        return Server(self.with_shared(server.theta, theta), moments)
 
     def client_deltas(self, message: Server, update: Update) -> Server:
-        """How far the weights went in a round [K, D]."""
-        return private_steps.deltas(Server(update.theta), message)
+        """How far the shared weights went in a round [K, R]."""
+        return private_steps.deltas(Server(update.theta), Server(self.shared(message.theta)))
 
     def check_private(self) -> None:
         """Refuse weights by rows, which are private."""
         private_steps.alike(self.weighting)
 
     def from_release(self, message: Server, mean: Server, clients: float) -> Update:
-        """Apply the released mean step [1, D]."""
-        theta, unknown = private_steps.apply_delta(mean, message).theta, private_steps.unknown(mean.theta)
+        """Apply the released mean step [1, R]."""
+        theta, unknown = self.shared(message.theta) + mean.theta, private_steps.unknown(mean.theta)
         return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
 
-    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
+    @default
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior | None:
         """The global weights themselves."""
         return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
 

@@ -25,13 +25,15 @@ from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
 
 class Centres(NamedTuple):
-    """Global weights theta [J, D], and the number of rounds that made them []."""
+    """Global weights theta [J, D], the rounds that made them [], and the state of the server's optimiser."""
 
     theta: Tensor
     rounds: Tensor
+    moments: State = Memoryless()
 
 
 class Client(NamedTuple):
@@ -81,6 +83,7 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
             start from the same weights, and the server groups what they send by k-means; "random": every cluster has
             its own start, as in the papers, so that all clients may choose the same one for ever.
         weighting: of clients in their cluster's average.
+        step: how far the server goes towards the averages.
         init_std: spread of the initial weights.
     """
 
@@ -101,13 +104,15 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
     weighting: average.Weighting = option(
         "rows", paper=Paper("uniform", "Ghosh et al., Algorithm 1; Xie et al., eq. 7")
     )
+    step: ServerStep = part(ServerStep, names=SERVER_STEP)
     init_std: float = option(0.1, above=0)
 
     def init_server(self, generator: torch.Generator) -> Centres:
         """Draw the initial weights, for every cluster its own or one for all."""
         drawn = range(self.clusters if self.start == "random" else 1)
         theta = torch.stack([initial_weights(self.model, self.init_std, generator) for _ in drawn])
-        return Centres(theta.expand(self.clusters, -1).clone(), torch.zeros((), dtype=torch.int64))
+        theta = theta.expand(self.clusters, -1).clone()
+        return Centres(theta, torch.zeros((), dtype=torch.int64), self.step.start(theta))
 
     def init_clients(self, message: Centres, batch: ClientBatch) -> Client:
         """Belong to no cluster."""
@@ -116,7 +121,7 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
 
     def broadcast(self, server: Centres) -> Centres:
         """Send the weights of all clusters."""
-        return server
+        return Centres(server.theta, server.rounds)
 
     def assign(self, message: Centres, state: Client, batch: ClientBatch) -> Tensor:
         """Choose the cluster of every client, of equally good ones the first: [K], int64."""
@@ -148,17 +153,18 @@ class Clustered(PointEstimate[Centres, Centres, Client, Update]):
         return in_range(update) & (update.cluster >= 0) & (update.cluster < self.clusters)
 
     def server(self, server: Centres, update: Update, n_clients: int) -> Centres:
-        """Average every cluster's members; an empty one stays."""
+        """Average every cluster's members, and step there; an empty one stays."""
         cluster = update.cluster
         if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
             grouped = clusters.k_means(update.theta, update.weight, self.clusters)
             cluster = torch.where(server.rounds == 0, grouped, cluster)
         total, weight = clusters.sums(Server(update.theta), cluster, update.weight, self.clusters)
+        mean = clusters.mean(total, weight, Server(server.theta)).theta
         if self.averaging == "all":
             share = (weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)).to(server.theta).unsqueeze(1)
-            mean = clusters.mean(total, weight, Server(server.theta))
-            return Centres(torch.lerp(server.theta, mean.theta, share), server.rounds + 1)
-        return Centres(clusters.mean(total, weight, Server(server.theta)).theta, server.rounds + 1)
+            mean = torch.lerp(server.theta, mean, share)
+        theta, moments = self.step(server.theta, mean, server.moments, weight > 0)
+        return Centres(theta, server.rounds + 1, moments)
 
     def client_deltas(self, message: Centres, update: Update) -> Server:
         """Change of the weights in the slot of the client's cluster [K, J, D], 0 elsewhere."""

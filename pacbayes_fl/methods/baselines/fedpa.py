@@ -124,7 +124,7 @@ class FedPA(AveragedWeights[Nothing]):
 
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the global weights."""
-        return self.global_model(message, state, batch, noise)
+        return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: the model's and the samples."""

@@ -16,7 +16,6 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import map_estimate, turns
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.baselines.averaging import SERVER_STEP
 from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, LogUniform, MethodSummary, OneOf, Recipe
@@ -25,7 +24,7 @@ from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.robust import Aggregate
-from pacbayes_fl.server.step import Memoryless, ServerStep, State
+from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
 
 
 class Pair(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, final
@@ -16,16 +15,14 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import Descended, LocalDescent
 from pacbayes_fl.inference.parts import Personal
-from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import Server, Update
-from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE, PointEstimate, initial_weights
+from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
-from pacbayes_fl.server import average
 
 Part = Literal["own", "shared", "all"]
 
@@ -39,11 +36,12 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
+class Split(AveragedWeights[Client | Nothing]):
     """Clients send theta_S, the server averages it, and theta_O stays at home (FedPer, Algorithms 1 and 2).
 
+    The server's step is taken in theta_S.
+
     Args:
-        model: the likelihood.
         local: steps of a client.
         own: which weights are a client's own.
         schedule: what a client trains: all its weights "together" (FedPer, LG-FedAvg, FedBN), its own ones first and
@@ -53,8 +51,6 @@ class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
         finetune: times the minibatches of a round at personalisation.
         finetune_part: weights that are fine-tuned.
         join_passes: times the minibatches of a round on the own weights of a client that never trained.
-        weighting: of clients in the average.
-        init_std: spread of the initial weights, the same for all clients.
     """
 
     personal_model: ClassVar[str] = "personal models of the averaged weights and each client's own ones"
@@ -66,8 +62,6 @@ class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
     finetune: int = option(0, low=0)
     finetune_part: Part = "own"
     join_passes: int = option(10, low=1)
-    weighting: average.Weighting = "rows"
-    init_std: float = option(0.1, above=0)
 
     @cached_property
     def _own(self) -> Tensor:
@@ -79,20 +73,12 @@ class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
         own = int(self._own.sum())
         return {**POINT_ESTIMATE, "own_weights": f"{own} of {self.model.dim} weights stay with their client"}
 
-    def init_server(self, generator: torch.Generator) -> Server:
-        """Draw the shared weights, and the own ones with which every client begins."""
-        return Server(initial_weights(self.model, self.init_std, generator))
-
     def init_clients(self, message: Server, batch: ClientBatch) -> Client | Nothing:
         """Begin at the common start; without weights that are trained and its own a client keeps nothing."""
         if self.schedule == "shared" or not bool(self._own.any()):
             return Nothing()
         own = tensors.expand(message.theta, batch.clients)[:, self._at("own", message.theta)].clone()
         return Client(own, torch.zeros_like(batch.size, dtype=torch.int64))
-
-    def broadcast(self, server: Server) -> Server:
-        """Send the weights."""
-        return server
 
     def client(
         self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
@@ -102,34 +88,20 @@ class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
         if self.schedule == "shared-last":
             theta = self._descend("own", theta, batch, noise, self.own_passes).theta
         theta, _, loss = self._descend("all" if self.schedule == "together" else "shared", theta, batch, noise)
-        weight = self.weight(batch.size)
-        update = Update(theta[:, self._at("shared", theta)], weight, torch.ones_like(weight), loss.double())
         if isinstance(state, Client):
             state = Client(theta[:, self._at("own", theta)], state.rounds + 1)
-        return update, state
+        return self.sent(theta, loss, batch), state
 
-    def weight(self, rows: Tensor) -> Tensor:
-        """As `weighting` says, of rows [K]: [K]."""
-        return average.client_weight(rows, self.weighting)
+    def shared(self, theta: Tensor) -> Tensor:
+        """Choose of all weights theta [*, D] those that are not a client's own, [*, R]."""
+        return theta[..., self._at("shared", theta)]
 
-    def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average the shared weights; the own ones stay the common start."""
-        mean = tensors.weighted_mean(update.theta, update.weight)
-        return Server(server.theta.index_copy(0, self._at("shared", mean), mean))
+    def with_shared(self, theta: Tensor, shared: Tensor) -> Tensor:
+        """Put averaged weights, shared [R], in their place among theta [D]; the own ones stay the common start."""
+        return theta.index_copy(0, self._at("shared", theta), shared)
 
-    def client_deltas(self, message: Server, update: Update) -> Server:
-        """How far the shared weights went in a round [K, R]."""
-        return private_steps.deltas(Server(update.theta), self._shared(message))
-
-    def check_private(self) -> None:
-        """Refuse weights by rows, which are private."""
-        private_steps.alike(self.weighting)
-
-    def from_release(self, message: Server, mean: Server, clients: float) -> Update:
-        """Apply the released mean step [1, R]."""
-        theta = private_steps.apply_delta(mean, self._shared(message)).theta
-        unknown = private_steps.unknown(theta)
-        return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
+    def global_model(self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise) -> None:
+        """None: nobody has trained the whole of the server's weights."""
 
     def personalise(
         self, message: Server, state: Client | Nothing, batch: ClientBatch, noise: Noise
@@ -156,22 +128,9 @@ class Split(PointEstimate[Server, Server, Client | Nothing, Update]):
             theta = self._descend(self.finetune_part, theta, batch, noise, self.finetune).theta
         return self.posterior(theta, batch, noise)
 
-    def reduce(self, update: Update) -> Update:
-        """Average the clients of a chunk."""
-        reduced: Update = average.reduced(update, "theta")
-        return reduced
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
-
     def _at(self, which: Literal["own", "shared"], like: Tensor) -> Tensor:
         """Positions of weights among all D, int64, where `like` is."""
         return (self._own if which == "own" else ~self._own).nonzero().squeeze(1).to(like.device)
-
-    def _shared(self, message: Server) -> Server:
-        """The part of the weights that is sent [R]."""
-        return Server(message.theta[self._at("shared", message.theta)])
 
     def _joined(self, message: Server, state: Client | Nothing, batch: ClientBatch) -> Tensor:
         """Weights [K, D] with which clients begin."""

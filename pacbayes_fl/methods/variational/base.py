@@ -30,6 +30,7 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField, rho_of
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep
 from pacbayes_fl.tensors import AnyTree
 
 Server = TypeVar("Server")
@@ -63,7 +64,7 @@ class PriorTracking:
 
 @dataclass(frozen=True)
 class Variational(Method[Server, Server, Client, Update], Generic[Server, Client, Update]):
-    """A method whose clients fit distributions over weights; its message is the server's whole state.
+    """A method whose clients fit distributions over weights; its message is what the server knows of them.
 
     Args:
         model: the likelihood.
@@ -74,6 +75,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             all, which solves its problem exactly (`server.moments.match`); "tracked-moments": the same, but within a
             round w follows q, so that it holds q back less, and the fixed point is no longer that of eq. 5.
         weighting: of clients in the server's average.
+        step: how far the server goes towards what it makes of the clients' w.
         init_std: spread of the initial means.
         init_rho: initial rho of every weight.
         draws: draws of the weights over which predictions are averaged.
@@ -101,6 +103,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
     )
     aggregation: Aggregation = option("tracked", paper=Paper("tracked", "Algorithm 1"))
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
+    step: ServerStep = part(ServerStep, names=SERVER_STEP)
     init_std: float = option(0.1, above=0)
     init_rho: float = option(-2.5, low=-40, high=40, symbol="rho_0", paper=Paper(-2.5, "section 6.2, Table 4"))
     draws: int = option(20, low=1)
@@ -132,8 +135,10 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         return {}
 
     def broadcast(self, server: Server) -> Server:
-        """Send everything."""
-        return server
+        """Send everything but what the server's optimiser remembers."""
+        whole: Any = server
+        sent: Server = whole._replace(moments=Memoryless())
+        return sent
 
     def check_private(self) -> None:
         """Refuse weights by rows, which are private, and what depends on single clients."""

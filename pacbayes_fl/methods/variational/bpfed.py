@@ -34,15 +34,20 @@ from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_field
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
+from pacbayes_fl.server.step import Memoryless, State
 from pacbayes_fl.tensors import AnyTree
 
 PersonalPrior = Literal["cumulative", "divide"]
 
 
 class Server(NamedTuple):
-    """Both factors' distributions, leaves [D]: the shared part zeta is learned, the rest is where clients begin."""
+    """Both factors' distributions, leaves [D]: the shared part zeta is learned, the rest is where clients begin.
+
+    With the state of the server's optimiser, of the shared part.
+    """
 
     w: MeanField
+    moments: State = Memoryless()
 
 
 class Client(NamedTuple):
@@ -106,7 +111,8 @@ class BPFed(Variational[Server, Client, Update]):
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw zeta^0 and the eta^0 with which every client begins."""
-        return Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+        server = Server(initial_mean_field(self.model, self.init_std, self.init_rho, generator))
+        return server._replace(moments=self.step.start(self._sent(server)))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Initialise at the server's distribution."""
@@ -133,14 +139,15 @@ class BPFed(Variational[Server, Client, Update]):
         return update, Client(self._personal(new.q), new.adam_q, new.adam_w)
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average the shared part (Algorithm 1, last line of the server), or match its moments."""
+        """Average the shared part (Algorithm 1, last line of the server), or match its moments, and step there."""
         if self.sends_moments:
             result, stochastic = moments.match(update.w, update.weight), self.model.stochastic_columns()[: self.shared]
             mean = towards(self._sent(server), result, 1.0, stochastic)
         else:
             mean = tensors.weighted_mean(update.w, update.weight)
-        joined = tensors.tree_map(lambda new, old: torch.cat((new, old[self.shared :])), mean, server.w)
-        return Server(joined)
+        w, state = self.step(self._sent(server), mean, server.moments)
+        own = tensors.tree_map(lambda leaf: leaf[self.shared :], server.w)
+        return Server(tensors.tree_map(lambda *parts: torch.cat(parts), w.bounded(), own), state)
 
     def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """How far the shared part went in a round, mean and rho [K, R], or its moments."""

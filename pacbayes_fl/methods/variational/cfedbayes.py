@@ -33,14 +33,16 @@ from pacbayes_fl.posteriors.weights.mean_field import MeanField, initial_mean_fi
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, clusters
 from pacbayes_fl.server.robust import Aggregate, Rule
+from pacbayes_fl.server.step import Memoryless, State
 from pacbayes_fl.tensors import AnyTree
 
 
 class Server(NamedTuple):
-    """Global distributions w^1..w^J, leaves [J, D], and the number of rounds that made them []."""
+    """Global distributions w^1..w^J, leaves [J, D], the rounds that made them [], and the state of the optimiser."""
 
     w: MeanField
     rounds: Tensor
+    moments: State = Memoryless()
 
 
 class Client(NamedTuple):
@@ -95,10 +97,8 @@ class CFedBayes(Variational[Server, Client, Update]):
         """Draw v^0, for every cluster its own or one for all."""
         distinct = self.clusters if self.start == "random" else 1
         w = initial_mean_field(self.model, self.init_std, self.init_rho, generator, distinct)
-        return Server(
-            tensors.tree_map(lambda leaf: leaf.expand(self.clusters, -1).clone(), w),
-            torch.zeros((), dtype=torch.int64),
-        )
+        w = tensors.tree_map(lambda leaf: leaf.expand(self.clusters, -1).clone(), w)
+        return Server(w, torch.zeros((), dtype=torch.int64), self.step.start(w))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Initialise at the first cluster; a client's first round starts from the cluster that it chooses."""
@@ -151,17 +151,19 @@ class CFedBayes(Variational[Server, Client, Update]):
         return in_range(update) & there
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average or match every cluster's members, and extrapolate; an empty one stays (Algorithm 3, last line)."""
+        """Average or match every cluster's members, extrapolate, and step; an empty one stays (Algorithm 3)."""
         cluster = update.cluster
         if self.start == "uploads":  # in the first round, where all clients started alike: what they sent differs
             grouped = clusters.k_means(update.w[0], update.weight, self.clusters)
             cluster = torch.where(server.rounds == 0, grouped, cluster)
+        totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
         if self.sends_moments:
             result = clusters.matched(update.w, cluster, update.weight, moments_of(server.w))
-            return Server(towards(server.w, result, self.beta, self.model.stochastic_columns()), server.rounds + 1)
-        totals, weight = clusters.sums(update.w, cluster, update.weight, self.clusters)
-        mean = clusters.mean(totals, weight, server.w)
-        return Server(average.extrapolate(server.w, mean, self.beta).bounded(), server.rounds + 1)
+            mean = towards(server.w, result, self.beta, self.model.stochastic_columns())
+        else:
+            mean = average.extrapolate(server.w, clusters.mean(totals, weight, server.w), self.beta)
+        w, state = self.step(server.w, mean, server.moments, weight > 0)
+        return Server(w.bounded(), server.rounds + 1, state)
 
     def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """Change of w or of the moments in the slot of the client's cluster [K, J, D], 0 elsewhere."""

@@ -37,13 +37,15 @@ from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.step import Memoryless, State
 from pacbayes_fl.tensors import AnyTree
 
 
 class Server(NamedTuple):
-    """The global distribution w, leaves [*] of one of the method's family."""
+    """The global distribution w, leaves [*] of one of the method's family, and the state of the server's optimiser."""
 
     w: AnyTree
+    moments: State = Memoryless()
 
 
 class Client(NamedTuple):
@@ -281,7 +283,8 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw v^0 = (mu^0, rho^0), and the family's other parameters."""
-        return Server(self.distributions.initial(self.model, self.init_std, self.init_rho, generator))
+        w = self.distributions.initial(self.model, self.init_std, self.init_rho, generator)
+        return Server(w, self.step.start(w))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Initialise at the global distribution."""
@@ -297,12 +300,14 @@ class PFedBayes(Variational[Server, Client, Update]):
         return Update(sent, weight, torch.ones_like(weight), fit), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average and extrapolate (Algorithm 1, last line), or match moments."""
+        """Average and extrapolate (Algorithm 1, last line), or match moments, and step there."""
         if self.sends_moments:
             result = moments.match(update.w, update.weight)
-            return Server(towards(server.w, result, self.beta, self.model.stochastic_columns()))
-        mean = tensors.weighted_mean(update.w, update.weight)
-        return Server(average.extrapolate(server.w, mean, self.beta).bounded())
+            mean = towards(server.w, result, self.beta, self.model.stochastic_columns())
+        else:
+            mean = average.extrapolate(server.w, tensors.weighted_mean(update.w, update.weight), self.beta)
+        w, state = self.step(server.w, mean, server.moments)
+        return Server(w.bounded(), state)
 
     def client_deltas(self, message: Server, update: Update) -> AnyTree:
         """How far w went in a round, mean and rho [K, D]; or how the moments of q deviate from those of w."""

@@ -34,14 +34,16 @@ from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.posteriors.weights.spike_slab import TEMPERATURE, SpikeSlab, SpikeSlabDraw
 from pacbayes_fl.server import average, moments
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.server.step import Memoryless, State
 
 SlabAverage = Literal["inclusion", "uniform"]
 
 
 class Server(NamedTuple):
-    """The global distribution w, leaves [D]."""
+    """The global distribution w, leaves [D], and the state of the server's optimiser."""
 
     w: SpikeSlab
+    moments: State = Memoryless()
 
 
 class SparseUpload(NamedTuple):
@@ -127,7 +129,8 @@ class SFedBayes(Variational[Server, Client, Update]):
         """Draw v^0 = (mu^0, rho^0, lambda^0)."""
         slab = initial_mean_field(self.model, self.init_std, self.init_rho, generator)
         inclusion = torch.full_like(slab.loc, self.inclusion).masked_fill(~self.model.stochastic_columns(), 1.0)
-        return Server(SpikeSlab(*slab, torch.logit(inclusion)).bounded())
+        w = SpikeSlab(*slab, torch.logit(inclusion)).bounded()
+        return Server(w, self.step.start(w))
 
     def init_clients(self, message: Server, batch: ClientBatch) -> Client:
         """Initialise at the global distribution."""
@@ -150,7 +153,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         return Update(sent, weight, torch.ones_like(weight), fit, *shares), new
 
     def server(self, server: Server, update: Update, n_clients: int) -> Server:
-        """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line)."""
+        """Average mean, scale and inclusion, and extrapolate (Algorithm 2, last line), and step there."""
         result, old = self._joined(update.w, update.weight), server.w
         inclusion = torch.lerp(old.inclusion, result.inclusion, self.beta).clamp(0.0, 1.0)
         kept = (
@@ -161,7 +164,8 @@ class SFedBayes(Variational[Server, Client, Update]):
             new = towards(old.slab, slab, self.beta, self.model.stochastic_columns())
         else:
             new = average.extrapolate(old.slab, slab, self.beta)
-        return Server(SpikeSlab(*new, torch.logit(inclusion)).bounded())
+        w, state = self.step(old, SpikeSlab(*new, torch.logit(inclusion)).bounded(), server.moments)
+        return Server(w.bounded(), state)
 
     def client_deltas(self, message: Server, update: Update) -> SparseUpload:
         """Change of (mu, rho, lambda) in this round [K, D].

@@ -33,7 +33,7 @@ close = pytest.approx
 
 
 def split(local: LocalDescent = TWO, own: Personal = HEADS, **options: Any) -> Split:
-    return Split(Product(), local, own, weighting="uniform", **options)
+    return Split(Product(), local, own=own, weighting="uniform", **options)
 
 
 def steps(body: float, head: float, y: float, count: int, of: str = "both") -> tuple[float, float]:
@@ -123,7 +123,7 @@ NETWORK = clients(*SIZES)
 def test_without_own_weights_it_is_fedavg_bit_by_bit() -> None:
     expected = engine.run_rounds(FedAvg(MODEL, LOCAL), NETWORK, PLAN)
     for own in (Personal(0), Personal(which="normalisation")):  # the network normalises nothing
-        result = engine.run_rounds(Split(MODEL, LOCAL, own), NETWORK, PLAN)
+        result = engine.run_rounds(Split(MODEL, LOCAL, own=own), NETWORK, PLAN)
         assert torch.equal(result.server.theta, expected.server.theta) and result.clients == Nothing()
 
 
@@ -131,7 +131,7 @@ def test_with_all_weights_its_own_every_client_is_alone() -> None:
     """With plain descent, whose steps remember nothing; Local-only keeps its Adam's moments."""
     local = LocalDescent(3, 4, 1e-2, "sgd")
     alone: Any = engine.run_rounds(LocalOnly(MODEL, local), NETWORK, PLAN)
-    result: Any = engine.run_rounds(Split(MODEL, local, Personal(4)), NETWORK, PLAN)
+    result: Any = engine.run_rounds(Split(MODEL, local, own=Personal(4)), NETWORK, PLAN)
     assert torch.equal(result.clients.own, alone.clients.theta)
 
 
