@@ -33,7 +33,9 @@ BINS = 10
 DIGITS: Mapping[str, int] = MappingProxyType({"ece": 1, "mce": 1, "brier": 3})
 """Decimals of the papers' numbers of calibration."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({"maml": "per-fedavg", "fedsoul": "fedpop"})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"maml": "per-fedavg", "fedsoul": "fedpop", "vanilla": "vanilla-bnn", "pooled": "pooled-bnn"}
+)
 """Our names of methods that a paper's table has under another one."""
 
 Cells = Mapping[tuple[str, str, str], Mapping[str, Any]]

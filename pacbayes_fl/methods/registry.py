@@ -100,6 +100,8 @@ METHODS = Registry(
         "fedsi": "fedsi:RECIPE",
         "fedsi-fac": "fedsi:FACTORISED",
         "pac-pfl-bnn": "pac_pfl.bnn:RECIPE",
+        "vanilla-bnn": "baselines.vanilla_bnn:RECIPE",
+        "pooled-bnn": "baselines.pooled_bnn:RECIPE",
         "ditto": "baselines.ditto:RECIPE",
         "mtl": "baselines.mtl:RECIPE",
         "pfedme": "baselines.pfedme:RECIPE",

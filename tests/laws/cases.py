@@ -262,6 +262,7 @@ LABELLED = tuple(_labelled_cases())
 """Methods that predict labels."""
 
 FEDERATED = tuple(case for case in ALL if case.build(1).federated)
+FEDERATED_LABELLED = tuple(case for case in LABELLED if case.build(3).federated)
 
 
 @cache

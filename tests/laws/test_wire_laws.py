@@ -14,11 +14,11 @@ from pacbayes_fl import tensors
 from pacbayes_fl.federation import arrays, engine, federation_state, messages, remote_client, wire
 from pacbayes_fl.federation.messages import Kept, Reply
 from pacbayes_fl.testing import laws
-from tests.laws.cases import FEDERATED, LABELLED, Case, Scene, assert_close, bits, identified, scene
+from tests.laws.cases import FEDERATED, FEDERATED_LABELLED, Case, Scene, assert_close, bits, identified, scene
 
 CASES = tuple(
     pytest.param(case, d, id=f"{case}-{d}")
-    for case in FEDERATED + LABELLED
+    for case in FEDERATED + FEDERATED_LABELLED
     if case.build(case.dimensions[0]).federated
     for d in case.dimensions
 )

@@ -58,11 +58,28 @@ def pool(update: Rows) -> tuple[Tensor, Tensor]:
     return update.x[real], update.y[real]
 
 
+POOLING = "pooled rows stand without padding, and how many there are the host must know"
+"""Why a round of pooled rows reads numbers on the CPU."""
+
+
+def rows_leave_error(name: str) -> PrivacyError:
+    """The error of a method whose clients send their rows.
+
+    Args:
+        name: of the method.
+
+    Returns:
+        The error, to be raised.
+    """
+    what = f"{name} has no private release: its clients send their rows"
+    return PrivacyError(what, hint="train it without [privacy]")
+
+
 class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
     """A method whose clients send all rows to the server, which fits one model for everybody."""
 
     federated: ClassVar[bool] = False
-    host_bound: ClassVar[str | None] = "pooled rows stand without padding, and how many there are the host must know"
+    host_bound: ClassVar[str | None] = POOLING
 
     def init_clients(self, message: Model, batch: ClientBatch) -> Nothing:
         """No client state."""
@@ -83,5 +100,4 @@ class CentralisedMethod(Method[Model, Model, Nothing, Rows]):
 
     def check_private(self) -> None:
         """Nothing private: the rows themselves leave."""
-        what = f"{type(self).__name__} has no private release: its clients send their rows"
-        raise PrivacyError(what, hint="train it without [privacy]")
+        raise rows_leave_error(type(self).__name__)

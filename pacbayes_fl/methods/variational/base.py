@@ -134,6 +134,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """What labels should say of this method beside."""
         return {}
 
+    @default
     def broadcast(self, server: Server) -> Server:
         """Send everything but what the server's optimiser remembers."""
         whole: Any = server
