@@ -25,10 +25,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def _product_high_low(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply 32-bit words without leaving int64: the high half is summed from 16-bit halves."""
-    low = (word & 0xFFFF) * factor
-    high = (word >> 16) * factor + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """Multiply 32-bit words, one from 2^31 on, without leaving int64: by factor - 2^32, which takes word 2^32 away."""
+    product = word * (factor - (1 << 32))
+    return (product >> 32).add_(word), product.bitwise_and_(_WORD)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -46,7 +45,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     for _ in range(10):
         high0, low0 = _product_high_low(_MULTIPLIERS[0], c0)
         high1, low1 = _product_high_low(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0, c1, c2, c3 = (high1 ^ c1).bitwise_xor_(k0), low1, (high0 ^ c3).bitwise_xor_(k1), low0
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
     return c0, c1, c2, c3
 

@@ -250,6 +250,27 @@ def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
     return field(default=inherited.default, default_factory=inherited.default_factory, metadata=metadata)
 
 
+def _literal(kind: Any) -> tuple[str, ...]:
+    """Collect the texts of the Literals in a type."""
+    if get_origin(kind) is Literal:
+        return tuple(choice for choice in get_args(kind) if isinstance(choice, str))
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(text for inner in get_args(kind) for text in _literal(inner))
+    return ()
+
+
+class _Texts(dict[type, Mapping[str, tuple[str, ...]]]):
+    """Texts that the fields of a dataclass may be, of those whose type is not open to all texts; read once a class."""
+
+    def __missing__(self, cls: type) -> Mapping[str, tuple[str, ...]]:
+        own = get_type_hints(cls)
+        self[cls] = {name: _literal(kind) for name, kind in own.items() if _literal(kind) and str not in get_args(kind)}
+        return self[cls]
+
+
+_TEXTS: Final = _Texts()
+
+
 def options_of(cls: type) -> dict[str, Option]:
     """Read the options of a dataclass.
 
@@ -332,7 +353,7 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
     Raises:
         PacBayesFLError: of the class `error`, naming the first option that is not, its range and what came.
     """
-    place, texts = f"{where} " if where else "", _texts(type(part))
+    place, texts = f"{where} " if where else "", _TEXTS[type(part)]
     for field in dataclasses.fields(part):
         facts: _Facts = field.metadata.get(_METADATA, _Facts())
         value = getattr(part, field.name)
@@ -346,12 +367,6 @@ def check(part: Any, where: str = "", error: type[PacBayesFLError] = StudyError)
             raise error(what, hint=facts.hint)
 
 
-def _texts(cls: type) -> Mapping[str, tuple[str, ...]]:
-    """Texts that a dataclass's fields may be, of those whose type is not open to all texts."""
-    own = get_type_hints(cls)
-    return {name: _literal(kind) for name, kind in own.items() if _literal(kind) and str not in get_args(kind)}
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -361,15 +376,6 @@ def _given(value: Any) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(_given, value))
     return f"{value:g}" if isinstance(value, float) else shown(value)
-
-
-def _literal(kind: Any) -> tuple[str, ...]:
-    """Collect the texts of the Literals in a type."""
-    if get_origin(kind) is Literal:
-        return tuple(choice for choice in get_args(kind) if isinstance(choice, str))
-    if get_origin(kind) in (Union, types.UnionType):
-        return tuple(text for inner in get_args(kind) for text in _literal(inner))
-    return ()
 
 
 def _words(kind: Any, of: Option) -> list[str]:

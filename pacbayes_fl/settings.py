@@ -27,6 +27,17 @@ _MOST: Final = 2**32 - 1  # of whole numbers: seeds, which are the largest, fill
 _LARGEST: Final = 1e30  # of other numbers, and its inverse the smallest: float32, of networks, ends at 3.4e38, 1.2e-38
 
 
+class _Types(dict[type, Mapping[str, Any]]):
+    """Types of the fields of dataclasses by name, which are read from their annotations once a class."""
+
+    def __missing__(self, cls: type) -> Mapping[str, Any]:
+        self[cls] = get_type_hints(cls)
+        return self[cls]
+
+
+_TYPES: Final = _Types()
+
+
 def read_toml(text: str, where: str) -> dict[str, Any]:
     """Read TOML.
 
@@ -82,7 +93,7 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
         StudyError: naming the key, where it stands and the nearest valid key, or the kind of value that was expected,
             or a field without default that the table leaves out.
     """
-    hints = get_type_hints(cls)
+    hints = _TYPES[cls]
     if not isinstance(table, Mapping):
         raise StudyError(f"{where} must be a table, got {shown(table)}")
     for key in table:

@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples every time, and no time limit per example: a busy machine is no fault.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+os.fsync = lambda _: None  # the machine of a test loses no power, and a process that is killed none of its bytes
 
 
 def _data_folder() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,7 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         self._known, self._group, self._record = known, group, record
         self._where, self._expected = where, expected
         self._made: dict[tuple[str, str], Record] = {}
+        self._entries: tuple[list[str], dict[str, metadata.EntryPoint]] = ([], {})  # of a path to import from
 
     def __getitem__(self, name: str) -> Record:
         """Give a record.
@@ -82,12 +84,15 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         return self._known()
 
     def entries(self) -> dict[str, metadata.EntryPoint]:
-        """Find the records of installed packages.
+        """Find the records of installed packages; packages are looked through again when `sys.path` has changed.
 
         Returns:
             Entry points by name, not loaded.
         """
-        return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+        if self._entries[0] != sys.path:
+            found = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+            self._entries = ([*sys.path], found)
+        return dict(self._entries[1])
 
     def listing(self) -> list[tuple[str, str]]:
         """List the entries of installed packages.
