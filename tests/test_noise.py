@@ -65,6 +65,21 @@ def test_a_number_is_the_stated_function_of_seed_round_client_draw_and_position(
                 assert float(got[k, position]) == expected
 
 
+@pytest.mark.parametrize("key", [(0, 0), (2**32 - 1, 2**32 - 1), (5, 9)])
+@pytest.mark.parametrize("ids", [IDS, (3,), ()])
+def test_few_numbers_are_those_of_the_definition(
+    ids: tuple[int, ...], key: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for numbers in (0, 1, 2, 7, 101):
+        draws = []
+        for few in (1 << 13, -1):
+            monkeypatch.setattr("pacbayes_fl.noise._FEW", few)
+            draws.append([Noise(*key, ids).fork()._uniforms(numbers), Noise(*key, ids)._uniforms(numbers)])
+        for quick, defined in zip(*draws, strict=True):
+            assert quick.dtype == defined.dtype and quick.shape == defined.shape == (len(ids), numbers)
+            assert torch.equal(quick, defined)
+
+
 @both
 def test_a_client_sees_the_same_numbers_in_any_company_and_order(engine: Engine) -> None:
     together, turned = Noise(3, 9, IDS, engine=engine), Noise(3, 9, IDS[::-1], engine=engine)
@@ -107,6 +122,7 @@ def test_the_ends_of_the_interval_are_never_reached(dtype: torch.dtype, monkeypa
         return zeros, zeros, zeros + 0xFFFFFFFF, zeros + 0xFFFFFFFF
 
     monkeypatch.setattr("pacbayes_fl.noise.philox", words)
+    monkeypatch.setattr("pacbayes_fl.noise._FEW", -1)
     drawn = Noise(0, 0, (1,)).uniform(like(1, 2, dtype=dtype))[0]
     assert 0 < drawn[0] < drawn[1] < 1
     if dtype == torch.float64:
