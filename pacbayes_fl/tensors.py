@@ -235,10 +235,18 @@ def finite(tree: Any) -> Tensor:
     Raises:
         ShapeError: when the tree has no leaf.
     """
-    flags = [leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in leaves(tree).values()]
+    flags = [_finite_rows(leaf) for leaf in leaves(tree).values()]
     if not flags:
         raise ShapeError("finite needs a tree with at least one leaf, got none")
     return torch.stack(flags).all(0)
+
+
+def _finite_rows(leaf: Tensor) -> Tensor:
+    """Whether a client's numbers are finite, bool [K]: the extremes say so, for NaN is both; no flags are written."""
+    rows = leaf.unsqueeze(-1).flatten(1)
+    if rows.shape[1] < 2:
+        return rows.isfinite().all(1)
+    return rows.amax(1).isfinite() & rows.amin(1).isfinite()
 
 
 def norm(tree: Any) -> Tensor | None:

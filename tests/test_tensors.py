@@ -177,6 +177,10 @@ def test_finite_says_client_by_client() -> None:
     tree.q.loc["w0"][1, 0, 2] = math.nan
     tree.q.scale[3] = math.inf
     assert tensors.finite(tree).tolist() == [True, False, True, False]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        largest = torch.finfo(dtype).max
+        rows = [[largest, largest], [-math.inf, 0], [0, math.nan], [math.inf, -math.inf], [-largest, 0]]
+        assert tensors.finite({"a": torch.tensor(rows, dtype=dtype)}).tolist() == [True, False, False, False, True]
     assert tensors.finite({"a": torch.zeros(2, 0), "n": torch.tensor([1, 2])}).tolist() == [True, True]
     with pytest.raises(ShapeError, match="at least one leaf"):
         tensors.finite({})

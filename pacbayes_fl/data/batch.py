@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl.errors import DataError
 
@@ -66,6 +67,37 @@ def _checked(
             where = f" 0..{classes - 1}" if why == "outside" else ""
             raise DataError(f"label {labels[row].item():g} {why}{where} (row {row})", client=name)
     return x, labels.long()
+
+
+def _checked_together(
+    clients: Sequence[tuple[Tensor, Tensor]],
+    names: Sequence[str],
+    ids: Sequence[int],
+    feature: torch.Size,
+    dtype: torch.dtype,
+    classes: int | None,
+    allow_empty: bool,
+) -> ClientBatch | None:
+    """Do for all clients what `_checked` does for one, with as many operations; None where one is at fault."""
+    for x, y in clients:
+        known = isinstance(x, Tensor) and isinstance(y, Tensor) and not (x.is_complex() or y.is_complex())
+        if not known or x.shape[1:] != feature or y.dim() != 1 or len(x) != len(y) or not (len(y) or allow_empty):
+            return None
+    if not feature or not all(0 <= i < 2**63 for i in ids):
+        return None
+    rows = [(x.to(dtype), y.to(dtype if classes is None else torch.float64)) for x, y in clients]
+    batch = ClientBatch.stack(rows, names, ids)
+    if not (_all_finite(batch.x) and _all_finite(batch.y)):
+        return None
+    if classes is None:
+        return batch
+    right = (batch.y == batch.y.round()) & (batch.y >= 0) & (batch.y < classes)
+    return replace(batch, y=batch.y.long()) if right.all() else None
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    """Ask the extremes, which NaN takes: an array of flags would be as long as that of numbers."""
+    return not numbers.numel() or bool(numbers.amax().isfinite() & numbers.amin().isfinite())
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,18 +172,21 @@ class ClientBatch:
             double = next(name for k, name in enumerate(names) if name in names[:k] or ids[k] in ids[:k])
             raise DataError("its name or id is used twice", client=double, hint="clients are told apart by name")
         feature = torch.Size(getattr(clients[0][0], "shape", ())[1:])
-        checked = []
-        for name, i, (x, y) in zip(names, ids, clients, strict=True):
-            checked.append(_checked(name, x, y, feature, dtype, classes))
-            if len(y) == 0 and not allow_empty:
-                raise DataError("has no samples", client=name, hint="drop it, or let it join as a new client")
-            if not 0 <= i < 2**63:
-                raise DataError(f"its id must be in 0..2**63 - 1, got {i}", client=name)
+        batch = _checked_together(clients, names, ids, feature, dtype, classes, allow_empty)
+        if batch is None:  # one after another: the first client at fault is named
+            checked = []
+            for name, i, (x, y) in zip(names, ids, clients, strict=True):
+                checked.append(_checked(name, x, y, feature, dtype, classes))
+                if len(y) == 0 and not allow_empty:
+                    raise DataError("has no samples", client=name, hint="drop it, or let it join as a new client")
+                if not 0 <= i < 2**63:
+                    raise DataError(f"its id must be in 0..2**63 - 1, got {i}", client=name)
+            batch = cls.stack(checked, names, ids)
         came = {x.dtype for x, _ in clients} | ({y.dtype for _, y in clients} if classes is None else set())
         odd = sorted(str(kind) for kind in came - {torch.float32, torch.float64})
         if odd:
             warnings.warn(f"inputs of {', '.join(odd)} were converted to {dtype}", stacklevel=2)
-        return cls.stack(checked, names, ids)
+        return batch
 
     @classmethod
     def stack(cls, clients: Sequence[tuple[Tensor, Tensor]], names: Sequence[str], ids: Sequence[int]) -> ClientBatch:
@@ -165,13 +200,14 @@ class ClientBatch:
         Returns:
             The batch.
         """
-        rows = max(1, max(len(y) for _, y in clients))
+        sizes = [len(y) for _, y in clients]
         first_x, first_y = clients[0]
-        x_all = first_x.new_zeros(len(clients), rows, *first_x.shape[1:])
-        y_all = first_y.new_zeros(len(clients), rows)
-        mask = torch.zeros(len(clients), rows, dtype=torch.bool, device=first_x.device)
-        for k, (x, y) in enumerate(clients):
-            x_all[k, : len(y)], y_all[k, : len(y)], mask[k, : len(y)] = x, y, True
+        if not max(sizes):
+            x_all, y_all = first_x.new_zeros(len(clients), 1, *first_x.shape[1:]), first_y.new_zeros(len(clients), 1)
+        else:
+            x_all, y_all = (pad_sequence(list(rows), batch_first=True) for rows in zip(*clients, strict=True))
+        device = first_x.device
+        mask = torch.arange(y_all.shape[1], device=device) < torch.tensor(sizes, device=device).unsqueeze(1)
         return cls(x_all, y_all, mask, tuple(ids), tuple(names))
 
     def select(self, index: Tensor) -> ClientBatch:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
+
+Array = npt.NDArray[np.float64]
 
 
 def assert_disjoint(
@@ -31,14 +35,15 @@ def assert_disjoint(
         raise DataError(f"training and {what} rows must be of the same clients, got {train.names} and {test.names}")
     old, new = (None, None) if times is None else times
     result = {}
-    for k, name in enumerate(train.names):
-        seen = set(fingerprints(train, k, old))
-        if both := [row for row, values in enumerate(fingerprints(test, k, new)) if values in seen]:
+    every = zip(train.names, _keys(train, old), _keys(test, new), strict=True)
+    for k, (name, learned, scored) in enumerate(every):
+        seen = set(learned)
+        if both := [row for row, values in enumerate(scored) if values in seen]:
             result[name] = k, both
     if not result:
         return
     (name, (k, rows)), others = next(iter(result.items())), sum(len(rows) for _, rows in result.values())
-    *x, y = _stacked(test, k)[rows[0]].tolist()
+    *x, y = next(rows_of(test.select(torch.tensor([k]))))[rows[0]].tolist()
     shown = ", ".join(f"{value:g}" for value in x[:_SHOWN]) + (", ..." if len(x) > _SHOWN else "")
     more = f", of {others} in {len(result)} clients" if len(result) > 1 else ""
     raise DataError(
@@ -61,19 +66,40 @@ def fingerprints(batch: ClientBatch, k: int, times: Tensor | None = None) -> lis
     Returns:
         One for each real row, in their order.
     """
-    rows = [row.tobytes() for row in _stacked(batch, k).numpy()]
-    if times is None:
-        return rows
-    own = times[k][: len(rows)].numpy() + 0  # -0 becomes 0
-    return [row + time.tobytes() for row, time in zip(rows, own, strict=True)]
+    return next(_keys(batch.select(torch.tensor([k])), None if times is None else times[k : k + 1]))
+
+
+def _keys(batch: ClientBatch, times: Tensor | None) -> Iterator[list[bytes]]:
+    """Do as `fingerprints` for all clients, one after the other."""
+    for k, own in enumerate(rows_of(batch)):
+        rows = [row.tobytes() for row in own]
+        if times is not None:
+            taken = times[k][: len(rows)].numpy() + 0  # -0 becomes 0
+            rows = [row + time.tobytes() for row, time in zip(rows, taken, strict=True)]
+        yield rows
 
 
 _SHOWN = 4  # features of a row in an error
+_BLOCK = 2**22  # numbers that are copied at once
 
 
-def _stacked(batch: ClientBatch, k: int) -> Tensor:
-    x, y = batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]
-    return torch.cat((x.flatten(1).double(), y.unsqueeze(-1).double()), 1).cpu().contiguous() + 0.0  # -0 becomes 0
+def rows_of(batch: ClientBatch) -> Iterator[Array]:
+    """Give the rows of one client after another, features and target beside each other.
+
+    Args:
+        batch: x [K, N, *feature], y [K, N].
+
+    Yields:
+        [m_k, d + 1], float64.
+    """
+    width = batch.x[0].numel() + batch.y.shape[1]
+    step = max(1, _BLOCK // width)
+    for at in range(0, batch.clients, step):
+        part = slice(at, at + step)
+        mask = batch.mask[part].cpu()
+        x, y = batch.x[part].cpu()[mask], batch.y[part].cpu()[mask]
+        rows = torch.cat((x.flatten(1).double(), y.unsqueeze(-1).double()), 1) + 0.0  # -0 becomes 0
+        yield from np.split(rows.numpy(), mask.sum(1).cumsum(0)[:-1].numpy())
 
 
 def split_hash(*batches: ClientBatch) -> str:
@@ -87,11 +113,29 @@ def split_hash(*batches: ClientBatch) -> str:
     """
     digest = hashlib.sha256()
     for batch in batches:
-        for k, name in enumerate(batch.names):
-            rows = _stacked(batch, k).numpy()
-            digest.update(f"{len(batch.names)} {name!r} {rows.shape}\n".encode())
-            digest.update(rows.tobytes())
+        for name, rows in zip(batch.names, rows_of(batch), strict=True):
+            digest.update(_entry(len(batch.names), name, rows))
     return digest.hexdigest()
+
+
+def client_hashes(*batches: ClientBatch) -> dict[str, str]:
+    """Fingerprint of every client's rows: that which `split_hash` gives of the client alone.
+
+    Args:
+        *batches: rows of the same clients, in the same order.
+
+    Returns:
+        SHA-256, hexadecimal, by name.
+    """
+    clients = zip(batches[0].names, *map(rows_of, batches), strict=True)
+    return {
+        name: hashlib.sha256(b"".join(_entry(1, name, rows) for rows in parts)).hexdigest() for name, *parts in clients
+    }
+
+
+def _entry(clients: int, name: str, rows: Array) -> bytes:
+    """What a fingerprint is taken of: of how many clients this is one, its name, and its rows."""
+    return f"{clients} {name!r} {rows.shape}\n".encode() + rows.tobytes()
 
 
 def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:

@@ -140,19 +140,18 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     except TypeError as error:
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
-    rows = _rows_of(owner, len(names))
+    parts = _rows_of(owner, len(names), (~test & ~validation, test, validation))
+    pieces = [list(zip(x[rows].split(own), y[rows].split(own), strict=True)) for rows, own in parts]
     when = None if "time" not in arrays else torch.from_numpy(np.ascontiguousarray(arrays["time"]))
+    times = None if when is None else [when[rows].split(own) for rows, own in parts[:2]]
     groups = {}
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
         if members:
-            own = [rows[c] for c in members]
-            parts = (
-                [(x[at[part[at]]], y[at[part[at]]]) for at in own] for part in (~test & ~validation, test, validation)
-            )
-            dtype = torch.float32 if shape else torch.float64
-            made = _group(label, [names[c] for c in members], *parts, classes=classes, dtype=dtype)
-            groups[label] = made if when is None else replace(made, times=_times(when, own, test, validation))
+            dtype, given = torch.float32 if shape else torch.float64, ([part[c] for c in members] for part in pieces)
+            made = _group(label, [names[c] for c in members], *given, classes=classes, dtype=dtype)
+            own = times and Times(*(pad_sequence([part[c] for c in members], batch_first=True) for part in times))
+            groups[label] = replace(made, times=own or None)
     if "existing" not in groups:
         raise DataError("there is no existing client", hint="at least one client must take part in the training")
     columns = zip(arrays["feature_name"], arrays["feature_unit"], strict=True)
@@ -162,10 +161,14 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     return Dataset(groups, features, target, dict(provenance), classes, shape, time_kind=kind)
 
 
-def _rows_of(owner: Array, clients: int) -> list[torch.Tensor]:
-    """Positions of every client's rows, in their order: one sort, where a mask a client would be clients times rows."""
-    order = np.argsort(owner, kind="stable")
-    return list(torch.from_numpy(order).split(np.bincount(owner, minlength=clients).tolist()))
+def _rows_of(owner: Array, clients: int, parts: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
+    """Positions of the rows of every part [R], client after client, and how many rows each client has there.
+
+    One sort, where a mask a client would be clients times rows.
+    """
+    order = torch.from_numpy(np.argsort(owner, kind="stable"))
+    positions = [order[part[order]] for part in parts]
+    return [(rows, np.bincount(owner[rows.numpy()], minlength=clients).tolist()) for rows in positions]
 
 
 def _known(numbers: Array) -> Array:
@@ -181,12 +184,6 @@ def _check_classes(where: str, largest: float, rows: int) -> int:
         what = f"{where}: label {largest:g} would be one of {largest + 1:g} classes of {rows} rows"
         raise DataError(f"{what}, and the limit is {limit}", hint="number the classes 0, 1, 2, ...")
     return int(largest) + 1
-
-
-def _times(when: Tensor, rows: Sequence[Tensor], test: Tensor, validation: Tensor) -> Times:
-    """Pad the times [R] of each client's training and test rows, whose positions [m] are given."""
-    parts = (~test & ~validation, test)
-    return Times(*(pad_sequence([when[own[part[own]]] for own in rows], batch_first=True) for part in parts))
 
 
 def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
@@ -251,28 +248,30 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     Returns:
         The arrays named there.
     """
-    x, y, owner, part, when = [], [], [], [], list[Array]()
+    x, y, owner, part, when = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     names: list[str] = []
     new: list[bool] = []
     for label, group in dataset.groups.items():
-        for k, name in enumerate(group.train.names):
-            for number, batch in enumerate((group.train, group.test, group.validation)):
-                if batch is None:
-                    continue
-                rows = batch.mask[k]
-                x.append(batch.x[k][rows].flatten(1).cpu().numpy())
-                y.append(batch.y[k][rows].cpu().numpy())
-                owner.append(np.full(len(y[-1]), len(names)))
-                part.append(np.full(len(y[-1]), number))
-                if group.times is not None and number < len(group.times):
-                    when.append(group.times[number][k][: len(y[-1])].cpu().numpy())
-            names.append(name)
-            new.append(label == "new")
-    parts = np.concatenate(part)
+        for number, batch in enumerate((group.train, group.test, group.validation)):
+            if batch is None:
+                continue
+            mask = batch.mask.cpu()
+            x.append(batch.x.cpu()[mask].flatten(1))
+            y.append(batch.y.cpu()[mask])
+            owner.append(mask.nonzero()[:, 0] + len(names))
+            part.append(torch.full(y[-1].shape, number))
+            if group.times is not None:  # those of validation rows are not kept
+                taken = group.times[number] if number < 2 else group.times.train.new_zeros(mask.shape)
+                when.append(taken.cpu()[mask[:, : taken.shape[1]]])
+        names += group.train.names
+        new += [label == "new"] * group.train.clients
+    clients = torch.cat(owner)
+    order = clients.argsort(stable=True)  # client after client, each with its training, test and validation rows
+    parts = torch.cat(part)[order].numpy()
     arrays = {
-        "x": np.concatenate(x),
-        "y": np.concatenate(y),
-        "client": np.concatenate(owner),
+        "x": torch.cat(x)[order].numpy(),
+        "y": torch.cat(y)[order].numpy(),
+        "client": clients[order].numpy(),
         "test": parts == 1,
         "client_name": np.array(names),
         "client_new": np.array(new),
@@ -285,7 +284,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "validation": parts == 2 if any(group.validation is not None for group in dataset.groups.values()) else None,
         "classes": None if dataset.classes is None else np.array(dataset.classes),
         "feature_shape": np.array(dataset.feature_shape) if dataset.feature_shape else None,
-        "time": np.concatenate(when) if when else None,
+        "time": torch.cat(when)[order].numpy() if when else None,
         "time_kind": np.array(dataset.time_kind) if when and dataset.time_kind else None,
     }
     return arrays | {name: array for name, array in optional.items() if array is not None}

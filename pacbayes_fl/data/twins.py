@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from pacbayes_fl.data.batch import ClientBatch
 
@@ -169,6 +167,9 @@ def _agree(rows: Array, left: Array, right: Array, width: Array) -> Array:
 
 def _joined(labels: Array, left: Array, right: Array) -> Array:
     """Join the components [R] of pairs."""
+    from scipy.sparse import coo_array  # only tables with twins need it
+    from scipy.sparse.csgraph import connected_components
+
     size = len(labels)
     one, other = np.concatenate((left, np.arange(size))), np.concatenate((right, labels))
     graph = coo_array((np.ones(len(one), dtype=bool), (one, other)), shape=(size, size))

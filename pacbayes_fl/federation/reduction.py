@@ -15,7 +15,7 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Rule
-from pacbayes_fl.tensors import AnyTree
+from pacbayes_fl.tensors import AnyTree, Tree
 
 _MERGE_EVERY = 32  # calls
 _COPIES = 4  # of all steps in float64: what came, the steps, their matrix, and one in which it is sorted
@@ -56,7 +56,7 @@ class UpdateAccumulator:
             update: of k clients, leaves [k, *].
             good: bool [k], False for a client that failed: it weighs nothing.
         """
-        reduced = self._reduce(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
+        reduced = self._reduce(_counted(update, good))
         updates = [*self._updates, reduced]
         self._updates = [self._reduce(tensors.cat(updates))] if len(updates) == _MERGE_EVERY else updates
 
@@ -88,7 +88,7 @@ class RobustAccumulator:
             update: of k clients, leaves [k, *].
             good: bool [k], False for a client that failed: it weighs nothing.
         """
-        self._updates.append(tensors.where(good, update, tensors.tree_map(torch.zeros_like, update)))
+        self._updates.append(_counted(update, good))
 
     def release(self) -> AnyTree:
         """Aggregate the steps of all clients, and count in `numbers` how many were shortened.
@@ -103,6 +103,13 @@ class RobustAccumulator:
         if rule.factor is not None:
             self.numbers["clipped"] = ((rule.factor < 1) & (weight > 0)).sum()
         return self._method.aggregated(self._message, update, rule)
+
+
+def _counted(update: Tree, good: Tensor) -> Tree:
+    """Put zeros, weights among them, in place of the updates of clients that failed; without any there is no copy."""
+    if tensors.on_host(good) and bool(good.all()):
+        return update
+    return tensors.where(good, update, tensors.tree_map(torch.zeros_like, update))
 
 
 def check(method: AnyMethod, message: AnyTree, clients: int, plan: FederationPlan) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from scipy.optimize import brentq
-
 from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy.charges import (
     Charge,
@@ -225,6 +223,8 @@ def _least_noise(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, coord
     while low > math.log(1e-6) and excess(low) <= 0:
         low, high = low - math.log(2), low
     if excess(low) > 0:  # smooth in between
+        from scipy.optimize import brentq  # a third of a second, which only private runs take
+
         result = brentq(excess, low, high, xtol=_PRECISION / 2) + _PRECISION / 2
         high = result if excess(result) <= 0 else high
     return math.exp(high)

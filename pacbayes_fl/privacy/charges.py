@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from pacbayes_fl.errors import PrivacyError
@@ -179,5 +178,7 @@ def gaussian_epsilon(charges: Sequence[Charge], delta: float) -> float:
     """
     if gaussian_delta(charges, 0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq  # a third of a second, which only private runs take
+
     above = 1 + zcdp_epsilon(charges, delta)
     return float(brentq(lambda at: gaussian_delta(charges, at) - delta, 0.0, above, xtol=1e-12))

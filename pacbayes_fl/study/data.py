@@ -345,10 +345,9 @@ def rows_by_client(dataset: tables.Dataset) -> dict[str, tuple[str, str]]:
         By name its group, and the fingerprint of its training and test rows.
     """
     return {
-        name: (label, split.split_hash(group.train.select(at), group.test.select(at)))
+        name: (label, rows)
         for label, group in dataset.groups.items()
-        for k, name in enumerate(group.train.names)
-        for at in [torch.tensor([k])]
+        for name, rows in split.client_hashes(group.train, group.test).items()
     }
 
 

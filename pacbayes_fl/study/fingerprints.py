@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.study.data import positions_by_client, rows_by_client
 
@@ -23,7 +21,7 @@ def of_training_rows(dataset: tables.Dataset, salt: str) -> dict[str, str]:
     """
     train = dataset.groups["existing"].train
     if dataset.rows is None:
-        texts = {name: split.split_hash(train.select(torch.tensor([k]))) for k, name in enumerate(train.names)}
+        texts = split.client_hashes(train)
     else:
         where = positions_by_client(dataset.rows)
         texts = {name: repr(where[name]) for name in train.names}

@@ -6,6 +6,7 @@ import hashlib
 import math
 import warnings
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pacbayes_fl.data import batch as data_batch
 from pacbayes_fl.data.batch import ClientBatch, client_id, group_by_size, same_schema
 from pacbayes_fl.errors import DataError, PacBayesFLError
 
@@ -352,3 +354,20 @@ def test_a_batch_shows_shapes_and_names_in_one_line() -> None:
     assert repr(many) == f"ClientBatch({shown})"
     few = many.select(torch.tensor([1]))
     assert repr(few).startswith("ClientBatch(1 clients (client_01), 1 rows")
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+def test_clients_without_a_fault_are_checked_all_at_once(classes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [(x, (y.argsort() % 3).to(y) if classes else y) for x, y in rows(3, 1, 4)]
+    one_by_one, checked = list[str](), data_batch._checked
+
+    def counted(name: str, *rest: Any) -> tuple[Tensor, Tensor]:
+        one_by_one.append(name)
+        return checked(name, *rest)
+
+    monkeypatch.setattr(data_batch, "_checked", counted)
+    batch = ClientBatch.pad(given, classes=classes)
+    assert not one_by_one
+    monkeypatch.setattr(data_batch, "_checked_together", lambda *_: None)
+    assert_same(batch, ClientBatch.pad(given, classes=classes))
+    assert one_by_one == list(batch.names)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl.data import split
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.split import assert_disjoint, folds, split_hash, stratified_folds
 from pacbayes_fl.errors import DataError
@@ -168,3 +169,21 @@ def test_repeats_are_counted_shown_and_the_keys_that_help_are_named() -> None:
         "3 in 2 clients (split the rows again; or, where rows are alike by chance, as nights are, data.time = 'COLUMN' "
         "tells them apart by their times, and data.duplicate_rows = 'allow' keeps them)"
     )
+
+
+def test_rows_come_client_after_client_whatever_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = replace(federation(4, 0, 6), y=torch.full((3, 6), -0.0, dtype=torch.float64))
+    expected = [torch.cat((batch.x[k, :m], torch.zeros(m, 1)), 1) for k, m in enumerate((4, 0, 6))]
+    for block in (1, 40, 2**22):
+        monkeypatch.setattr(split, "_BLOCK", block)
+        result = [torch.from_numpy(rows) for rows in split.rows_of(batch)]
+        assert len(result) == 3 and all(map(torch.equal, result, expected))
+        assert not any(rows[:, 2].signbit().any() for rows in result)
+
+
+def test_a_client_s_hash_is_that_of_the_client_alone() -> None:
+    train, test = federation(4, 6), federation(3, 5, seed=1)
+    alone = [torch.tensor([k]) for k in range(2)]
+    assert split.client_hashes(train, test) == {
+        name: split_hash(train.select(at), test.select(at)) for name, at in zip(train.names, alone, strict=True)
+    }

@@ -455,6 +455,10 @@ def test_times_survive_there_and_back(tmp_path: Path, times: dict[str, list[str]
     assert mine is not None and theirs is not None
     for one, other in zip(mine, theirs, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
+    held = replace(again, validation=again.test)  # whose times are not kept, and shift no other
+    kept = tables.to_arrays(replace(dataset, groups={"existing": held}))
+    alike = tables.from_arrays(kept, {}).groups["existing"].times
+    assert alike is not None and all(map(torch.equal, alike, theirs))
     some = again.select(torch.tensor([1]))
     assert some.times is not None and torch.equal(some.times.train, theirs.train[1:])
     arrays = tables.to_arrays(dataset)

@@ -12,7 +12,7 @@ from pacbayes_fl.federation import engine, federation_state, messages, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.messages import Kept
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.federation.reduction import RobustAccumulator
+from pacbayes_fl.federation.reduction import RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
@@ -120,3 +120,31 @@ def test_methods_of_the_table_join_by_the_mean_by_default() -> None:
         ),
         RobustAccumulator,
     )
+
+
+@pytest.mark.parametrize("robust_rule", [False, True])
+def test_only_updates_of_clients_that_failed_are_written_anew(
+    robust_rule: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = list[int]()
+    where = tensors.where
+
+    def counted(keep: torch.Tensor, *trees: Any) -> Any:
+        copies.append(len(keep))
+        return where(keep, *trees)
+
+    monkeypatch.setattr(tensors, "where", counted)
+    s = one()
+    update = updates(s)
+    for failed in ((), (1, 3)):
+        good = torch.tensor([k not in failed for k in range(5)])
+        plan = FederationPlan(aggregate="median")
+        made = RobustAccumulator(s.method, s.message, plan, ()) if robust_rule else UpdateAccumulator(s.method)
+        made.add(update, good)
+        zeroed = tensors.tree_map(torch.clone, update)
+        for leaf in tensors.leaves(zeroed).values():
+            leaf[list(failed)] = 0
+        expected = zeroed if robust_rule else s.method.reduce(zeroed)
+        kept = made._updates[0]
+        assert all(map(torch.equal, tensors.leaves(kept).values(), tensors.leaves(expected).values()))
+    assert copies == [5]

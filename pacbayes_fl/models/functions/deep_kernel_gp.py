@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from pacbayes_fl.models.base import FunctionModel, PriorValues, Pullback
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
-from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients
+from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope
 
 
@@ -164,6 +164,8 @@ class DeepKernelGP(FunctionModel):
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
         if not self._closed_form:
             return self.bind_slowly(theta)
+        if len(theta) > 1 and theta.stride(0) == 0 and not theta.is_cuda:
+            return self._bind_shared(theta[0])
         mean, kernel = self._networks(theta.flatten(0, 1))
         particles = theta.shape[1]
 
@@ -171,6 +173,16 @@ class DeepKernelGP(FunctionModel):
             rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
             values = [_by_client(activations(layers, rows)[-1], particles, 1) for layers in (mean, kernel) if layers]
             return values[0].squeeze(-1) if mean else x.new_zeros(len(x), particles, x.shape[1]), values[-1]
+
+        return evaluate
+
+    def _bind_shared(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
+        """Do as `bind` for particles [P, D] that all clients share, without a copy of them for every client."""
+        mean, kernel = self._networks(theta)
+
+        def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            location = shared_outputs(mean, x).squeeze(-1) if mean else x.new_zeros(len(x), len(theta), x.shape[1])
+            return location, shared_outputs(kernel, x)
 
         return evaluate
 

@@ -67,6 +67,28 @@ def activations(layers: Layers, x: Tensor) -> list[Tensor]:
     return values
 
 
+def shared_outputs(layers: Layers, x: Tensor) -> Tensor:
+    """Apply P networks that all clients share to every client's rows: `activations` of K * P copies, without copies.
+
+    Args:
+        layers: the networks.
+        x: inputs [K, N, in].
+
+    Returns:
+        Outputs [K, P, N, out].
+    """
+    networks, clients = len(layers.weights[0]), len(x)
+    values = x.unsqueeze(0).expand(networks, *x.shape)
+    for layer, (weight, bias) in enumerate(zip(*layers, strict=True)):
+        if layer:
+            _tanh_(values)
+        incoming, values = values, x.new_empty(networks, *x.shape[:-1], weight.shape[-1])
+        for p in range(networks):
+            own = weight[p].expand(clients, *weight.shape[1:])
+            torch.baddbmm(bias[p].expand(clients, 1, -1), incoming[p], own, out=values[p])
+    return values.transpose(0, 1).contiguous()
+
+
 def layer_gradients(layers: Layers, values: Sequence[Tensor], grad_output: Tensor, groups: int) -> Layers:
     """Go back through B networks, keeping the gradients of groups of rows apart.
 

@@ -121,3 +121,22 @@ def test_float32_stays_float32() -> None:
     prior, vjp = model.with_vjp(theta, x)
     assert {t.dtype for t in (*prior[:3], vjp(*prior[:3]), model.covariance(theta, x))} == {torch.float32}
     assert {t.dtype for t in model.bind(theta)(x) if t is not None} == {torch.float32}
+
+
+@every_model
+def test_particles_that_clients_share_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS[name]()
+    theta, x = particles(model, 2).expand(3, 2, model.dim), draw(3, 5, 3, seed=1)
+    copied = model.bind(theta.contiguous())(x)
+    sizes = list[int]()
+    networks = DeepKernelGP._networks
+
+    def counted(self: DeepKernelGP, flat: Tensor) -> object:
+        sizes.append(len(flat))
+        return networks(self, flat)
+
+    monkeypatch.setattr(DeepKernelGP, "_networks", counted)
+    for part, other in zip(model.bind(theta)(x), copied, strict=True):
+        assert part is not None and other is not None
+        torch.testing.assert_close(part, other, rtol=1e-13, atol=1e-13)
+    assert sizes == [2]  # and not 3 * 2

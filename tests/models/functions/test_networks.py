@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients
+from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
 
 SIZES = pytest.mark.parametrize("sizes", [(3, 4, 5, 2), (3, 1), (1, 32, 32, 1), (2, 7, 1)], ids=str)
 
@@ -83,3 +83,17 @@ def test_a_row_that_is_not_a_number_stays_alone() -> None:
     for gradient, expected in zip(result.weights, clean.weights, strict=True):
         assert gradient[:, 1].isnan().any()
         torch.testing.assert_close(gradient[:, [0, 2]], expected[:, [0, 2]], rtol=0, atol=0)
+
+
+@SIZES
+@pytest.mark.parametrize(("clients", "rows"), [(1, 6), (3, 5), (4, 1)])
+def test_networks_that_clients_share_give_what_copies_of_them_give(
+    sizes: tuple[int, ...], clients: int, rows: int
+) -> None:
+    layers, x = networks(sizes, 2), inputs(sizes, clients, rows)
+    kept = x.clone()
+    result = shared_outputs(layers, x)
+    for p in range(2):
+        copies = Layers(*([t[p].repeat(clients, *[1] * (t.dim() - 1)) for t in part] for part in layers))
+        torch.testing.assert_close(result[:, p], activations(copies, x)[-1], rtol=1e-13, atol=1e-13)
+    assert torch.equal(x, kept) and result.is_contiguous()
