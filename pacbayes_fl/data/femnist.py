@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from pacbayes_fl.data import images, memory
 from pacbayes_fl.data.archives import read_npz
@@ -51,6 +50,8 @@ def read(folder: Path, download: bool = False) -> Images:
 
 
 def _read_npz(path: Path) -> Images:
+    import torch
+
     arrays = read_npz(path)
     try:
         first = ~arrays["dup"]
@@ -67,6 +68,8 @@ def _read_npz(path: Path) -> Images:
 
 
 def _read_leaf(folder: Path) -> Images:
+    import torch
+
     rows = {part: _leaf_part(folder / part) for part in ("train", "test")}
     names = sorted({writer for part in rows.values() for writer in part})
     x, y, owner, test = [], [], [], []

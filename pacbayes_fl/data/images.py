@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from pacbayes_fl import settings
 from pacbayes_fl.errors import DataError
+
+if TYPE_CHECKING:  # imported where it is used: who lists data sets needs no tensors
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,8 @@ def make(
     Raises:
         DataError: when they do not fit.
     """
+    import torch
+
     sizes = {len(x), len(y), len(official_test), *([] if owner is None else [len(owner)])}
     if x.dim() != 4 or x.dtype != torch.uint8 or len(sizes) > 1 or not len(x):
         raise DataError(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from pacbayes_fl.data import images, torchvision_ops
+from pacbayes_fl.data import images
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.errors import DataError
 
@@ -31,8 +29,11 @@ def read(name: str, class_name: str, below: str, classes: int, folder: Path, dow
     Raises:
         DataError: naming what was looked for, or what is wrong with it.
     """
+    from pacbayes_fl.data import torchvision_ops
+
     if torchvision_ops.ensure_importable() == "absent":
         raise DataError(f"reading {name} needs torchvision", hint="pip install torchvision")
+    import torch
     from torchvision import datasets
 
     if not download and not (folder / below).is_dir():

@@ -16,7 +16,6 @@ from pacbayes_fl.files import refuse_link
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
-from pacbayes_fl.results.bootstrap import nested_bootstrap
 from pacbayes_fl.results.folder import refuse_links
 from pacbayes_fl.results.manifest import verify
 from pacbayes_fl.results.metrics import comparison_columns, metric_of
@@ -148,6 +147,8 @@ def _cell(method: str, group: str, metric: str, runs: Sequence[Result]) -> Cell 
         return None
     numbers = (math.nan,) * 4
     if known:
+        from pacbayes_fl.results.bootstrap import nested_bootstrap
+
         numbers = *nested_bootstrap(known), statistics.median(value for column in known for value in column)
     counts = sum(map(len, known)), sum(map(len, columns))
     rounds = sorted({result.round for result in runs})

@@ -19,18 +19,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results.bootstrap import nested_bootstraps
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put, verify
 from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
 
 if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -152,6 +150,10 @@ class Result:
         return self._summarised(0)
 
     def _summarised(self, seed: int) -> JsonTable:
+        import numpy as np
+
+        from pacbayes_fl.results.bootstrap import nested_bootstraps
+
         groups: JsonTable = {}
         for group in GROUPS:
             if not (n_clients := sum(row.group == group for row in self.clients)):
@@ -235,6 +237,8 @@ def _json(value: Any) -> str:
 
 
 def _statistics(values: np.ndarray, interval: tuple[float, float, float]) -> JsonTable:
+    import numpy as np
+
     def number(value: float) -> float | None:
         return float(value) if math.isfinite(value) else None
 

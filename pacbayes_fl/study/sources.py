@@ -10,18 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import data_gen
 from data_gen import generators
 from pacbayes_fl import options, settings
-from pacbayes_fl.data import image_federation, image_sets, tables
+from pacbayes_fl.data import image_sets
 from pacbayes_fl.data.images import CHANGES
 from pacbayes_fl.data.partitions import PARTITIONS, Partition
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.options import Option
 from pacbayes_fl.plugins.table import OpenTable
+
+if TYPE_CHECKING:  # imported where rows are made: who lists sources needs no tensors
+    from pacbayes_fl.data import tables
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ def find(name: str) -> Source | None:
         return Source(name, one.title, partial(_generate, name), one.config, one.rows_independent)
     if name not in image_sets.domains():
         return None
+    from pacbayes_fl.data import image_federation
+
     base, change = image_sets.split_name(name)
     known = image_sets.IMAGE_SETS[base]
     title = known.title if change is None else f"{known.title}; {CHANGES[change].title}"
@@ -125,6 +130,8 @@ def options_of(name: str) -> dict[str, Option]:
         return options.options_of(SOURCES[name].options)
     if name not in image_sets.domains():
         return {}
+    from pacbayes_fl.data import image_federation
+
     result = options.options_of(image_federation.ImageOptions)
     for one in PARTITIONS.values():
         result |= {key: option for key, option in options.options_of(one.options).items() if key not in result}
@@ -133,6 +140,8 @@ def options_of(name: str) -> dict[str, Option]:
 
 def _shared_out(name: str, given: JsonMapping) -> tables.Dataset:
     """Share out images, also by a partition of the user's own."""
+    from pacbayes_fl.data import image_federation
+
     return image_federation.federation(name, given, OPEN_PARTITIONS)
 
 
@@ -143,6 +152,8 @@ def _generate(name: str, given: JsonMapping) -> tables.Dataset:
         made = data_gen.generate(name, **plain)
     except (data_gen.DataGenError, TypeError) as error:
         raise StudyError(f"[data] {name}: {error}") from error
+    from pacbayes_fl.data import tables
+
     return tables.from_arrays(made.arrays, made.manifest)
 
 
@@ -152,6 +163,8 @@ def listing() -> list[tuple[str, str]]:
     Returns:
         Names, each with a line on what it is.
     """
-    known = [(name, one.title) for name in names() if (one := find(name)) is not None]
+    known = [
+        (name, one.title) for table in (generators.GENERATORS, image_sets.IMAGE_SETS) for name, one in table.items()
+    ]
     changed = [(f"NAME-{name}", f"the same images {change.title}, a second domain") for name, change in CHANGES.items()]
     return [*known, *SOURCES.listing(), *changed, *FILES]
