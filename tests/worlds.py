@@ -51,12 +51,10 @@ class World(WeightModel):
             with poutine.scale(scale=scale):
                 pyro.sample("y", distributions.Normal(mean, 1.0).mask(batch.mask).to_event(1), obs=batch.y)
 
-    def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
-        """Sum over rows without Pyro, ten times as fast."""
+    def log_likelihood_by_row(self, weights: Tensor, batch: ClientBatch) -> Tensor:
+        """Say it without Pyro, ten times as fast."""
         by_site = {name: weights[:, at : at + 1] for at, name in enumerate(self.sites)}
-        squares = (batch.y - self.mean(batch.x[..., 0], **by_site)).square() + math.log(2 * math.pi)
-        total: Tensor = torch.where(batch.mask, -0.5 * squares, 0.0).sum(1)
-        return total
+        return -0.5 * ((batch.y - self.mean(batch.x[..., 0], **by_site)).square() + math.log(2 * math.pi))
 
 
 class Quadratic(World):

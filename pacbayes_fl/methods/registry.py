@@ -108,6 +108,7 @@ METHODS = Registry(
         "per-fedavg": "baselines.per_fedavg:RECIPE",
         "fedpa": "baselines.fedpa:RECIPE",
         "apfl": "baselines.apfl:RECIPE",
+        "fedem": "baselines.fedem:RECIPE",
         "scaffold": "baselines.scaffold:RECIPE",
     }
 )

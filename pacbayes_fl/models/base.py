@@ -328,8 +328,21 @@ class WeightModel(ABC):
         Returns:
             [K], in nats.
         """
-        by_row = self.observation(weights, batch).log_prob(batch.y)
-        return torch.where(batch.mask, by_row, 0.0).sum(1)
+        return torch.where(batch.mask, self.log_likelihood_by_row(weights, batch), 0.0).sum(1)
+
+    @default
+    def log_likelihood_by_row(self, weights: Tensor, batch: ClientBatch) -> Tensor:
+        """Log likelihood of every row.
+
+        Args:
+            weights: flat [K, D].
+            batch: rows [K, N, *feature].
+
+        Returns:
+            [K, N], in nats; of padding any number.
+        """
+        by_row: Tensor = self.observation(weights, batch).log_prob(batch.y)
+        return by_row
 
     @property
     def dim(self) -> int:

@@ -14,7 +14,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.map_estimate import Descended, fit
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.methods.baselines.averaging import Server, Update, WeightAveraging
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import options_of
@@ -26,19 +26,15 @@ WITHOUT = {
     "pac-pfl": "Stein's direction and Adam",
     "pac-pfl-bnn": "Stein's direction and Adam",
     "pfedgp": "Stein's direction and Adam",
-    "vanilla-gp": "nothing is sent",
-    "pooled-gp": "rows are sent",
-    "ridge": "nothing is sent",
-    "pooled-ridge": "rows are sent",
-    "persistence": "nothing is sent",
-    "local": "nothing is sent",
-    "fedamp": "a table of weights",
-    "heurfedamp": "a table of weights",
-    "fedcfl": "a cluster that splits has no step before",
     "fedsi": "variances are 0 where nobody is uncertain",
     "fedsi-fac": "variances are 0 where nobody is uncertain",
 }
-"""Methods without an optimiser of the server, and what their servers do instead."""
+"""Methods whose clients send steps and whose servers have no optimiser to choose, and what these do instead."""
+
+
+def sends_steps(name: str) -> bool:
+    return METHODS[name].method.client_deltas is not Method.client_deltas
+
 
 STEPS: dict[str, dict[str, Any]] = {
     "momentum": {"server_rate": 0.5, "server_momentum": 0.8},
@@ -46,7 +42,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "yogi": {"server": "yogi", "server_rate": 0.3},
     "adam": {"server": "adam", "server_beta1": 0.7, "server_tau": 0.1},
 }
-AVERAGING = [name for name in METHODS if name not in WITHOUT]
+AVERAGING = [name for name in METHODS if sends_steps(name) and name not in WITHOUT]
 
 
 def by_hand(step: ServerStep, theta: Tensor, mean: Tensor, kept: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -112,7 +108,8 @@ def played(name: str) -> tuple[AnyMethod, Any, Any]:
 def test_every_method_that_averages_has_the_options_of_a_server(name: str) -> None:
     own = {one for one in options_of(METHODS[name].options) if one.startswith("server")}
     step = {"server" if field.name == "optimiser" else f"server_{field.name}" for field in fields(ServerStep)}
-    assert own == (set() if name in WITHOUT else step)
+    assert own == (step if name in AVERAGING else set())
+    assert sends_steps(name) or name not in WITHOUT
 
 
 @pytest.mark.parametrize("step", STEPS)

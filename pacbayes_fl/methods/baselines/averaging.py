@@ -66,8 +66,13 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw the initial weights."""
-        theta = initial_weights(self.model, self.init_std, generator)
+        theta = self.initial(generator)
         return Server(theta, self.step.start(self.shared(theta)))
+
+    @default
+    def initial(self, generator: torch.Generator) -> Tensor:
+        """Draw all weights of the server [D]."""
+        return initial_weights(self.model, self.init_std, generator)
 
     @default
     def shared(self, theta: Tensor) -> Tensor:

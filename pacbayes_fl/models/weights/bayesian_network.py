@@ -79,18 +79,17 @@ class BayesianNetwork(WeightModel):
         with pyro.validation_enabled(False):  # it would ask the device
             return self.likelihood.distribution(self.forward(self.unflatten(weights), batch, reference))
 
-    def log_likelihood(self, weights: Tensor, batch: ClientBatch) -> Tensor:
-        """Log likelihood summed over real rows: the observed site of `model` without Pyro.
+    def log_likelihood_by_row(self, weights: Tensor, batch: ClientBatch) -> Tensor:
+        """Log likelihood of every row: the observed site of `model` without Pyro.
 
         Args:
             weights: flat [K, D].
             batch: rows [K, N, *feature].
 
         Returns:
-            [K], in nats.
+            [K, N], in nats.
         """
-        outputs = self.forward(self.unflatten(weights), batch)
-        return torch.where(batch.mask, self.likelihood.log_prob(outputs, batch.y), 0.0).sum(1)
+        return self.likelihood.log_prob(self.forward(self.unflatten(weights), batch), batch.y)
 
 
 class BayesianMLP(BayesianNetwork):
