@@ -106,6 +106,7 @@ METHODS = Registry(
         "mtl": "baselines.mtl:RECIPE",
         "pfedme": "baselines.pfedme:RECIPE",
         "per-fedavg": "baselines.per_fedavg:RECIPE",
+        "fedpop": "baselines.fedpop:RECIPE",
         "fedpa": "baselines.fedpa:RECIPE",
         "apfl": "baselines.apfl:RECIPE",
         "fedem": "baselines.fedem:RECIPE",

@@ -192,7 +192,7 @@ class Elsewhere:
 
     def _source(self, update: Any) -> list[torch.Tensor]:
         """Return the leaves that the payload is made of."""
-        for name in ("score", "w", "moments", "theta", "pair"):
+        for name in ("score", "w", "moments", "theta", "pair", "sent"):
             if hasattr(update, name):
                 return list(tensors.leaves(getattr(update, name)).values())
         raise AssertionError("what is released of it?")
