@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Final
+from typing import Final
 
 from pacbayes_fl.names import printable
 
@@ -37,7 +37,7 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     return printable(text)
 
 
-def shown(value: Any, longest: int = 80) -> str:
+def shown(value: object, longest: int = 80) -> str:
     """Shortened `repr` of an unexpected value.
 
     Args:

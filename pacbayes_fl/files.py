@@ -158,7 +158,7 @@ def close_folder(path: Path, own: frozenset[str], sign: str) -> str:
     return f"{path} was open to others (mode {mode:04o}): it is its owner's alone now (mode {FOLDER_MODE:04o})"
 
 
-def checksum(body: Mapping[str, Any]) -> str:
+def checksum(body: Mapping[str, object]) -> str:
     """Hash the content of a JSON file, to detect changes.
 
     Args:

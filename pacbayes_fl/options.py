@@ -161,7 +161,7 @@ def option(
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> Value: ...
 
 
@@ -177,14 +177,14 @@ def option(
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> Value: ...
 
 
 def option(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     *,
-    factory: Any = dataclasses.MISSING,
+    factory: object = dataclasses.MISSING,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -193,7 +193,7 @@ def option(
     symbol: str = "",
     paper: object = None,
     hint: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> Any:
     """Declare a field of a dataclass that is an option.
 
@@ -230,7 +230,7 @@ def by_name(*records: Record) -> Mapping[str, Record]:
     return types.MappingProxyType({record.name: record for record in records})
 
 
-def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+def same(cls: type, name: str, default: object = dataclasses.MISSING) -> Any:
     """Declare a field that is an option of another dataclass: with its default, range, symbol and meaning.
 
     Args:
@@ -250,7 +250,7 @@ def same(cls: type, name: str, default: Any = dataclasses.MISSING) -> Any:
     return field(default=inherited.default, default_factory=inherited.default_factory, metadata=metadata)
 
 
-def _literal(kind: Any) -> tuple[str, ...]:
+def _literal(kind: object) -> tuple[str, ...]:
     """Collect the texts of the Literals in a type."""
     if get_origin(kind) is Literal:
         return tuple(choice for choice in get_args(kind) if isinstance(choice, str))
@@ -302,7 +302,7 @@ def options_of(cls: type) -> dict[str, Option]:
     return result
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[object]) -> Any:
     """Give the default of a field.
 
     Args:
@@ -371,7 +371,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _given(value: Any) -> str:
+def _given(value: object) -> str:
     """Write what came in a few characters, a list without brackets."""
     if isinstance(value, tuple | list):
         return ", ".join(map(_given, value))

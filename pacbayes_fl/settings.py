@@ -30,7 +30,7 @@ _LARGEST: Final = 1e30  # of other numbers, and its inverse the smallest: float3
 class _Types(dict[type, Mapping[str, Any]]):
     """Types of the fields of dataclasses by name, which are read from their annotations once a class."""
 
-    def __missing__(self, cls: type) -> Mapping[str, Any]:
+    def __missing__(self, cls: type) -> Mapping[str, object]:
         self[cls] = get_type_hints(cls)
         return self[cls]
 
@@ -78,7 +78,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'nothing'}"
 
 
-def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
+def parse(cls: type[Part], table: Mapping[str, object], where: str) -> Part:
     """Build a frozen dataclass from a table; fields that the table leaves out keep their defaults.
 
     Args:
@@ -105,11 +105,11 @@ def parse(cls: type[Part], table: Mapping[str, Any], where: str) -> Part:
     return cls(**{key: _convert(hints[key], value, f"{where} {key}") for key, value in table.items()})
 
 
-def _needs_value(field: dataclasses.Field[Any]) -> bool:
+def _needs_value(field: dataclasses.Field[object]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
+def _convert(kind: object, value: object, where: str) -> Any:
     origin, choices = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if type(None) in choices and (value is None or value == NONE):
@@ -158,7 +158,7 @@ def _number(kind: type, value: int | float, where: str) -> int | float:
     return value if kind is int else float(value)
 
 
-def _expected(kind: Any) -> str:
+def _expected(kind: object) -> str:
     """Say what a value of a kind looks like."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
@@ -181,7 +181,7 @@ def as_table(part: Any) -> dict[str, Any]:
     return {field.name: plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Turn a value of a dataclass into one that TOML has.
 
     Args:
@@ -199,7 +199,7 @@ def plain(value: Any) -> Any:
     return NONE if value is None else value
 
 
-def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+def to_toml(table: Mapping[str, object], prefix: str = "") -> str:
     """Write a nested table of plain values as TOML.
 
     Args:
@@ -230,7 +230,7 @@ def _quoted(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in quoted)
 
 
-def to_value(value: Any) -> str:
+def to_value(value: object) -> str:
     """Write a plain value as TOML.
 
     Args:
@@ -248,7 +248,7 @@ def to_value(value: Any) -> str:
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
-def override(table: dict[str, Any], assignment: str) -> None:
+def override(table: dict[str, object], assignment: str) -> None:
     """Put `part.key=value` into a nested table, in place.
 
     Args:

@@ -19,7 +19,7 @@ AnyTree: TypeAlias = Any
 """A tree of tensors of which only its method knows the structure."""
 
 
-def _children(tree: Any) -> list[tuple[str, Any]] | None:
+def _children(tree: object) -> list[tuple[str, object]] | None:
     """Return named children of an inner node, None for a leaf, and refuse anything else."""
     if isinstance(tree, Tensor):
         return None
@@ -69,7 +69,7 @@ def _walk(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield from _walk(child, f"{prefix}.{name}" if prefix else name)
 
 
-def leaves(tree: Any) -> dict[str, Tensor]:
+def leaves(tree: object) -> dict[str, Tensor]:
     """Flatten a tree into names and tensors, in a fixed order.
 
     Args:
@@ -223,7 +223,7 @@ def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
     return tree_map(mean, tree)
 
 
-def finite(tree: Any) -> Tensor:
+def finite(tree: object) -> Tensor:
     """Which clients have only finite numbers, bool [K].
 
     Args:
@@ -249,7 +249,7 @@ def _finite_rows(leaf: Tensor) -> Tensor:
     return rows.amax(1).isfinite() & rows.amin(1).isfinite()
 
 
-def norm(tree: Any) -> Tensor | None:
+def norm(tree: object) -> Tensor | None:
     """Measure how long each client's leaves are together.
 
     |leaf_k| = sqrt(sum over all leaves of their squares)
@@ -271,7 +271,7 @@ def norm(tree: Any) -> Tensor | None:
     return result.clamp_max(torch.finfo(result.dtype).max)
 
 
-def same(tree: Any, other: Any) -> Tensor:
+def same(tree: object, other: object) -> Tensor:
     """Which clients have equal numbers in two trees, bool [K].
 
     Args:

@@ -219,11 +219,11 @@ class Bound:
 
     def certify(
         self,
-        numbers: Mapping[str, Any],
+        numbers: Mapping[str, object],
         delta: Number,
         premises: Premises,
         monte_carlo: MonteCarlo | None = None,
-        **options: Any,
+        **options: object,
     ) -> Certificate:
         """Compute its certificate from named numbers.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     """
 
     what: str
-    numbers: Mapping[str, Any]
+    numbers: Mapping[str, object]
     premises: Premises
     truth: Tensor
 

@@ -162,7 +162,7 @@ def _renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonT
     return {names[1] if simulated and key == names[0] else str(key): value for key, value in entries.items()}
 
 
-def _numbers(values: Any) -> Tensor:
+def _numbers(values: object) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
 
 

@@ -48,7 +48,7 @@ class GibbsLosses(NamedTuple):
     draws: int | None
 
 
-def gibbs_risk(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsRisk:
+def gibbs_risk(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsRisk:
     """Average a loss over rows and hypotheses.
 
     Args:
@@ -68,7 +68,7 @@ def gibbs_risk(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int
     return GibbsRisk(_per_row(losses.rows.sum(1), batch), losses.draws)
 
 
-def gibbs_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsLosses:
+def gibbs_losses(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise) -> GibbsLosses:
     """Average a loss over hypotheses, for every row.
 
     Args:
@@ -100,7 +100,7 @@ def gibbs_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss, draws: i
     return GibbsLosses(torch.cat(parts, 1) / draws, draws)
 
 
-def function_risks(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+def function_risks(posterior: object, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
     """Expected loss of every component of a mixture of Gaussian functions, averaged over rows, without sampling.
 
     Args:

@@ -116,7 +116,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     draws: int | None = None
     rows = group.rows.size.to(group.rows.x.device)
 
-    def work(prior: Any, subset: BoundRows) -> tuple[tuple[Tensor, ...], int | None]:
+    def work(prior: object, subset: BoundRows) -> tuple[tuple[Tensor, ...], int | None]:
         refining, drawing = (
             Noise(plan.seed, stream, subset.rows.ids, subset.rows.x.device, plan.noise) for stream in _STREAMS
         )
@@ -139,7 +139,7 @@ def measure(trained: Trained, group: BoundRows, loss: BoundedLoss, request: Requ
     return Measured(risk, kl, counts[0], test_risk, counts[1], log_z if exact else None, draws, rows.cpu())
 
 
-def _exact_gibbs(prior: Any, subset: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:
+def _exact_gibbs(prior: object, subset: BoundRows, loss: BoundedLoss, request: Request) -> tuple[Tensor, ...]:
     """Weigh the hypotheses of a finite list by the Gibbs posterior of the loss itself (certificates of eq. 38)."""
     if not isinstance(prior, FinitePosterior):
         raise AssumptionError(

@@ -8,20 +8,20 @@ tell from the rows, so a bound has to hold either way, and for any mixture of bo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data import twins
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.methods.tempered import untempered
 
 if TYPE_CHECKING:
     from pacbayes_fl.study.run import Trained
 
-Array = np.ndarray[Any, Any]
 
 _ANY = -1  # a mark that no client has: every row that was trained on was seen
 

@@ -7,7 +7,7 @@ import math
 import zipfile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
@@ -15,7 +15,8 @@ from numpy.lib import format as npy
 from pacbayes_fl.data import memory
 from pacbayes_fl.errors import DataError
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray
+"""Of any shape and dtype."""
 
 _HEADERS: Final = MappingProxyType({(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0})
 _RATIO: Final = 500  # unpacked to packed bytes; zeros alone reach 1032

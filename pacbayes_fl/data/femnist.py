@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pacbayes_fl.data import images, memory
-from pacbayes_fl.data.archives import read_npz
+from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.images import Images
 from pacbayes_fl.errors import DataError, shown
-
-Array = np.ndarray[Any, Any]
 
 _SIDE = 28  # of LEAF's images
 _PER_BYTE = 10  # bytes that numbers take for each byte of JSON

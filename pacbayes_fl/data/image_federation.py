@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pacbayes_fl import options, settings
 from pacbayes_fl.data import image_sets, partition, partitions, tables
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.images import Images, to_floats, turned
-from pacbayes_fl.data.partition import Array, Parts
+from pacbayes_fl.data.partition import Parts
 from pacbayes_fl.data.partitions import Partition, Pieces, Pool
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.options import OpenNames, option
@@ -87,7 +88,7 @@ class _Client:
 
 
 def federation(
-    source: str, given: Mapping[str, Any], known: Mapping[str, Partition] = partitions.PARTITIONS
+    source: str, given: Mapping[str, object], known: Mapping[str, Partition] = partitions.PARTITIONS
 ) -> tables.Dataset:
     """Make a federation of image classification.
 
@@ -134,7 +135,9 @@ def federation(
     )
 
 
-def planned(source: str, given: Mapping[str, Any], known: Mapping[str, Partition] = partitions.PARTITIONS) -> ImagePlan:
+def planned(
+    source: str, given: Mapping[str, object], known: Mapping[str, Partition] = partitions.PARTITIONS
+) -> ImagePlan:
     """Read the options of a federation; those of other partitions are checked, and refused where they would be missed.
 
     Args:
@@ -179,7 +182,7 @@ def planned(source: str, given: Mapping[str, Any], known: Mapping[str, Partition
     return ImagePlan(domains, common, chosen, own)
 
 
-def _resolved(plan: ImagePlan) -> dict[str, Any]:
+def _resolved(plan: ImagePlan) -> dict[str, object]:
     """Say what the rows depend on; where the files lay is not part of it."""
     common = settings.as_table(plan.common) | {"domains": list(plan.domains), "pool": plan.pool}
     table = common | settings.as_table(plan.own)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.errors import DataError
 
-Array = np.ndarray[Any, Any]
 LabelGroups = Literal["two", "rotating"]
 
 

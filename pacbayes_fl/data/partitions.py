@@ -10,8 +10,9 @@ import numpy as np
 
 from pacbayes_fl import options
 from pacbayes_fl.data import partition
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.images import Images
-from pacbayes_fl.data.partition import Array, Counts, LabelGroups, Parts
+from pacbayes_fl.data.partition import Counts, LabelGroups, Parts
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.options import by_name, option
 

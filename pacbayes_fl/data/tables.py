@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl.data import user_tables
-from pacbayes_fl.data.archives import read_npz
+from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, shown
 
-Array = np.ndarray[Any, Any]
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
 
 _LONG_FORM = MappingProxyType(  # R rows, d features, C clients
@@ -355,7 +354,7 @@ def read(
 
 
 def of_clients(
-    clients: Mapping[str, Sequence[Any]], test_share: float = 0.25, task: user_tables.Task = "regression"
+    clients: Mapping[str, Sequence[object]], test_share: float = 0.25, task: user_tables.Task = "regression"
 ) -> Dataset:
     """Build a data set from the rows that a program holds of every client.
 

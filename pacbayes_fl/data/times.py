@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Time(NamedTuple):
     value: int | float
 
 
-def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) -> Tensor:
+def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[object]) -> Tensor:
     """Read times that are all of one kind.
 
     Args:
@@ -62,7 +62,7 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[Any]) ->
 
 
 def _require_apart(
-    where: Sequence[str], owners: Sequence[str], values: Sequence[Any], numbers: Sequence[int | float]
+    where: Sequence[str], owners: Sequence[str], values: Sequence[object], numbers: Sequence[int | float]
 ) -> None:
     """Refuse numbers that differ and do not as float64: rows would lose their order."""
     first: dict[float, int] = {}
@@ -73,7 +73,7 @@ def _require_apart(
             raise DataError(f"{what} of 64 bits", client=owners[i], hint="count from a later start, or in larger units")
 
 
-def read(value: Any) -> Time | None:
+def read(value: object) -> Time | None:
     """Read one time.
 
     Args:

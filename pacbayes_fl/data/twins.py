@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
-
-Array = np.ndarray[Any, Any]
 
 _KEYS: Final = 8  # random projections of a row
 _COLUMNS: Final = 32  # of a table whose columns are tried as keys too

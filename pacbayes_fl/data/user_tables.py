@@ -202,7 +202,7 @@ def _distinct(path: Path, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any], blank: bool) -> list[float]:
+def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[object], blank: bool) -> list[float]:
     """Return the numbers of a column, finite or, where they may be blank, NaN."""
     numbers = []
     for place, owner, value in zip(where, owners, values, strict=True):
@@ -216,7 +216,7 @@ def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[Any],
     return numbers
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Refuse a text that Python takes for a number, and a table does not mean as one: 1_000, or any script's digits."""
     if isinstance(value, str) and ("_" in value or not value.isascii()):
         raise ValueError
@@ -231,7 +231,7 @@ def _check_labels(where: Sequence[str], owners: Sequence[str], numbers: Sequence
             raise DataError(f"{place}: {number:g} is not a label", client=owner, hint=hint)
 
 
-def _owners(where: Sequence[str], values: Sequence[Any]) -> list[str]:
+def _owners(where: Sequence[str], values: Sequence[object]) -> list[str]:
     """Return the name of each row's client."""
     for place, value in zip(where, values, strict=True):
         if value is None or not str(value).strip():

@@ -77,7 +77,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def pack(tree: Any) -> dict[str, Array]:
+def pack(tree: object) -> dict[str, Array]:
     """Lay a tree out in bytes.
 
     Args:
@@ -149,7 +149,7 @@ def unpack(like: tensors.Tree, arrays: JsonMapping) -> tensors.Tree:
     return tensors.unleaves(like, read)
 
 
-def digest(tree: Any) -> str:
+def digest(tree: object) -> str:
     """Hash names, shapes, dtypes and bits of a tree.
 
     Args:
@@ -166,7 +166,7 @@ def digest(tree: Any) -> str:
     return code.hexdigest()
 
 
-def _read(name: str, value: Any, like: Tensor) -> Tensor:
+def _read(name: str, value: object, like: Tensor) -> Tensor:
     wanted = f"leaf {name!r} must be {list(like.shape)} {like.dtype}"
     if isinstance(value, Tensor):
         odd = "quantised" if value.is_quantized else "nested" if value.is_nested else None

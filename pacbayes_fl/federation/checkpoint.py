@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import safetensors.torch
 import torch
@@ -211,7 +211,7 @@ def check_study(
         CheckpointError: listing every key that differs with both values.
     """
 
-    def flat(part: Any, prefix: str = "") -> dict[str, str]:
+    def flat(part: object, prefix: str = "") -> dict[str, str]:
         if isinstance(part, Mapping) and (part or not prefix):
             pairs = [flat(part[name], f"{prefix}.{name}" if prefix else str(name)).items() for name in part]
             return {key: value for each in pairs for key, value in each}

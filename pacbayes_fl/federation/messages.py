@@ -115,7 +115,7 @@ def signature(method: AnyMethod) -> str:
     return json.dumps(_described(method), sort_keys=True)
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> Any:
     if is_dataclass(value):
         own = {field.name: _described(getattr(value, field.name)) for field in fields(value)}
         return {"": type(value).__name__} | own

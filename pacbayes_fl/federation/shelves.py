@@ -130,7 +130,7 @@ class Shelves:
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._forms: dict[Any, _Form] = {}
+        self._forms: dict[object, _Form] = {}
 
     @property
     def bytes(self) -> int:

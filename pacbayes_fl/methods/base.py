@@ -302,7 +302,7 @@ def slowed(method: Value, factor: float) -> Value:
     Returns:
         The method with these rates; the very same value where it has none.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     whole: Any = method
     for field in fields(whole):
         old = getattr(method, field.name)

@@ -42,7 +42,7 @@ class _Names(NamedTuple):
 
 
 def part(
-    default: Callable[[], Any],
+    default: Callable[[], object],
     names: Mapping[str, str] = _NOTHING,
     others: bool = True,
     paper: Mapping[str, Paper] = _NOTHING,
@@ -82,7 +82,7 @@ def flat_options(cls: type, given: Mapping[str, Any] = _NOTHING) -> dict[str, Op
     return result
 
 
-def _flat(cls: type, given: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
+def _flat(cls: type, given: Mapping[str, object]) -> Iterator[tuple[str, Option]]:
     known = options_of(cls)
     for field in dataclasses.fields(cls):
         one = known[field.name]
@@ -109,7 +109,7 @@ def built(cls: type[Whole], options: Mapping[str, Any], given: Mapping[str, Any]
     Returns:
         The value.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         named: _Names | None = field.metadata.get(_PART)
         if named is not None:
@@ -125,7 +125,7 @@ def built(cls: type[Whole], options: Mapping[str, Any], given: Mapping[str, Any]
     return cls(**values)
 
 
-def table_of(name: str, options: Mapping[str, Option], text: str) -> type[Any]:
+def table_of(name: str, options: Mapping[str, Option], text: str) -> type[object]:
     """Make the dataclass that reads options from a table, and checks them.
 
     Args:
@@ -158,7 +158,7 @@ def table_of(name: str, options: Mapping[str, Option], text: str) -> type[Any]:
     return dataclasses.make_dataclass(name, fields, frozen=True, namespace=body)
 
 
-def with_word(kind: Any, word: str) -> Any:
+def with_word(kind: object, word: str) -> Any:
     """Let an option also be a word.
 
     Args:
@@ -174,13 +174,13 @@ def with_word(kind: Any, word: str) -> Any:
     return Union[(*others, Literal[(*literals, word)])]
 
 
-def _storable(kind: Any) -> Any:
+def _storable(kind: object) -> Any:
     """Leave out what a study file cannot hold: objects that only a program can make."""
     members = tuple(one for one in _members(kind) if one in _STORABLE or get_origin(one) in (Literal, tuple))
     return Union[(*members,)]
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _members(kind: object) -> tuple[object, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 

@@ -29,7 +29,7 @@ class LogUniform(NamedTuple):
 class OneOf(NamedTuple):
     """One of some values, with equal probability."""
 
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
 
 Search = Mapping[str, LogUniform | OneOf]
@@ -130,7 +130,7 @@ class Recipe:
     search: Search = field(default_factory=dict)
     held_out: tuple[HeldOutChoice, ...] = ()
     trials: Trials | None = None
-    variant: Mapping[str, Any] = field(default_factory=dict)
+    variant: Mapping[str, object] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     paper: Mapping[str, Paper] = field(default_factory=dict)
     instance: AnyMethod | None = None
@@ -172,12 +172,12 @@ class Recipe:
         return result
 
     @cached_property
-    def options(self) -> type[Any]:
+    def options(self) -> type[object]:
         """Dataclass of a study's table [method]; `pacbayes_fl.options.options_of` says what is known of its fields."""
         trials = {} if self.trials is None else flat_options(type(self.trials), asdict(self.trials))
         return table_of(f"{self.method.__name__}Options", {**self.placed, **trials}, f"Options of {self.title}")
 
-    def build(self, options: Any, model: Any, features: Sequence[str] = ()) -> AnyMethod:
+    def build(self, options: object, model: object, features: Sequence[str] = ()) -> AnyMethod:
         """Make the method from a study's options.
 
         Args:
@@ -200,7 +200,7 @@ class Recipe:
         needed = {"model": model, "features": tuple(features)}
         return built(self.method, values, self.variant, needed)
 
-    def make(self, model: Any, features: Sequence[str] = (), **options: Any) -> AnyMethod:
+    def make(self, model: object, features: Sequence[str] = (), **options: object) -> AnyMethod:
         """Build the method in a program; an option left open takes its first candidate.
 
         Args:
@@ -222,10 +222,10 @@ class Recipe:
         return self.build(self.options(**{**options, **first}), model, features)
 
 
-ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 160})
+ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 160})
 """Rounds of the methods on networks, which differ little after them."""
 
-PAPER_ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 800})
+PAPER_ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 800})
 """Rounds of the papers on networks (pFedBayes, BPFed and FedSI, "800 communication rounds")."""
 
 SEARCH_NETWORK: Search = MappingProxyType(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots.style import (
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 _NAMES = ("x_train", "y_train", "mask_train", "x_test", "y_test", "mask_test", "mean", "lower", "upper")
 _COLUMNS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -139,7 +139,7 @@ def _names(results: Sequence[Result]) -> list[str]:
         key for key in ("method", "study", "delta", "neighbours") if len({setting[key] for setting in settings}) > 1
     ]
     for key in ("clip", "cohort"):
-        seen: dict[Any, set[str]] = {}
+        seen: dict[object, set[str]] = {}
         for setting, result in zip(settings, results, strict=True):
             seen.setdefault((*(setting[part] for part in varying), _target(result)), set()).add(setting[key])
         if any(len(values) > 1 for values in seen.values()):

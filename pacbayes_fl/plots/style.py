@@ -12,8 +12,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy.typing as npt
-
 from pacbayes_fl.errors import PacBayesFLError, StudyError
 from pacbayes_fl.names import to_drawing
 from pacbayes_fl.results.metrics import MODELS, PARTS, Metric, is_raw, metric_of
@@ -21,6 +19,7 @@ from pacbayes_fl.results.recorded import RECORDED, with_unit
 from pacbayes_fl.results.records import Result
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
@@ -87,7 +86,7 @@ def drawing() -> Iterator[None]:
 @contextmanager
 def panels(
     rows: int, columns: int, title: str, width: float = 3.3, height: float = 2.7
-) -> Iterator[tuple[Figure, npt.NDArray[Any]]]:
+) -> Iterator[tuple[Figure, np.ndarray]]:
     """Open a figure of small multiples.
 
     Args:
@@ -204,7 +203,7 @@ def group_names(result: Result, group: str) -> list[str]:
     return [row.name for row in result.clients if row.group == group]
 
 
-def predicted(result: Result, group: str, *names: str) -> dict[str, npt.NDArray[Any]]:
+def predicted(result: Result, group: str, *names: str) -> dict[str, np.ndarray]:
     """Take predictions of a group as arrays.
 
     Args:

@@ -106,7 +106,7 @@ class TemperedPosterior:
         """
         return self._mixture(self.inner.predict_at_mean(x))
 
-    def _mixture(self, predictive: Any) -> ClassMixture:
+    def _mixture(self, predictive: object) -> ClassMixture:
         if not isinstance(predictive, ClassMixture):
             raise StudyError(f"a temperature is for probabilities of classes, got a {type(predictive).__name__}")
         return ClassMixture(temper(predictive.log_probs, self.temperature))
@@ -147,7 +147,7 @@ class TemperedList(TemperedPosterior):
         return ((log_weight, self._categorical(one)) for log_weight, one in self.inner.enumerate_hypotheses(x))
 
 
-def tempered(posterior: Any, temperature: float) -> TemperedPosterior:
+def tempered(posterior: object, temperature: float) -> TemperedPosterior:
     """Temper a posterior's predictions; its hypotheses stay the same.
 
     Args:

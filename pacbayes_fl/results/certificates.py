@@ -138,7 +138,7 @@ class CertifiedRun:
         return path
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Give a value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}

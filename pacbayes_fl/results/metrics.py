@@ -101,7 +101,7 @@ class Metric:
     summed: Literal["loss", "log density", ""] = ""
     values: JsonMapping = field(default_factory=dict)
 
-    def __call__(self, predictive: Any, y: Tensor, mask: Tensor) -> Tensor:
+    def __call__(self, predictive: object, y: Tensor, mask: Tensor) -> Tensor:
         """Score predictions.
 
         Args:

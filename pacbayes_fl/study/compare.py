@@ -222,7 +222,7 @@ def _value_text(study: Study, key: str) -> str:
     return f"privacy.{results.SIMULATED_EPSILON}" if simulated else key
 
 
-def _named(result: Result, name: str, key: str, value: Any) -> Result:
+def _named(result: Result, name: str, key: str, value: object) -> Result:
     about = {"key": key, "value": value, "method": result.method}
     return replace(result, method=name, labels={**result.labels, "varied": about})
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data import archives, scaling, split, tables, user_tables
+from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
@@ -24,8 +25,6 @@ from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _read_file(part: DataPart) -> tables.Dataset:
     return tables.read(path, part.client, part.target, part.test_share, task, part.time)
 
 
-def _expand(value: Any) -> Any:
+def _expand(value: object) -> Any:
     if not isinstance(value, str):
         return value
     expanded = os.path.expandvars(value)

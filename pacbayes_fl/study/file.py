@@ -70,7 +70,7 @@ class Study:
         *,
         method: AnyMethod | None = None,
         model: Model | None = None,
-        data: tables.Dataset | Mapping[str, Sequence[Any]] | None = None,
+        data: tables.Dataset | Mapping[str, Sequence[object]] | None = None,
         metrics: Sequence[Metric] = (),
     ) -> Study:
         """Put objects of a program in the places of what the study names.
@@ -290,7 +290,7 @@ def _check_metrics(names: Sequence[str], where: str, instances: Instances) -> No
         _ = METRICS[name]
 
 
-def _name(name: Any, where: str) -> str:
+def _name(name: object, where: str) -> str:
     """Take any text for a name that can be written, and that is not blank."""
     if not isinstance(name, str) or not name.strip() or name.encode(errors="ignore").decode() != name:
         raise StudyError(f"{where} name must be text, and not blank, got {shown(name)}")
@@ -336,7 +336,7 @@ def _budgeted(table: JsonMapping, where: str) -> JsonMapping:
     return {**table, "privacy": {"epsilon": part[SIMULATED_EPSILON], "randomness": "simulation"} | rest}
 
 
-def _check_private(part: Any, where: str) -> None:
+def _check_private(part: object, where: str) -> None:
     """Refuse a [privacy] table that does not say how private: its other keys alone would train in the clear."""
     if isinstance(part, Mapping) and "epsilon" not in part:
         given = ", ".join(map(str, part)) or "nothing"
@@ -344,7 +344,7 @@ def _check_private(part: Any, where: str) -> None:
         raise PrivacyError(what, hint="set privacy.epsilon to a budget, or to 'none' to train without privacy")
 
 
-def _model(method: Any) -> str | None:
+def _model(method: object) -> str | None:
     """Say what the model of a method is; nothing of a name that is not known."""
     recipe = METHODS.get(str(method))
     return None if recipe is None else recipe.model
@@ -397,7 +397,7 @@ _REFERENCES: Final = (*(("method", "name"), ("model", "kind"), ("report", "metri
 def _with_references(table: JsonMapping, folder: Path) -> JsonTable:
     """Make paths of users' own objects absolute: in a file they count from its folder, on a command line from here."""
 
-    def whole(value: Any) -> Any:
+    def whole(value: object) -> Any:
         if isinstance(value, list | tuple):
             return [whole(each) for each in value]
         return of_folder(value, folder) if isinstance(value, str) else value

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl.data import split, tables, twins
-from pacbayes_fl.data.archives import read_npz
+from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError
 from pacbayes_fl.methods.pac_pfl.folds import balanced_folds
@@ -25,8 +25,6 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study import fingerprints
 from pacbayes_fl.study.file import Study
-
-Array = np.ndarray[Any, Any]
 
 FILE = "held_out.npz"
 """What a run folder calls the positions of the rows that its training never saw."""

@@ -36,7 +36,7 @@ class Identity(NamedTuple):
     sha256: str
 
 
-def identity(thing: Method[Any, Any, Any, Any] | Metric | object) -> Identity:
+def identity(thing: Method[object, object, object, object] | Metric | object) -> Identity:
     """Identify an object by its content, equal in every process that makes an equal object from the same source.
 
     Numbers, texts, tensors and arrays count by value; dataclasses, mappings, lists and other objects by what they hold;
@@ -55,7 +55,7 @@ def identity(thing: Method[Any, Any, Any, Any] | Metric | object) -> Identity:
     return Identity(_name(kind), values, digest.hexdigest())
 
 
-def _feed(value: Any, add: Callable[[bytes], object], above: tuple[int, ...]) -> None:
+def _feed(value: object, add: Callable[[bytes], object], above: tuple[int, ...]) -> None:
     """Add an object to a hash, with marks of where its parts begin and end; objects that hold it count once."""
     if isinstance(value, _PLAIN):
         add(f"{type(value).__name__} {value!r};".encode())
@@ -75,7 +75,7 @@ def _feed(value: Any, add: Callable[[bytes], object], above: tuple[int, ...]) ->
             _feed(part, add, (*above, id(value)))
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[object]:
     """List what an object holds, in an order that does not depend on the process."""
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
@@ -93,7 +93,7 @@ def _parts(value: Any) -> list[Any]:
     return [_held(value)]
 
 
-def _held(value: Any) -> JsonTable:
+def _held(value: object) -> JsonTable:
     """Give the fields of a dataclass, and the attributes of another object but for those that it has computed."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -102,7 +102,7 @@ def _held(value: Any) -> JsonTable:
     return {name: one for name, one in known.items() if not isinstance(getattr(type(value), name, None), computed)}
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     return f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 

@@ -78,7 +78,7 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     return Columns(client, target, time, _labels(columns[target]))
 
 
-def _client(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
+def _client(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
     if "client" in columns:
         return "client"
     texts = [name for name, values in columns.items() if any(times.read(value) is None for value in values if value)]
@@ -88,7 +88,7 @@ def _client(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
     return texts[0]
 
 
-def _dates(values: Sequence[Any]) -> bool:
+def _dates(values: Sequence[object]) -> bool:
     """Whether all values are dates or datetimes."""
     result = [times.read(value) for value in values]
     return bool(result) and all(one is not None and one.kind != "number" for one in result)
@@ -207,7 +207,7 @@ def _options(
             yield f"{name} = {settings.to_value(own)}"
 
 
-def _option(option: Option, value: Any, paper: Any = None) -> Iterator[str]:
+def _option(option: Option, value: object, paper: object = None) -> Iterator[str]:
     """Write an option as a comment, with its meaning above it."""
     yield from _comments([_explained(option)])
     said = settings.plain(paper)

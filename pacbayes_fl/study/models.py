@@ -307,7 +307,7 @@ def kinds_over(over: str) -> tuple[str, ...]:
     return tuple(name for name, kind in KINDS.items() if kind.over == over)
 
 
-def table_of(over: str, given: Any = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
+def table_of(over: str, given: object = MappingProxyType({})) -> type[GPModel] | type[NetworkModel]:
     """The dataclass of a table [model].
 
     Args:

@@ -100,7 +100,7 @@ def run(
     *,
     method: AnyMethod | None = None,
     model: Model | None = None,
-    data: tables.Dataset | Mapping[str, Sequence[Any]] | None = None,
+    data: tables.Dataset | Mapping[str, Sequence[object]] | None = None,
     metrics: Sequence[Metric] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Result:

@@ -166,7 +166,7 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
 _DEFAULTS: Final = (("mean", 0.0), ("std", 1.0))
 
 
-def _numbers(values: Any, shape: list[int]) -> Tensor:
+def _numbers(values: object, shape: list[int]) -> Tensor:
     """Return finite numbers of a shape."""
     result = torch.tensor(values, dtype=torch.float64)
     if not bool(result.isfinite().all()) or list(result.shape) != shape:

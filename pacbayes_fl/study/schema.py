@@ -11,7 +11,7 @@ import math
 import os
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Final, Literal, Union, get_args, get_origin
 
 from pacbayes_fl import settings
 from pacbayes_fl.files import JsonTable
@@ -244,7 +244,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _values(kind: Any, option: Option) -> Schema:
+def _values(kind: object, option: Option) -> Schema:
     """Describe the values of a type, with the range and names of the option that has it."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -262,7 +262,7 @@ def _values(kind: Any, option: Option) -> Schema:
         return {"anyOf": [known, _own()]} if isinstance(option.names, OpenNames) else known
     if origin is os.PathLike:
         return {"type": "string"}
-    plain: dict[Any, Schema] = {
+    plain: dict[object, Schema] = {
         type(None): {"enum": [settings.NONE]},
         bool: {"type": "boolean"},
         str: {"type": "string"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -43,7 +43,7 @@ def check_method(
     *,
     labels: bool = False,
     without: Collection[str] = (),
-    **options: Any,
+    **options: object,
 ) -> None:
     """Check that a method keeps all laws: call it in a test of your own.
 
@@ -96,7 +96,7 @@ def check_method(
         raise LawError(name, broken)
 
 
-def _made(method: AnyMethod | type[AnyMethod], labels: bool, options: dict[str, Any]) -> AnyMethod:
+def _made(method: AnyMethod | type[AnyMethod], labels: bool, options: dict[str, object]) -> AnyMethod:
     if isinstance(method, Method):
         if options:
             raise StudyError(f"options are of a class, and {type(method).__name__} is made", hint="leave them out")

@@ -80,7 +80,7 @@ def round_keeps(scene: Scene, arrangements: Mapping[str, Arrangement] = ARRANGEM
                 assert_close(identified(s.method, same), identified(s.method, server))
 
 
-def _predicts_alike(scene: Scene, predict: Callable[[Part], Any], arrangements: Mapping[str, Arrangement]) -> None:
+def _predicts_alike(scene: Scene, predict: Callable[[Part], object], arrangements: Mapping[str, Arrangement]) -> None:
     whole = predict(scene.whole)
     for name, arrangement in arrangements.items():
         with _called_as(name):
@@ -334,7 +334,7 @@ def host_bound(method: AnyMethod) -> str | None:
     return method.host_bound or getattr(getattr(method, "model", None), "host_bound", None)
 
 
-def on_meta(method: AnyMethod, batch: ClientBatch, seed: int) -> dict[str, Any]:
+def on_meta(method: AnyMethod, batch: ClientBatch, seed: int) -> dict[str, object]:
     """Play a round, personalise and predict where tensors have shapes and no numbers, so that reading one fails.
 
     Args:

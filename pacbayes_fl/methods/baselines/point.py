@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from pacbayes_fl.options import check
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 
-POINT_ESTIMATE: Mapping[str, Any] = MappingProxyType(
+POINT_ESTIMATE: Mapping[str, object] = MappingProxyType(
     {
         "draws": 1,
         "average": "the weights are known: one forward pass",

@@ -333,7 +333,7 @@ def _one_by_one(priors: MeanField, clients: int) -> tuple[MeanField, ...]:
     )
 
 
-ROUNDS: Mapping[str, Any] = MappingProxyType({"rounds": 1000, "cohort": 10})  # cheap ones: a gradient each
+ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 1000, "cohort": 10})  # cheap ones: a gradient each
 
 RECIPE = Recipe(
     "PAC-PFL on networks: a hyper-posterior over priors of the weights by federated SVGD",

@@ -129,7 +129,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
 
         return Update(tensors.tree_map(by_fold, result), torch.ones_like(batch.size)), state
 
-    def _apart_from_failures(self, update: Any, client: Tensor, clients: int) -> Any:
+    def _apart_from_failures(self, update: object, client: Tensor, clients: int) -> Any:
         """Drop a (client, fold) pair whose update is not finite, so that a failure under one fold's priors stays there.
 
         A client that fails for all folds stays as it is, for the engine to see.
@@ -260,7 +260,7 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
     def _apart(self, stacked: tensors.Tree) -> list[tensors.Tree]:
         return [tensors.tree_map(lambda leaf, f=f: leaf[f], stacked) for f in range(self.folds)]
 
-    def _updates(self, update: Update) -> list[Any]:
+    def _updates(self, update: Update) -> list[object]:
         return [tensors.tree_map(lambda leaf, f=f: leaf[:, f], update.by_fold) for f in range(self.folds)]
 
 

@@ -160,7 +160,7 @@ def histograms(
     state = state._replace(kept=Kept.of(state.kept, scaled.train.clients).subset(first))
     result = {}
 
-    def predicted(index: Tensor, posterior: Any) -> ClassMixture:
+    def predicted(index: Tensor, posterior: object) -> ClassMixture:
         return predictive(posterior, subset.test.select(index.cpu()).x)
 
     for index, mixture in personalisation.personalise(method, state, subset.train, plan, predicted):

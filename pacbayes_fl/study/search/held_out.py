@@ -160,7 +160,9 @@ def _after_training(study: Study, part: tables.Dataset, tell: Callable[[str, flo
     return study, notes
 
 
-def _chosen(option: str, scores: Mapping[Any, float], rounds: int, causes: Sequence[str] = ()) -> tuple[Any, JsonTable]:
+def _chosen(
+    option: str, scores: Mapping[object, float], rounds: int, causes: Sequence[str] = ()
+) -> tuple[object, JsonTable]:
     """Take the candidate of the highest score, the first of equals, and say how."""
     known = {candidate: score for candidate, score in scores.items() if math.isfinite(score)}
     if not known:
@@ -183,7 +185,7 @@ def _later(study: Study) -> list[HeldOutChoice]:
     return [one for one in study.held_out if one.after and one is not TEMPERATURE]
 
 
-def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str, Sequence[Any]]) -> list[_Scored]:
+def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str, Sequence[object]]) -> list[_Scored]:
     """Train one federation; score every combination of wanted values on the rows that it was not given.
 
     Options with these values are read by `personalise` alone, so that one training serves them all.
@@ -195,7 +197,7 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
     method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
-    def scored(index: Tensor, message: Any, clients: Any, rows: ClientBatch, noise: Noise) -> list[Tensor]:
+    def scored(index: Tensor, message: object, clients: object, rows: ClientBatch, noise: Noise) -> list[Tensor]:
         first = personalisation.posteriors(method, message, clients, rows, noise.copy())
         others = (one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)
         return [held.log_prob(one, index) for one, held in zip(chain((first,), others), sums, strict=True)]

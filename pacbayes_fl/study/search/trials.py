@@ -135,7 +135,7 @@ class Trials:
         self._left = text.encode()
 
 
-def _plain(trial: Trial) -> list[Any]:
+def _plain(trial: Trial) -> list[object]:
     """Give a trial as JSON can hold it, numbers to the last bit and those that are not finite as text."""
     return [dict(trial.values), {name: repr(float(value)) for name, value in trial.scores.items()}, trial.failure]
 
@@ -146,7 +146,7 @@ def _trial(saved: Sequence[Any]) -> Trial:
     return Trial(known, {name: float(value) for name, value in scores.items()}, failure)
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

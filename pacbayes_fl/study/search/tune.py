@@ -264,7 +264,7 @@ def tune(
         raise StudyError(f"{method} has nothing to tune", hint="drop it from --methods")
     privacy.refuse_choice(base, next(iter(search)))
     space = search.get(_ROUNDS)
-    marks = [int(v) for v in space.values] if isinstance(space, OneOf) else [base.plan.rounds]
+    marks = [v for v in space.values if isinstance(v, int)] if isinstance(space, OneOf) else [base.plan.rounds]
     dataset = held_rows.rows_for_tuning(base, held_rows.divide(base, load(base)))
     scores = search_scores("regression" if dataset.classes is None else "classification")
     wanted = score or scores[0]
