@@ -47,6 +47,17 @@ def quick(name: str) -> list[str]:
     return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
 
 
+NUMBERS = tuple(name for name, recipe in METHODS.items() if "regression" in recipe.learns)
+"""Methods of the table that learn numbers."""
+
+
+def learnable(name: str, table: Iterable[Row]) -> tuple[list[str], list[Row]]:
+    """Return rows that a method of the table can learn, and assignments that say so: labels if it learns no numbers."""
+    if name in NUMBERS:
+        return [], [*table]
+    return ["data.task=classification"], [{**row, "y": at % 3} for at, row in enumerate(table)]
+
+
 def write_study(folder: Path, table: Mapping[str, Any] = TABLE) -> Path:
     """Write the study where a command can read it."""
     path = folder / "tiny.toml"

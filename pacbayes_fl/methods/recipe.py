@@ -12,6 +12,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.options import Paper, built, flat_options, table_of, with_word
 from pacbayes_fl.options import Option, check, option
+from pacbayes_fl.results.metrics import Task
 
 AnyMethod = Method[Any, Any, Any, Any]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -110,6 +111,7 @@ class Recipe:
         rounds: False where there is nothing to repeat, and one round says all.
         model: what the table [model] describes: a prior over "functions" (Gaussian processes), or a network with
             "weights".
+        tasks: "regression" on numbers, "classification" on labels; those that such models are for when None.
         presets: values by preset and part ("method", "model", "federation"), where they differ from the defaults.
             "recommended" holds the defaults; to "paper" is added what options say of the paper.
         search: what `tune` varies, by dotted key.
@@ -126,6 +128,7 @@ class Recipe:
     summary: MethodSummary
     rounds: bool = True
     model: Literal["functions", "weights"] = "functions"
+    tasks: tuple[Task, ...] | None = None
     presets: Presets = field(default_factory=dict)
     search: Search = field(default_factory=dict)
     held_out: tuple[HeldOutChoice, ...] = ()
@@ -148,6 +151,12 @@ class Recipe:
         }
         for name, table in (("presets", frozen), ("search", self.search), ("variant", self.variant)):
             object.__setattr__(self, name, MappingProxyType({**table}))
+
+    @property
+    def learns(self) -> tuple[Task, ...]:
+        """Tasks that the method is for."""
+        usual: tuple[Task, ...] = ("regression", "classification") if self.model == "weights" else ("regression",)
+        return usual if self.tasks is None else self.tasks
 
     @property
     def federated(self) -> bool:

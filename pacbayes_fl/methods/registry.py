@@ -111,6 +111,7 @@ METHODS = Registry(
         "apfl": "baselines.apfl:RECIPE",
         "fedem": "baselines.fedem:RECIPE",
         "scaffold": "baselines.scaffold:RECIPE",
+        "pfedgp-tree": "baselines.pfedgp_tree:RECIPE",
     }
 )
 """Methods by name."""

@@ -145,7 +145,7 @@ def _table(data: Path, method: str, out: Path, columns: Columns) -> JsonTable:
     if columns.time is not None:
         part["time"] = columns.time
     recipe = METHODS.get(method)
-    if columns.labels and recipe is not None and recipe.model == "weights":
+    if columns.labels and recipe is not None and "classification" in recipe.learns:
         part["task"] = "classification"
     private = {"epsilon": settings.NONE}  # which a table [privacy] has to say
     return {"name": out.stem, "data": part, "method": {"name": method}, "privacy": private}

@@ -22,6 +22,7 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.plugins.references import INSTANCE
 from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.results.metrics import Task
 from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
 
 Over = Literal["functions", "weights"]
@@ -356,7 +357,7 @@ def _fully_connected(sizes: Sequence[int]) -> int:
 
 
 def check_task(method: str, classification: bool) -> None:
-    """Refuse a method of regression on data with classes.
+    """Refuse a method of regression on data with classes, and one of classification on numbers.
 
     Args:
         method: name of `METHODS`.
@@ -365,9 +366,13 @@ def check_task(method: str, classification: bool) -> None:
     Raises:
         StudyError: saying which methods can learn them.
     """
-    if classification and OPEN_METHODS[method].model != "weights":
-        able = ", ".join(name for name, recipe in METHODS.items() if recipe.model == "weights")
-        raise StudyError(
-            f"{method} is a method of regression, and the data have classes",
-            hint=f"choose one of {able}, such as --set method.name=pfedbayes",
-        )
+    task: Task = "classification" if classification else "regression"
+    if task in OPEN_METHODS[method].learns:
+        return
+    able = ", ".join(name for name, recipe in METHODS.items() if task in recipe.learns)
+    (own,), have = OPEN_METHODS[method].learns, "classes" if classification else "numbers"
+    usual = "pfedbayes" if classification else "pfedgp"
+    raise StudyError(
+        f"{method} is a method of {own}, and the data have {have}",
+        hint=f"choose one of {able}, such as --set method.name={usual}",
+    )

@@ -70,10 +70,9 @@ def test_methods_of_the_papers_tables_are_here_or_the_readme_says_that_they_are_
         if "method" in paper.get("columns", []):
             compared |= {line[paper["columns"].index("method")] for line in paper["lines"]}
     assert len(compared) >= 30 and {"per-fedavg", "bnfed", "fedpa"} < compared
-    words = {"pfedgp-tree": "pfedgp for classes"}
     (said,) = re.findall("what the papers compare with: (.+?)[.] ", README.replace("\n", " "))
     named = set(re.split(", and |, | and ", said.lower()))
-    assert named == {words.get(name, name) for name in compared - METHODS.keys()}
+    assert named == compared - METHODS.keys()
 
 
 def test_an_alias_is_a_papers_row_and_no_method() -> None:

@@ -31,8 +31,19 @@ from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import tune
-from tests.laws.cases import FEDERATED, Case, assert_close, bits, federation, from_recipe, identified, numbers, scene
-from tests.tiny import quick, state, tiny, write_study
+from tests.laws.cases import (
+    FEDERATED,
+    Case,
+    assert_close,
+    bits,
+    federation,
+    from_recipe,
+    identified,
+    numbers,
+    rows_for,
+    scene,
+)
+from tests.tiny import NUMBERS, quick, state, tiny, write_study
 
 UPLOADS = ("score", "w", "moments", "theta", "pair", "value")
 """Names under which methods send what moves the server."""
@@ -226,7 +237,7 @@ def test_a_slowed_run_goes_on_bit_by_bit_after_it_was_stopped(slow: Path, tmp_pa
     ]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("rate", [1e2, 1e5, 1e12])
 def test_no_rounds_of_the_table_end_wildly_without_a_word(name: str, rate: float) -> None:
     """Targets are of the order of 1: what is a thousand times that was not learned from them."""
@@ -263,7 +274,7 @@ MOVED = [
 @pytest.mark.parametrize("rounds", [None, (2,)], ids=["always", "once"])
 @pytest.mark.parametrize("name", MOVED)
 def test_who_ruins_a_federation_is_named_or_stands_in_the_records(name: str, rounds: tuple[int, ...] | None) -> None:
-    batch, plan = federation(1), FederationPlan(rounds=4, seed=1)
+    batch, plan = rows_for(name), FederationPlan(rounds=4, seed=1)
     method = from_recipe(METHODS[name], 1)
     records, error = ended(Poisoned(method, batch.ids[3], 1e6, rounds), batch, plan)
     if error is not None:

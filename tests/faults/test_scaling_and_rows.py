@@ -16,7 +16,6 @@ import torch
 from pacbayes_fl import cli
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.federation import checkpoint
-from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
 from pacbayes_fl.results.records import Result
@@ -25,10 +24,10 @@ from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.prepare import prepare
-from tests.tiny import TABLE, Row, on_csv, quick, rows, write_csv
+from tests.tiny import NUMBERS, TABLE, Row, on_csv, quick, rows, write_csv
 
 FEW = ("federation.rounds=2", "federation.checkpoint_every=2")
-REGRESSION = [name for name in METHODS if name != "persistence"]
+REGRESSION = [name for name in NUMBERS if name != "persistence"]
 """Methods that see standardised rows; persistence works in the data's own units."""
 
 

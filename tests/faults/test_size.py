@@ -27,7 +27,7 @@ from pacbayes_fl.results import bootstrap
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.study import run as study
-from tests.laws.cases import Toy, bits, federation, from_recipe
+from tests.laws.cases import Toy, bits, federation, from_recipe, rows_for
 from tests.tiny import quick, tiny
 
 METRICS = tuple(f"m{i}" for i in range(12))
@@ -158,7 +158,7 @@ def per_client(method: AnyMethod, batch: ClientBatch) -> int:
     return sum(leaf.nbytes for leaf in tensors.leaves(state.kept.select([0])).values())
 
 
-STATEFUL = [name for name, recipe in METHODS.items() if per_client(from_recipe(recipe, 1), federation(1))]
+STATEFUL = [name for name, recipe in METHODS.items() if per_client(from_recipe(recipe, 1), rows_for(name))]
 
 
 def test_methods_whose_clients_keep_something_are_among_those_attacked() -> None:

@@ -19,7 +19,7 @@ from pacbayes_fl.methods.pac_pfl.gp import PacPFL
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.results.rounds import RoundRecord
 from tests.federating import bits, pac_pfl, play, poison, quietly
-from tests.laws.cases import Toy, assert_close, federation, from_recipe
+from tests.laws.cases import Toy, assert_close, federation, from_recipe, rows_for
 
 # records and results --------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ def test_too_few_good_clients_change_nothing_and_the_run_can_go_on() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_when_all_fail_the_error_says_so(name: str) -> None:
-    batch = federation(1)
+    batch = rows_for(name)
     every_row = {"minibatch": batch.mask.shape[1]}
     method, hurt = from_recipe(METHODS[name], 1, every_row), poison(batch, *batch.names)
     update, _ = method.client(

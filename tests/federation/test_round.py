@@ -55,7 +55,7 @@ def test_all_train_and_the_cohort_is_heard(name: str) -> None:
     method = Toy(1) if name == "toy" else from_recipe(METHODS[name], 1)
     if not method.federated:
         return
-    batch, plan = federation(1), FederationPlan(rounds=2, cohort=2, seed=7, train="all")
+    batch, plan = cases.rows_for(name), FederationPlan(rounds=2, cohort=2, seed=7, train="all")
     server, each = loop(method, batch, plan)
     for chunk in (1, 10**6):
         records = play(method, batch, replace(plan, chunk=chunk))

@@ -146,11 +146,29 @@ def classifier(d: int) -> WeightModel:
     return BayesianMLP((d, 4, CLASSES), Categorical(CLASSES), torch.float64)
 
 
+def rows_for(name: str) -> ClientBatch:
+    """Return clients of one feature whose targets a method of the table, or the toy, can learn."""
+    return federation(1, name in METHODS and labels_only(METHODS[name]))
+
+
+def labels_only(recipe: Recipe) -> bool:
+    """Whether a method learns nothing but labels."""
+    return recipe.learns == ("classification",)
+
+
+def model_of(recipe: Recipe) -> Any:
+    """Return the smallest model of two features that a method takes."""
+    if recipe.model == "functions":
+        return DeepKernelGP(2, (3,), (3,))
+    return BayesianMLP((2, 3, 3), Categorical(3)) if labels_only(recipe) else BayesianMLP((2, 3, 1), Gaussian())
+
+
 def from_recipe(recipe: Recipe, d: int, options: dict[str, Any] | None = None, model: Any = None) -> AnyMethod:
     """Build a method of the table at the price of a test."""
     known = {field.name for field in fields(recipe.options)}
     values = {name: value for name, value in (CHEAP[recipe.model] | (options or {})).items() if name in known}
-    model = model or {"functions": deep, "weights": network}[recipe.model]
+    usual = {"functions": deep, "weights": classifier if labels_only(recipe) else network}
+    model = model or usual[recipe.model]
     return recipe.build(recipe.options(**values), model(d), FEATURES[:d])
 
 
@@ -184,6 +202,8 @@ class Case:
 
 def _cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
+        if labels_only(recipe):
+            continue
         shapes = (3,) if recipe.model == "weights" and name not in _TWO_SHAPES else tuple(SIZES)
         yield Case(name, partial(from_recipe, recipe), dimensions=shapes)
         if recipe.model == "functions" and "minibatch" in {field.name for field in fields(recipe.options)}:
@@ -248,8 +268,11 @@ def _cases() -> Iterator[Case]:
 
 def _labelled_cases() -> Iterator[Case]:
     for name, recipe in METHODS.items():
-        if recipe.model == "weights":
+        if "classification" in recipe.learns:
             yield Case(name, partial(from_recipe, recipe, model=classifier), "generators", True, (3,))
+    halves = {"criterion": "predictive", "node_scale": "nodes"}
+    halved = partial(from_recipe, METHODS["pfedgp-tree"], options=halves, model=classifier)
+    yield Case("pfedgp-tree-predictive", halved, "generators", True, (3,))
     for name, laplace in _LAPLACE.items():
         build = partial(from_recipe, METHODS["fedsi"], options=laplace, model=classifier)
         yield Case(f"fedsi-{name}", build, "generators", True, (3,))

@@ -17,18 +17,13 @@ from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import HELD_OUT, Recipe
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.likelihoods import Gaussian
-from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.options import Option, options_of
 from pacbayes_fl.posteriors.hyper_posterior import CentredHyperPrior, GaussianHyperPrior
 from pacbayes_fl.study.file import Study
+from tests.laws.cases import model_of
 
 FEATURES = ("wind", "lag_1")
 NAMES = tuple(METHODS)
-
-
-def model_of(recipe: Recipe) -> Any:
-    return DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
 
 
 def differences(one: Any, other: Any, at: str = "") -> Iterator[str]:

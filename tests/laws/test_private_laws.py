@@ -19,7 +19,18 @@ from pacbayes_fl.methods.baselines.clustered import Clustered
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.options import options_of
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
-from tests.laws.cases import VARIATIONAL, Case, Scene, assert_close, bits, from_recipe, identified, numbers, scene
+from tests.laws.cases import (
+    VARIATIONAL,
+    Case,
+    Scene,
+    assert_close,
+    bits,
+    from_recipe,
+    identified,
+    labels_only,
+    numbers,
+    scene,
+)
 from tests.private import HUGE, Free
 
 
@@ -28,7 +39,8 @@ def case_of(name: str, **options: Any) -> Case:
     recipe = METHODS[name]
     own: dict[str, Any] = {"weighting": "uniform"} if recipe.model == "weights" and name != "pac-pfl-bnn" else {}
     own |= {"start": "random"} if "start" in options_of(recipe.options) else {}
-    return Case(f"{name}{options or ''}", partial(from_recipe, recipe, options=own | options))
+    build = partial(from_recipe, recipe, options=own | options)
+    return Case(f"{name}{options or ''}", build, labelled=labels_only(recipe))
 
 
 def _released(name: str) -> bool:
@@ -222,7 +234,7 @@ def test_what_is_released_is_as_private_as_it_is_long(case: Case) -> None:
         assert aggregator.charge.coordinates == held == COORDINATES.get(case.name.split("{")[0], held)
         x = s.batch.x
         for index, posterior in personalisation.personalise(s.method, state, s.batch, s.plan):
-            assert numbers(posterior.predict(x[index]))["mean"].isfinite().all()
+            assert all(number.isfinite().all() for number in numbers(posterior.predict(x[index])).values())
 
 
 @every_released

@@ -31,7 +31,17 @@ from pacbayes_fl.options import options_of
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.server import robust
 from pacbayes_fl.server.robust import Aggregate, Rule
-from tests.laws.cases import VARIATIONAL, Case, assert_close, bits, federation, from_recipe, identified, scene
+from tests.laws.cases import (
+    VARIATIONAL,
+    Case,
+    assert_close,
+    bits,
+    federation,
+    from_recipe,
+    identified,
+    labels_only,
+    scene,
+)
 
 CLIENTS, WHO, ROUNDS = 8, 3, 6
 FACTOR = 1.5
@@ -46,7 +56,8 @@ def case_of(name: str, **options: Any) -> Case:
     recipe = METHODS[name]
     own: dict[str, Any] = {"weighting": "uniform"} if recipe.model == "weights" and name != "pac-pfl-bnn" else {}
     own |= {"start": "random", "clusters": 1} if "start" in options_of(recipe.options) else {}
-    return Case(f"{name}{options or ''}", partial(from_recipe, recipe, options=own | options))
+    build = partial(from_recipe, recipe, options=own | options)
+    return Case(f"{name}{options or ''}", build, labelled=labels_only(recipe))
 
 
 def quick(name: str, **options: Any) -> Case:
@@ -77,7 +88,7 @@ def steps(name: str) -> bool:
 
 STEPPING = tuple(filter(steps, METHODS))
 ATTACKED = (
-    *map(quick, STEPPING),
+    *(quick(name) for name in STEPPING if not labels_only(METHODS[name])),  # the clients below have numbers
     quick("pac-pfl", optimiser="ascent", rate=1e-3),
     quick("bpfed", aggregation="tracked-moments"),
     quick("fedsi", upload="curvature"),

@@ -15,10 +15,8 @@ from pacbayes_fl import settings
 from pacbayes_fl.methods import METHODS, HeldOutChoice, LogUniform, OneOf, Recipe
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.registry import Registry
-from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.likelihoods import Gaussian
-from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.study.file import Study
+from tests.laws.cases import model_of
 
 FEATURES = ("wind", "lag_1")
 NAMES = tuple(METHODS)
@@ -26,8 +24,7 @@ NAMES = tuple(METHODS)
 
 def build(name: str, **options: Any) -> Method[Any, Any, Any, Any]:
     recipe = METHODS[name]
-    model = DeepKernelGP(2, (3,), (3,)) if recipe.model == "functions" else BayesianMLP((2, 3, 1), Gaussian())
-    return recipe.build(answered(recipe, recipe.options(**options)), model, FEATURES)
+    return recipe.build(answered(recipe, recipe.options(**options)), model_of(recipe), FEATURES)
 
 
 def answered(recipe: Recipe, options: Any) -> Any:

@@ -12,7 +12,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import check, run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
-from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny import NUMBERS, on_csv, quick, rows, tiny, write_csv
 
 PRIVATE = ("privacy.epsilon=5", "privacy.randomness=simulation")
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ def asked(name: str, fault: str) -> Study | None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NUMBERS)
 def test_what_a_run_refuses_is_refused_and_nothing_else(
     name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

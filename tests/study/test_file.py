@@ -270,7 +270,7 @@ def test_a_preset_gives_the_rounds_unless_the_study_does() -> None:
 def test_data_with_classes_refuse_methods_of_regression(source: str) -> None:
     data = {"data": {"source": source}}
     for name, recipe in METHODS.items():
-        if recipe.model == "weights":
+        if "classification" in recipe.learns:
             assert study(data, f"method.name={name}").data.source == source
         else:
             with pytest.raises(StudyError, match=f"{name} is a method of regression.*--set method.name=pfedbayes"):

@@ -41,13 +41,19 @@ def test_networks_are_built_for_the_data() -> None:
 def test_every_method_has_a_kind_of_model() -> None:
     assert {recipe.model for recipe in METHODS.values()} == {kind.over for kind in KINDS.values()}
     assert (models.table_of("functions"), models.table_of("weights")) == (GPModel, NetworkModel)
+
+
+def test_a_method_learns_the_tasks_that_its_recipe_names() -> None:
+    usual = {"regression": "pfedgp", "classification": "pfedbayes"}
+    assert METHODS["pfedgp-tree"].learns == ("classification",) and METHODS["fedavg"].learns == tuple(usual)
     for name, recipe in METHODS.items():
-        check_task(name, classification=False)
-        if recipe.model == "weights":
-            check_task(name, classification=True)
-        else:
-            with pytest.raises(StudyError, match=f"{name} is a method of regression.*pfedbayes"):
-                check_task(name, classification=True)
+        for task in usual:
+            if task in recipe.learns:
+                check_task(name, task == "classification")
+                continue
+            (own,) = recipe.learns
+            with pytest.raises(StudyError, match=f"{name} is a method of {own}.*{usual[task]}"):
+                check_task(name, task == "classification")
 
 
 @dataclass(frozen=True)

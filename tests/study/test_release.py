@@ -22,7 +22,7 @@ from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, run
 from pacbayes_fl.study.predict import join
 from tests.leaks import leaks
-from tests.tiny import on_csv, quick, rows, tiny, write_csv
+from tests.tiny import learnable, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 QUICK = ("federation.rounds=2", "privacy.epsilon=50", "privacy.multiplier=1", "privacy.delta=0.01")
@@ -34,9 +34,9 @@ def own(name: str) -> list[str]:
     return [*quick(name), *more.get(name, []), *more["fedavg"] * (name == "fedavg-ft")]
 
 
-def newcomers(path: Path, seed: int = 5) -> Path:
+def newcomers(path: Path, seed: int = 5, name: str = "pac-pfl") -> Path:
     """Write rows of clients that the run does not know; the last of each are to be predicted."""
-    table = rows(seed, sizes=(6, 8), new=())
+    _, table = learnable(name, rows(seed, sizes=(6, 8), new=()))
     for row in table:
         row["client"], row["group"] = row["client"].replace("existing", "later"), "new"
         if row["split"] == "test":
@@ -50,12 +50,12 @@ def table_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*METHODS])
-def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(
-    table_of: Path, tmp_path: Path, name: str
-) -> None:
+def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(tmp_path: Path, name: str) -> None:
     """Every method of the table, private where it can be."""
-    one = on_csv(table_of, *own(name), "federation.rounds=2", "data.scale=client")
-    secret = on_csv(table_of, *own(name), *QUICK, "data.scale=client")
+    task, known = learnable(name, rows(3))
+    table = write_csv(tmp_path / "hospital_secret.csv", known)
+    one = on_csv(table, *own(name), *task, "federation.rounds=2", "data.scale=client")
+    secret = on_csv(table, *own(name), *task, *QUICK, "data.scale=client")
     folder, out = tmp_path / "run", tmp_path / "out"
     try:
         run.run(secret, folder)
@@ -72,7 +72,7 @@ def test_nothing_of_a_client_is_in_a_release_and_it_is_enough_to_join(
     release.release(folder, out)
     assert leaks(folder, trained.dataset), "the search finds nothing where there is something"
     assert leaks(out, trained.dataset) == []
-    path = newcomers(tmp_path / "later.csv")
+    path = newcomers(tmp_path / "later.csv", name=name)
     assert_same_predictions(join(trained, path), join(release.open_release(out), path))
 
 

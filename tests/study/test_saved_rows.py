@@ -16,7 +16,7 @@ from pacbayes_fl.results import records as results
 from pacbayes_fl.study import run, saved_rows
 from pacbayes_fl.study.predict import predict
 from tests.leaks import leaks
-from tests.tiny import assert_same_state, on_csv, quick, rows, tiny, write_csv
+from tests.tiny import assert_same_state, learnable, on_csv, quick, rows, tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 NO_ROWS = "report.keep=no-rows"
@@ -29,8 +29,9 @@ def of_rows(folder: Path, dataset: object) -> set[str]:
 
 @pytest.mark.parametrize("name", [*METHODS])
 def test_nothing_of_the_rows_stays_in_the_folder(tmp_path: Path, name: str) -> None:
-    path = write_csv(tmp_path / "mine.csv", rows(3))
-    one = on_csv(path, *quick(name), NO_ROWS, "federation.rounds=2", "report.certify.scheme=split")
+    sets, table = learnable(name, rows(3))
+    path = write_csv(tmp_path / "mine.csv", table)
+    one = on_csv(path, *quick(name), *sets, NO_ROWS, "federation.rounds=2", "report.certify.scheme=split")
     if not METHODS[name].federated:
         with pytest.raises(StudyError, match="send their rows to the server, whose state may hold them"):
             run.run(one, tmp_path / "run")

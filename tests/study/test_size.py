@@ -12,7 +12,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import data as study_data
 from pacbayes_fl.study import run, size
 from pacbayes_fl.study.file import Study
-from tests.tiny import TABLE, quick
+from tests.tiny import NUMBERS, TABLE, quick
 
 DATA = study_data.load(Study.from_table(TABLE))
 
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "persistence"])
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "persistence"])
 def test_the_weights_are_counted_as_the_model_counts_them(name: str, asked: list[int]) -> None:
     one = made(name)
     size.check_model(one, 1, None)
@@ -50,12 +50,12 @@ def test_the_weights_are_counted_as_the_model_counts_them(name: str, asked: list
         ("pooled-gp", "method.inducing=1000000", "method.inducing"),
         *(
             (name, "model.widths=[1000000000,1000000000]", "model.widths")
-            for name in METHODS
+            for name in NUMBERS
             if METHODS[name].model == "weights"
         ),
         *(
             (name, "method.draws=4000000000", "method.draws")
-            for name in METHODS
+            for name in NUMBERS
             if hasattr(METHODS[name].options, "draws")
         ),
     ],
