@@ -20,7 +20,7 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import options_of
 from pacbayes_fl.server.step import ServerStep
 from pacbayes_fl.testing.scene import federation
-from tests.laws.cases import from_recipe, network
+from tests.laws.cases import from_recipe, network, rows_for
 
 WITHOUT = {
     "pac-pfl": "Stein's direction and Adam",
@@ -96,7 +96,7 @@ def _in(state: Any, start: Any) -> Any:
 @cache
 def played(name: str) -> tuple[AnyMethod, Any, Any]:
     """A method with the plain step, its server's state, and what its clients send."""
-    batch = federation(1)
+    batch = rows_for(name)
     method = from_recipe(METHODS[name], 1, {"start": "random", "threshold": 0.0})
     state = method.init_server(torch.Generator().manual_seed(0))
     message = method.broadcast(state)

@@ -16,7 +16,7 @@ from pacbayes_fl.methods import METHODS, HeldOutChoice, LogUniform, OneOf, Recip
 from pacbayes_fl.methods.base import Method
 from pacbayes_fl.methods.registry import Registry
 from pacbayes_fl.study.file import Study
-from tests.laws.cases import model_of
+from tests.laws.cases import labels_only, model_of
 
 FEATURES = ("wind", "lag_1")
 NAMES = tuple(METHODS)
@@ -115,7 +115,7 @@ def test_every_searched_value_is_a_valid_value_of_a_study(name: str, key: str) -
         text = settings.to_value(value)
         study = Study.from_table({"method": {"name": name}}, sets=[f"{key}={text}"])
         assert study.table()[part][field] == tomllib.loads(f"v = {text}")["v"]
-        model = study.model.build((2,), None)
+        model = study.model.build((2,), 3 if labels_only(study.recipe) else None)
         study.recipe.build(answered(study.recipe, study.method.options), model, FEATURES)
 
 
