@@ -8,12 +8,16 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch and numpy load; worker processes inherit it
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import gc
 import signal
 from pathlib import Path
+from typing import BinaryIO
 
 import hypothesis
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 torch.set_num_threads(1)
 # A shell starts its background jobs with Ctrl-C ignored, and Python then leaves it so: here it is sent on purpose.
@@ -27,6 +31,12 @@ os.fsync = lambda _: None  # the machine of a test loses no power, and a process
 def _data_folder() -> Path | None:
     value = os.environ.get("PACBAYES_FL_DATA", "")
     return Path(value) if value and Path(value).is_dir() else None
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage look at what tests leave, and not at the tests and modules, which stay."""
+    gc.collect()
+    gc.freeze()
 
 
 _PROCESS = os.getpid()
@@ -60,6 +70,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, skip in (("gpu", no_gpu), ("real_data", no_data)):
             if skip is not None and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+_RENDERED = Figure.savefig, Figure.draw_without_rendering
+_HEADS = {"png": b"\x89PNG\r\n", "svg": b"<?xml <svg"}
+
+
+def _texts_only(figure: Figure, file: BinaryIO, *, format: str, **_: object) -> None:
+    """Write the texts of a figure for its picture, of which most of the time goes into placing letters."""
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    file.write(b"\n".join([_HEADS[format], *(text.encode() for text in texts)]))
+
+
+Figure.savefig, Figure.draw_without_rendering = _texts_only, lambda _: None  # type: ignore[method-assign,assignment]
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures be drawn: the others are written as their texts."""
+    monkeypatch.setattr(Figure, "savefig", _RENDERED[0])
+    monkeypatch.setattr(Figure, "draw_without_rendering", _RENDERED[1])
 
 
 @pytest.fixture(scope="session")

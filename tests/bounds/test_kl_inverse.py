@@ -79,7 +79,7 @@ probabilities = st.one_of(
 budgets = st.floats(-14, 2).map(lambda exponent: 10.0**exponent)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(probabilities, budgets), min_size=30, max_size=60))
 def test_no_inverse_is_on_the_wrong_side_of_the_root_and_none_is_far_from_it(cases: list[tuple[float, float]]) -> None:
     q, c = (numbers(*column) for column in zip(*cases, strict=True))

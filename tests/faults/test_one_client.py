@@ -354,7 +354,7 @@ def exhausted(method: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, name, failing)
 
 
-@pytest.mark.parametrize("case", FEDERATED, ids=str)
+@pytest.mark.parametrize("case", [case for case in FEDERATED if case.name in ("toy", *METHODS)], ids=str)
 def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,7 +363,8 @@ def test_rounds_and_models_are_the_same_from_calls_that_fit_into_memory(
     s = scene(case, d)
 
     def played() -> tuple[Any, Any, dict[int, Any]]:
-        state = engine.run_rounds(s.method, s.batch, s.plan)
+        begun = federation_state.FederationState(s.server, s.clients, 2)
+        ((_, state),) = engine.rounds(s.method, s.batch, replace(s.plan, rounds=3), begun)
         models = {}
         for index, result in personalisation.personalise(s.method, state, s.batch, s.plan, predicted):
             models |= {k: tensors.tree_map(lambda leaf, at=at: leaf[at], result) for at, k in enumerate(index.tolist())}

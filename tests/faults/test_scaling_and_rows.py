@@ -61,8 +61,14 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     return get
 
 
-@pytest.mark.parametrize("power", [-40, 664], ids=["1e-12", "1e200"])
-@pytest.mark.parametrize("name", REGRESSION)
+@pytest.mark.parametrize(
+    ("name", "power"),
+    [  # rows are scaled before any method sees them: one unit each, and both for one method of each kind
+        (name, power)
+        for i, name in enumerate(REGRESSION)
+        for power in ((-40, 664) if name in ("pac-pfl", "pfedbayes", "fedavg", "ridge") else ((-40, 664)[i % 2],))
+    ],
+)
 def test_no_method_knows_in_which_units_its_rows_came(
     usual: Callable[[str], Result], tmp_path: Path, name: str, power: int
 ) -> None:

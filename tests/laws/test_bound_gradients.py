@@ -67,8 +67,7 @@ def client_bound(name: str, given: Mapping[str, Tensor], n: Tensor, premises: Pr
     return BOUNDS[name].certify({**given, "n": n}, given["delta"], premises, draws).value
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(("drawn", "private"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_every_client_bound_has_the_slopes_of_its_values(name: str, drawn: bool, private: bool) -> None:
     known = {*BOUNDS[name].needs, "delta", *(["mc_delta"] if drawn and BOUNDS[name].estimable else [])}
@@ -173,8 +172,7 @@ def test_the_pooled_bound_has_the_slopes_of_its_values(name: str, drawn: bool) -
 # every argument a tensor, all of them broadcast ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(("private", "drawn"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", CLIENT_BOUNDS)
 def test_tensors_of_any_shape_are_the_loop_over_their_numbers(name: str, private: bool, drawn: bool) -> None:
     premises = dataclasses.replace(PRIVATE if private else FINE, tried=2)
@@ -188,10 +186,10 @@ def test_tensors_of_any_shape_are_the_loop_over_their_numbers(name: str, private
     loop = torch.stack(
         [
             client_bound(name, {key: each[i, j, k].item() for key, each in expand.items()}, int(n[0, 0, k]), premises)  # type: ignore[misc, arg-type]
-            for i, j, k in torch.cartesian_prod(*[torch.arange(4)] * 3).tolist()[::3]
+            for i, j, k in torch.cartesian_prod(*[torch.arange(4)] * 3).tolist()[::7]
         ]
     )
-    torch.testing.assert_close(together.expand(4, 4, 4).flatten()[::3], loop, rtol=1e-12, atol=0)
+    torch.testing.assert_close(together.expand(4, 4, 4).flatten()[::7], loop, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in SERVER_BOUNDS if "free_energy" in BOUNDS[name].needs])

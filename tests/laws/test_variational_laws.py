@@ -227,14 +227,14 @@ def test_one_plain_step_on_w_rests_where_moments_rest(name: str, two_points: Non
     method = MOMENTS[name](MODEL, replace(LOCAL, inner=inner, rate=0.12), tracking, **options)
     state = start_at(method, name, batch, fixed, posterior(*exact(fixed, estimates, precisions)))
     away = start_at(
-        method, name, batch, (fixed[0] + 0.1, 1.1 * fixed[1]), posterior(*exact(fixed, estimates, precisions))
+        method, name, batch, (fixed[0] + 1e-3, 1.001 * fixed[1]), posterior(*exact(fixed, estimates, precisions))
     )
-    *_, (_, last) = engine.rounds(method, batch, FederationPlan(rounds=3), state)
+    *_, (_, last) = engine.rounds(method, batch, FederationPlan(rounds=1), state)
     assert of(last.server) == pytest.approx(fixed, rel=1e-6)
-    *_, (_, near) = engine.rounds(method, batch, FederationPlan(rounds=40), away)
+    *_, (_, near) = engine.rounds(method, batch, FederationPlan(rounds=24), away)
     assert of(near.server) == pytest.approx(fixed, rel=1e-6)
     adam = replace(method, tracking=replace(tracking, optimiser="adam", rate=0.05))
-    *_, (_, gone) = engine.rounds(adam, batch, FederationPlan(rounds=8), state)
+    *_, (_, gone) = engine.rounds(adam, batch, FederationPlan(rounds=2), state)
     assert of(gone.server) != pytest.approx(fixed, rel=1e-2)
 
 

@@ -22,6 +22,11 @@ UNITS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _drawn(rendered: None) -> None:
+    """Figures are what is tested here."""
+
+
 def _group(count: int, d: int, generator: torch.Generator) -> dict[str, Tensor]:
     def rand(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
