@@ -110,6 +110,7 @@ METHODS = Registry(
         "fedpa": "baselines.fedpa:RECIPE",
         "apfl": "baselines.apfl:RECIPE",
         "fedem": "baselines.fedem:RECIPE",
+        "knn-per": "baselines.knn_per:RECIPE",
         "scaffold": "baselines.scaffold:RECIPE",
         "pfedgp-tree": "baselines.pfedgp_tree:RECIPE",
     }
