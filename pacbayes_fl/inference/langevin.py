@@ -48,7 +48,7 @@ class Langevin:
             [K, E].
         """
         length = self.rate * torch.linalg.vector_norm(drift, dim=1, keepdim=True)
-        moved = z - self.rate * drift * (self.longest / length.clamp_min(self.longest))
+        moved: Tensor = z - self.rate * drift * (self.longest / length.clamp_min(self.longest))
         if not self.temperature:
             return moved
         return torch.add(moved, noise.weights(z), alpha=math.sqrt(2.0 * self.rate * self.temperature))

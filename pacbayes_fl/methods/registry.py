@@ -107,6 +107,7 @@ METHODS = Registry(
         "pfedme": "baselines.pfedme:RECIPE",
         "per-fedavg": "baselines.per_fedavg:RECIPE",
         "fedpop": "baselines.fedpop:RECIPE",
+        "bnfed": "baselines.bnfed:RECIPE",
         "fedpa": "baselines.fedpa:RECIPE",
         "apfl": "baselines.apfl:RECIPE",
         "fedem": "baselines.fedem:RECIPE",

@@ -45,7 +45,7 @@ from tests.laws.cases import (
 )
 from tests.tiny import NUMBERS, quick, state, tiny, write_study
 
-UPLOADS = ("score", "w", "moments", "theta", "pair", "value")
+UPLOADS = ("score", "w", "moments", "theta", "pair", "sent", "value")
 """Names under which methods send what moves the server."""
 
 

@@ -131,7 +131,7 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
         prior: what of N(mu, tau^2) is "learned", the "scale" alone or nothing ("fixed"). tau^2 does not fall below the
             rate of the chain, which would be unstable.
         prior_std: tau before the first round.
-        prior_rate: how far mu and tau^2 go in a round towards the moments of the draws.
+        prior_step: how far mu and tau^2 go in a round towards the moments of the draws.
         draws: of a personal model.
         thin: steps between them.
         join_passes: times the minibatches of a round before the first draw, for a client that never took part.
@@ -162,7 +162,7 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
     phi: Literal["every-step", "once"] = option("every-step", paper=Paper("once", "Algorithm 1"))
     prior: Literal["learned", "scale", "fixed"] = option("learned", paper=Paper("learned", "Algorithm 1"))
     prior_std: float = option(0.1, above=0, symbol="tau_0")
-    prior_rate: float = option(0.1, above=0, high=1)
+    prior_step: float = option(0.1, above=0, high=1)
     draws: int = option(20, low=1)
     thin: int = option(2, low=1)
     join_passes: int = option(10, low=1)
@@ -222,7 +222,7 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
             new = Moments(old.mean, new.variance + (new.mean - old.mean).square())
         if self.prior != "fixed":
             new = new._replace(variance=moments.repaired(new.variance, old.variance))
-            old = moments.extrapolate(old, new, self.prior_rate)
+            old = moments.extrapolate(old, new, self.prior_step)
             old = old._replace(variance=old.variance.clamp_min(self.chain.rate))
         theta = server.theta.index_copy(0, shared, phi).index_copy(0, self._at("own", phi), old.mean)
         return Server(theta, old.variance, state)

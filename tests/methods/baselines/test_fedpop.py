@@ -43,7 +43,7 @@ SERVER = Server(torch.tensor([0.3, 0.0], dtype=torch.float64), torch.tensor([0.5
 
 
 def gaussian(steps: int, chain: Langevin = STILL, **options: Any) -> FedPop:
-    return FedPop(Sum(), descent(steps, RATE), chain, own=HEADS, phi="once", prior_rate=1.0, **options)
+    return FedPop(Sum(), descent(steps, RATE), chain, own=HEADS, phi="once", prior_step=1.0, **options)
 
 
 def played(method: FedPop, start: Tensor) -> Any:
@@ -79,7 +79,7 @@ def test_scores_are_the_gradients_of_the_marginal_likelihood(monkeypatch: pytest
     assert numbers(learned.variance) == pytest.approx([0.762222222222 - centre**2], abs=1e-10)
     fixed = gaussian(2, prior="fixed").server(SERVER, update, 3)
     assert numbers(fixed.variance) == [0.5] and numbers(fixed.theta)[1:] == [0.0]
-    half = replace(gaussian(2), prior_rate=0.5).server(SERVER, update, 3)
+    half = replace(gaussian(2), prior_step=0.5).server(SERVER, update, 3)
     second = 0.5 * 0.5 + 0.5 * 0.762222222222  # E z^2 goes half of its way too
     assert numbers(half.variance) == pytest.approx([second - (centre / 2) ** 2], abs=1e-10)
 
