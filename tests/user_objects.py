@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from pacbayes_fl.models.base import FunctionModel, WeightModel
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
+
 METHOD = '''
 """A method of one's own."""
 from dataclasses import dataclass
@@ -157,3 +162,8 @@ def write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def any_hyper_prior(model: FunctionModel | WeightModel) -> GaussianHyperPrior:
+    """Make a hyper-prior of any model."""
+    return GaussianHyperPrior(torch.zeros(model.dim, dtype=torch.float64), 0.3)

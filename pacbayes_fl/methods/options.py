@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pacbayes_fl.options import Option, check, default_of, option, options_of
+from pacbayes_fl.options import OpenNames, Option, check, default_of, option, options_of
 
 Whole = TypeVar("Whole")
 
@@ -146,6 +147,7 @@ def table_of(name: str, options: Mapping[str, Option], text: str) -> type[object
                 high=one.range.high,
                 above=one.range.above,
                 below=one.range.below,
+                names=partial(OpenNames, one.names) if isinstance(one.names, OpenNames) else None,
                 symbol=one.symbol,
                 paper=one.paper,
                 hint=one.hint,

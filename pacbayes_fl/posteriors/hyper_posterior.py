@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import ModuleType
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from pacbayes_fl.errors import AssumptionError, StudyError
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.options import check, option
+from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.posteriors.weights.mean_field import DETERMINISTIC
 
 
@@ -23,6 +26,29 @@ class HyperPrior(Protocol):
 
     def score(self, particles: Tensor) -> Tensor:
         """Gradient of the log density [P, D] at particles [P, D]."""
+
+
+Making = HyperPrior | Callable[..., HyperPrior]
+"""A hyper-prior, or what makes it of the model."""
+
+
+def is_hyper_prior(thing: object) -> bool:
+    """Whether an object has what is asked of a hyper-prior."""
+    return not isinstance(thing, type) and all(callable(getattr(thing, part, None)) for part in ("sample", "score"))
+
+
+def _hyper_prior(thing: object, module: ModuleType, name: str) -> Making | None:
+    return thing if is_hyper_prior(thing) or callable(thing) else None  # type: ignore[return-value]
+
+
+HYPER_PRIORS: Final[OpenTable[Making]] = OpenTable(
+    dict,
+    "pacbayes_fl.hyper_priors",
+    "[method] own_hyper_prior",
+    "a hyper-prior with sample and score, or a function of the model that gives one",
+    _hyper_prior,
+)
+"""Hyper-priors that users and installed packages bring; the built-in ones are fields of their methods."""
 
 
 @dataclass(frozen=True, eq=False)

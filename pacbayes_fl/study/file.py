@@ -390,7 +390,10 @@ def read_table(path: Path | str) -> tuple[JsonTable, str]:
     return {"name": file.stem} | _with_references(_anchored(table, file.parent), file.parent), file.name
 
 
-_REFERENCES: Final = (*(("method", "name"), ("model", "kind"), ("report", "metrics"), ("privacy", "mechanism")),)
+_REFERENCES: Final = (
+    *(("method", key) for key in ("name", "family", "own_hyper_prior")),
+    *(("model", "kind"), ("report", "metrics"), ("privacy", "mechanism")),
+)
 """Keys whose values can lead to a user's own object."""
 
 

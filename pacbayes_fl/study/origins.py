@@ -14,6 +14,8 @@ from typing import Any, Final
 from pacbayes_fl.errors import DataError, StudyError, shown
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.plugins.references import Loaded
+from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
+from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.results.rounds import readable
 from pacbayes_fl.study import sources
@@ -57,6 +59,10 @@ def _loaded(study: Study) -> Iterator[tuple[str, Loaded]]:
         asked.append((sources.OPEN_PARTITIONS.origin, partition))
     if study.privacy.epsilon is not None:
         asked.append((kinds.MECHANISMS.origin, study.privacy.mechanism))
+    if study.instances.method is None:
+        chosen = vars(study.method.options)
+        origins = {"family": FAMILIES.origin, "own_hyper_prior": HYPER_PRIORS.origin}
+        asked += [(origin, chosen[key]) for key, origin in origins.items() if isinstance(chosen.get(key), str)]
     for origin, name in asked:
         if (result := origin(name)) is not None:
             yield name, result

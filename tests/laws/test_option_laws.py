@@ -152,6 +152,9 @@ REST: dict[str, dict[str, Any]] = {
 }
 """Options that a value other than the default, None, asks for."""
 
+WORDS = {"column": "wind", "own_hyper_prior": "tests.user_objects:any_hyper_prior"}
+"""Texts that options may be which no table names."""
+
 BESIDE: dict[str, dict[str, Any]] = {"momentum": {"optimiser": "sgd"}}
 """Options that a value other than a default number asks for."""
 
@@ -161,8 +164,8 @@ def another(one: Option) -> tuple[Any, dict[str, Any]]:
     rest = (REST if one.default is None else BESIDE).get(one.name, {})
     if one.name in ("lam", "beta") and one.default is None:
         return 9.0, rest
-    if one.name == "column":
-        return "wind", rest
+    if one.name in WORDS:
+        return WORDS[one.name], rest
     if isinstance(one.default, bool):
         return not one.default, rest
     words = [word for word in one.names if word not in (one.default, HELD_OUT)]

@@ -235,6 +235,49 @@ def test_a_mechanism_of_ones_own_makes_a_run_private(tmp_path: Path) -> None:
     assert open_run(tmp_path / "run").study.privacy.mechanism == name
 
 
+OWN_PARTS = """
+import torch
+
+from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior
+from pacbayes_fl.posteriors.weights.families import Family
+from pacbayes_fl.posteriors.weights.full_rank import FullRank
+
+WIDTH = 0.3
+FULL = FullRank()
+
+
+def around(model):
+    return GaussianHyperPrior(model.location(), WIDTH)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "name", "built_in"),
+    [("pac-pfl", "own_hyper_prior", "around", "none"), ("pfedbayes", "family", "FULL", "full-rank")],
+)
+def test_a_part_of_ones_own_trains_as_the_built_in_one_that_it_is(
+    method: str, option: str, name: str, built_in: str, tmp_path: Path
+) -> None:
+    """Its file stands in the run folder with its hash, and a run does not go on when it has changed."""
+    path = write(tmp_path, "parts.py", OWN_PARTS)
+    few = {"steps": 1, "draws": 2, "join_passes": 1} if method == "pfedbayes" else {}
+    part = {"name": method, option: f"parts.py:{name}", **few}
+    model = {"widths": [2]} if method == "pfedbayes" else {"mean_widths": [2], "kernel_widths": [2]}
+    file = written(tmp_path, method=part, model=model)
+    found = run(Study.from_toml(file), tmp_path / "run")
+    assert found.clients == run(Study.from_toml(file, [f"method.{option}={built_in}"])).clients
+    reference = f"{path.resolve()}:{name}"
+    known = json.loads((tmp_path / "run" / "environment.json").read_text())["own_files"]
+    assert known[reference]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert getattr(open_run(tmp_path / "run").study.method.options, option) == reference
+    path.write_text(path.read_text().replace("WIDTH = 0.3", "WIDTH = 0.4"))
+    with pytest.raises(StudyError, match="has changed: SHA-256"):
+        open_run(tmp_path / "run")
+    for wrong in ("WIDTH", "nothing"):
+        with pytest.raises(StudyError, match=r"must be a|has no 'nothing'"):
+            run(Study.from_toml(file, [f"method.{option}={path}:{wrong}"]))
+
+
 def test_the_command_bound_takes_a_bound_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "bound.py", BOUND)
     asked = "--risk 0.03 --kl 500 --n 30000 --delta 0.025 --prior split --independent --json".split()

@@ -39,9 +39,16 @@ from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe, Search
 from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import check, option
+from pacbayes_fl.options import OpenNames, check, option
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
-from pacbayes_fl.posteriors.hyper_posterior import CentredHyperPrior, HyperPosterior, HyperPrior, gibbs_tau
+from pacbayes_fl.posteriors.hyper_posterior import (
+    HYPER_PRIORS,
+    CentredHyperPrior,
+    HyperPosterior,
+    HyperPrior,
+    gibbs_tau,
+    is_hyper_prior,
+)
 from pacbayes_fl.posteriors.predictive import LearnedPriors
 from pacbayes_fl.server import svgd
 
@@ -109,6 +116,8 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
         cohort_scale: "sum" restores the sum over all n clients when a cohort is drawn (eq. 40); "mean" averages over
             the cohort, which makes tau depend on n (Algorithm 1, line 7, as printed).
         weighting: of the priors' posteriors in the predictive mixture, by "evidence" (eq. 37) or "equal".
+        own_hyper_prior: a hyper-prior in place of the method's, such as "mine.py:MY_PRIOR", or a function there that
+            makes it of the model; what the options of the method's own say is then idle.
     """
 
     objective: ClassVar[str | None] = "log_evidence"
@@ -138,12 +147,19 @@ class FederatedSVGD(Method[Server, Message, Nothing, Scores], Generic[Model, Sco
     minibatch_scale: MinibatchScale = option("inside", paper=Paper("inside", "Algorithm 2"))
     cohort_scale: Literal["sum", "mean"] = option("sum", paper=Paper("sum", "eq. 40; Algorithm 1 prints the mean"))
     weighting: Literal["evidence", "equal"] = option("evidence", paper=Paper("evidence", "eq. 37"))
+    own_hyper_prior: str | None = option(
+        None, names=lambda: OpenNames(HYPER_PRIORS), hint="a reference, such as 'mine.py:MY_PRIOR'"
+    )
 
     def __post_init__(self) -> None:
         """Centre the hyper-prior on the model, and check the ranges and the choice of tau."""
-        if callable(self.hyper_prior):
-            object.__setattr__(self, "hyper_prior", self.hyper_prior(self.model))
         check(self)
+        given = self.hyper_prior if self.own_hyper_prior is None else HYPER_PRIORS[self.own_hyper_prior]
+        made = given if is_hyper_prior(given) or not callable(given) else given(self.model)
+        if not is_hyper_prior(made):
+            what = f"{self.own_hyper_prior or 'hyper_prior'} must give a hyper-prior, got {type(made).__name__}"
+            raise StudyError(what, hint="a hyper-prior has sample(particles, generator) and score(particles)")
+        object.__setattr__(self, "hyper_prior", made)
         if self.tau is None and (self.lam is None or self.beta is None):
             raise StudyError("tau is None, so lam and beta are needed", hint="tau = lam / (lam + beta n (n2 + v))")
         idle = self.lam is not None or (self.beta is not None and not self.beta_tempers)

@@ -30,8 +30,8 @@ from pacbayes_fl.methods.variational.base import (
 )
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import option
-from pacbayes_fl.posteriors.weights.families import Family, FamilyName
+from pacbayes_fl.options import OpenNames, option
+from pacbayes_fl.posteriors.weights.families import FAMILIES, Family
 from pacbayes_fl.posteriors.weights.family import Draw, VariationalFamily
 from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -255,14 +255,16 @@ class PFedBayes(Variational[Server, Client, Update]):
 
     Args:
         beta: extrapolation of the server: 1 takes the clients' average, more goes beyond it.
-        family: of q and w: the paper's "mean-field", Gaussians of "full-rank" or "low-rank" covariance, or, in a
-            program, a family itself, such as one of `Family.from_distribution`; all but the first with gradients by
-            automatic differentiation.
+        family: of q and w: the paper's "mean-field", Gaussians of "full-rank" or "low-rank" covariance, or one of your
+            own, such as "mine.py:MY_FAMILY" with one of `Family.from_distribution`, which a program gives itself; all
+            but the first with gradients by automatic differentiation.
         rank: directions of a "low-rank" covariance.
     """
 
     beta: float = option(1.0, above=0, symbol="beta")
-    family: FamilyName | VariationalFamily = option("mean-field", paper=Paper("mean-field", "eqs. 7-8"))
+    family: str | VariationalFamily = option(
+        "mean-field", names=lambda: OpenNames(FAMILIES), paper=Paper("mean-field", "eqs. 7-8")
+    )
     rank: int = option(10, low=1)
 
     def __post_init__(self) -> None:

@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from types import MappingProxyType, ModuleType
+from typing import Final
 
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.posteriors.weights.distribution import DistributionFamily, Start, from_distribution
 from pacbayes_fl.posteriors.weights.family import VariationalFamily
 from pacbayes_fl.posteriors.weights.full_rank import FullRank
 from pacbayes_fl.posteriors.weights.low_rank import LowRank
 from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 
-FamilyName = Literal["mean-field", "full-rank", "low-rank"]
+BUILT_IN: Final[Mapping[str, Callable[[int], VariationalFamily]]] = MappingProxyType(
+    {"mean-field": lambda _: Diagonal(), "full-rank": lambda _: FullRank(), "low-rank": LowRank}
+)
+"""Makes each of the library's families, of a covariance of rank R."""
+
+
+def _family(thing: object, module: ModuleType, name: str) -> Callable[[int], VariationalFamily] | None:
+    """Take a family itself, which no rank changes."""
+    parts = ("initial", "check")
+    whole: bool = not isinstance(thing, type) and all(callable(getattr(thing, part, None)) for part in parts)
+    return (lambda _: thing) if whole else None  # type: ignore[return-value]
+
+
+FAMILIES: Final = OpenTable(
+    lambda: BUILT_IN,
+    "pacbayes_fl.families",
+    "[method] family",
+    "a variational family, such as one of Family.from_distribution",
+    _family,
+)
+"""All of them by name or reference."""
 
 
 class Family:
     """Where a method's family comes from."""
 
     @staticmethod
-    def named(name: FamilyName, rank: int) -> VariationalFamily:
-        """Give a built-in family by its name.
+    def named(name: str, rank: int) -> VariationalFamily:
+        """Give a family by its name.
 
         Args:
-            name: of the Gaussians' covariance.
+            name: of the Gaussians' covariance; or a reference to a family of one's own, such as "mine.py:MY_FAMILY".
             rank: R of a low one.
 
         Returns:
             The family.
 
         Raises:
-            StudyError: naming the known ones.
+            StudyError: naming the known ones; or when a reference leads to no family.
         """
-        built_in: dict[str, Callable[[], VariationalFamily]] = {
-            "mean-field": Diagonal,
-            "full-rank": FullRank,
-            "low-rank": lambda: LowRank(rank),
-        }
-        if name not in built_in:
-            raise StudyError(f"family must be one of {', '.join(built_in)}, got {name!r}")
-        return built_in[name]()
+        if name not in FAMILIES:
+            raise StudyError(f"family must be one of {', '.join(FAMILIES)}, got {name!r}")
+        return FAMILIES[name](rank)
 
     @staticmethod
     def from_distribution(
