@@ -140,7 +140,16 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
 
 
 @dataclass(frozen=True)
-class WeightAveraging(AveragedWeights[Nothing]):
+class Stateless(AveragedWeights[Nothing]):
+    """A method whose clients keep nothing between rounds."""
+
+    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
+        """No client state."""
+        return Nothing()
+
+
+@dataclass(frozen=True)
+class WeightAveraging(Stateless):
     """A method whose clients train the server's weights, keep nothing, and fine-tune in the same way.
 
     Args:
@@ -157,10 +166,6 @@ class WeightAveraging(AveragedWeights[Nothing]):
 
         `passes` counts the minibatches of a round that are taken. The weights are [K, D].
         """
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """No client state."""
-        return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Train from the global weights."""

@@ -15,7 +15,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
 from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
@@ -49,7 +49,7 @@ def direction(start: Tensor, samples: Tensor, rho: float) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class FedPA(AveragedWeights[Nothing]):
+class FedPA(Stateless):
     """FedPA (Algorithms 1 to 3): clients send Sigma^{-1} (theta - mu) of their posteriors, found by averaged iterates.
 
     The mean of `sample_steps` iterates in a row is a sample (iterate-averaged stochastic gradients): of a posterior
@@ -91,10 +91,6 @@ class FedPA(AveragedWeights[Nothing]):
     def about(self) -> JsonTable:
         """How many samples stand for a posterior."""
         return {**POINT_ESTIMATE, "samples": self._plan()[2]}
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """No client state."""
-        return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Sample from the global weights on, and ask for a step of Sigma^{-1} (theta - mu) (Algorithm 2)."""

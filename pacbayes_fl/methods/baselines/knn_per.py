@@ -11,7 +11,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
 from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import (
@@ -32,7 +32,7 @@ from pacbayes_fl.posteriors.weights.neighbours import NeighbourPosterior
 
 @final
 @dataclass(frozen=True)
-class KNNPer(AveragedWeights[Nothing]):
+class KNNPer(Stateless):
     """kNN-Per: rounds of FedAvg, and personal models (1 - lambda) p(y | x, theta) + lambda p_kNN(y | x).
 
     Neighbours are a client's own training rows, by the inputs of the network's last layer; a client that never took
@@ -64,10 +64,6 @@ class KNNPer(AveragedWeights[Nothing]):
     def about(self) -> JsonTable:
         """Weights without uncertainty, and the share of the neighbours."""
         return {**POINT_ESTIMATE, "neighbours": f"{self.share:g} of a prediction is of {self.neighbours} rows nearby"}
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """No client state."""
-        return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Train from the global weights, as FedAvg does."""

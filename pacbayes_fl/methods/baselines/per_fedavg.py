@@ -13,7 +13,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing
-from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
 from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
@@ -25,7 +25,7 @@ from pacbayes_fl.server import average
 
 @final
 @dataclass(frozen=True)
-class PerFedAvg(AveragedWeights[Nothing]):
+class PerFedAvg(Stateless):
     """Per-FedAvg (Algorithm 1): clients descend F_k(w) = f_k(w - alpha grad f_k(w)) with three minibatches a step.
 
     grad F_k(w) = (I - alpha grad^2 f_k(w; D'')) g with g = grad f_k(w - alpha grad f_k(w; D); D'). The
@@ -58,10 +58,6 @@ class PerFedAvg(AveragedWeights[Nothing]):
     def about(self) -> JsonTable:
         """Say which gradient is descended."""
         return {**POINT_ESTIMATE, "gradient": f"{self.variant}, of the loss after a step"}
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """No client state."""
-        return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Descend the loss after a step of rate alpha from the global weights (Algorithm 1)."""

@@ -23,7 +23,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.base import Nothing, RefinedPosterior
-from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
+from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
@@ -37,7 +37,7 @@ from pacbayes_fl.server import average
 
 @final
 @dataclass(frozen=True)
-class PFedGPTree(AveragedWeights[Nothing]):
+class PFedGPTree(Stateless):
     """pFedGP (Algorithm 1): clients descend the evidence of the GP classifiers on the network's outputs, of length 1.
 
     Each round a client splits its own classes in two by their mean embeddings, again and again; every split has a GP
@@ -96,10 +96,6 @@ class PFedGPTree(AveragedWeights[Nothing]):
             "average": "over functions by Gauss-Hermite quadrature; mean_weights: at the mean functions",
             "inference": "Polya-Gamma mean field of a Gaussian process at every node of the client's tree of classes",
         }
-
-    def init_clients(self, message: Server, batch: ClientBatch) -> Nothing:
-        """No client state."""
-        return Nothing()
 
     def client(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> tuple[Update, Nothing]:
         """Grow the tree, and descend the negative objective from the shared weights."""
