@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
@@ -311,12 +310,21 @@ def newcomers(scene: Scene) -> None:
 # devices ---------------------------------------------------------------------------------------------------------
 
 
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of an operation, which are tensors, numbers and lists of these."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
 class OneDevice(TorchDispatchMode):
     """Refuses operations on tensors of several devices, also those that torch allows: a scalar of the CPU is copied."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the devices, and go on."""
-        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        devices = {leaf.device.type for leaf in _tensors((*args, *(kwargs or {}).values()))}
         _require(len(devices) < 2, f"{func} of tensors on {' and '.join(sorted(devices))}")
         return func(*args, **(kwargs or {}))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,10 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return made
 
 
+DRAWN: set[Any] = set()
+"""What the figures of an earlier method have shown: those of the same records are the same."""
+
+
 def numbers_of_rounds(result: Result) -> list[str]:
     return list(dict.fromkeys(name for record in result.rounds for name in record.values))
 
@@ -77,20 +82,24 @@ def check(result: Result) -> None:
     assert not [name for name in result.metrics if not is_known(name, "clients")]
     histograms = {name.split(".")[0] for record in result.rounds for name in record.histograms}
     assert all("histograms" in RECORDED[name].of for name in histograms)
+    finite = {name for one in result.rounds for name, value in one.values.items() if math.isfinite(value)}
+    described = [name for name in result.metrics if name in RECORDED]
+    recorded = (result.task, frozenset(finite), frozenset(described), frozenset(histograms))
+    if recorded in DRAWN:
+        return
     labels = []
     for draw in (learning_curve, diagnostics):
         try:
             labels += [text for axis in draw(result).axes for text in (axis.get_ylabel(), axis.get_xlabel())]
         except NothingToDrawError:
             continue
-    finite = {name for one in result.rounds for name, value in one.values.items() if math.isfinite(value)}
-    described = [name for name in result.metrics if name in RECORDED]
     both = tuple(name for name in finite if name in drawn_by_default() and name.split(".")[0] in MODELS)
     for name in [*finite, *described]:
         shared = len(both) > 1 and name in both  # of both models in one panel
         assert (metric_label(name.rpartition(".")[2], result) if shared else metric_label(name, result)) in labels, name
     if histograms:
         assert uncertainty_histograms(result).axes
+    DRAWN.add(recorded)
 
 
 @pytest.mark.parametrize("method", NUMBERS)
