@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -133,10 +132,6 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
     def reduce(self, update: Update) -> Update:
         """Average the clients of a chunk."""
         return average.reduced(update, "theta")
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final
 
@@ -204,10 +203,6 @@ class BNFed(PointEstimate[Server, Server, Client, Update]):
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The global network itself."""
         return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
 
 RECIPE = Recipe(

@@ -17,7 +17,7 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import in_range
 from pacbayes_fl.methods.baselines.averaging import Server
-from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights
+from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, PointEstimate, initial_weights, mean_loss
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -239,8 +239,7 @@ def report(update: Update, count: int) -> dict[str, Tensor]:
     """
     sizes = clusters.sums(update.clients, update.cluster, torch.ones_like(update.clients), count)[0]
     occupied = torch.where(sizes.isfinite(), (sizes > 0).to(sizes), torch.nan)  # a private round withholds them
-    loss = update.loss.sum() / update.clients.sum().clamp_min(1.0)
-    return {"loss": loss, "moved": update.moved.sum(), "occupied": occupied.sum()}
+    return {**mean_loss(update), "moved": update.moved.sum(), "occupied": occupied.sum()}
 
 
 RECIPE = Recipe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, final
 
@@ -192,10 +192,6 @@ class FedAMP(PointEstimate[Server, Server, Client, Update]):
     def personalise_trained(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Give the client's weights."""
         return self.posterior(state.theta, batch, noise)
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
     def _near_mixture(
         self, message: Server, state: Client, batch: ClientBatch, noise: Noise, passes: int = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple, final
@@ -292,10 +291,6 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
     def reduce(self, update: Update) -> Update:
         """Join the clients of a chunk."""
         return average.reduced(update, "sent", join)
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
     def _at(self, which: Literal["own", "shared"], like: Tensor) -> Tensor:
         """Positions of weights among all D, int64, where `like` is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -41,6 +40,11 @@ class Update(NamedTuple):
 
     weight: Tensor
     loss: Tensor
+
+    @property
+    def clients(self) -> Tensor:
+        """Number of clients behind a row [K], each of weight 1."""
+        return self.weight
 
 
 @final
@@ -104,10 +108,6 @@ class LocalOnly(PointEstimate[Server, Server, Client, Update]):
     def reduce(self, update: Update) -> Update:
         """Sum the clients of a chunk."""
         return tensors.total(update)
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.weight.sum().clamp_min(1.0)}
 
 
 RECIPE = Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference.map_estimate import LocalDescent
-from pacbayes_fl.methods.base import Client, Message, Method, Server, Update
+from pacbayes_fl.methods.base import Client, Message, Method, Server
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.models.base import WeightModel, default
 from pacbayes_fl.noise import Noise
@@ -49,8 +49,28 @@ BPFED_BASELINES: Final[Mapping[str, Paper]] = MappingProxyType(
 """How clients descend in BPFed's experiments."""
 
 
+class Losses(Protocol):
+    """Clients' training losses in their updates."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Loss of the clients behind a row, together [K], in nats per row of theirs."""
+
+    @property
+    def clients(self) -> Tensor:
+        """Number of clients behind a row [K]."""
+
+
+Sent = TypeVar("Sent", bound=Losses)
+
+
+def mean_loss(update: Losses) -> dict[str, Tensor]:
+    """Mean training loss [] of the clients of a round, for its record."""
+    return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
+
+
 @dataclass(frozen=True)
-class PointEstimate(Method[Server, Message, Client, Update]):
+class PointEstimate(Method[Server, Message, Client, Sent]):
     """A method whose clients descend the log likelihood of a network to one weight each.
 
     Args:
@@ -84,6 +104,11 @@ class PointEstimate(Method[Server, Message, Client, Update]):
             A posterior with all its mass at these weights.
         """
         return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
+
+    @default
+    def report(self, server: Server, update: Sent) -> Mapping[str, Tensor]:
+        """Mean training loss of the clients."""
+        return mean_loss(update)
 
     @default
     def footprint(self, rows: int) -> int:

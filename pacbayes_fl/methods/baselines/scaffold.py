@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, final
@@ -164,10 +163,6 @@ class Scaffold(PointEstimate[Server, Server, Client, Update]):
         """Average the clients of a chunk."""
         reduced: Update = average.reduced(update, "pair")
         return reduced
-
-    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
-        """Mean training loss of the clients."""
-        return {"loss": update.loss.sum() / update.clients.sum().clamp_min(1.0)}
 
 
 RECIPE = Recipe(
