@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple, final
@@ -19,12 +20,14 @@ from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.inference.optim import adam_init, step_
 from pacbayes_fl.inference.parts import Personal
 from pacbayes_fl.methods import private_steps
-from pacbayes_fl.methods.base import RefinedPosterior
-from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
+from pacbayes_fl.methods.base import Method, RefinedPosterior
+from pacbayes_fl.methods.baselines.point import initial_weights, mean_loss
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
+from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.options import option
+from pacbayes_fl.options import check, option
+from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.weights.mixture import WeightedSamples
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average, moments
@@ -112,7 +115,7 @@ def join(sent: Sent, weight: Tensor) -> Sent:
 
 @final
 @dataclass(frozen=True)
-class FedPop(PointEstimate[Server, Server, Client, Update]):
+class FedPop(Method[Server, Server, Client, Update]):
     """y ~ p(y | x, phi, z_k) with z_k ~ N(mu, tau^2): maximise the marginal likelihood by draws of z_k (Algorithm 1).
 
     Clients go on with chains that draw z_k from p(z | D_k, phi, mu, tau), and move phi along grad ln p(D_k | phi, z_k)
@@ -139,8 +142,10 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
         step: how far the server goes towards the average of phi.
     """
 
+    objective: ClassVar[str | None] = "loss"
     personal_model: ClassVar[str] = "personal models of the averaged phi, over draws of each client's own weights"
 
+    model: WeightModel
     local: LocalDescent = part(
         LocalDescent,
         names={name: name for name in ("steps", "epochs", "minibatch", "rate", "optimiser")},
@@ -168,6 +173,10 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
     init_std: float = option(0.1, above=0)
     step: ServerStep = part(ServerStep, names=SERVER_STEP)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check(self)
 
     @cached_property
     def _own(self) -> Tensor:
@@ -286,11 +295,20 @@ class FedPop(PointEstimate[Server, Server, Client, Update]):
 
     def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """The network of phi and mu."""
-        return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
+        theta = tensors.expand(message.theta, batch.clients)
+        return WeightPosterior(self.model, PointMass(theta), 1, noise, batch)
 
     def reduce(self, update: Update) -> Update:
         """Join the clients of a chunk."""
         return average.reduced(update, "sent", join)
+
+    def report(self, server: Server, update: Update) -> Mapping[str, Tensor]:
+        """Mean training loss of the clients."""
+        return mean_loss(update)
+
+    def footprint(self, rows: int) -> int:
+        """Numbers per client, as the model counts them."""
+        return self.model.footprint(rows)
 
     def _at(self, which: Literal["own", "shared"], like: Tensor) -> Tensor:
         """Positions of weights among all D, int64, where `like` is."""

@@ -23,7 +23,7 @@ def test_the_baselines_on_networks_are_point_estimates() -> None:
 def test_labels_say_that_the_weights_are_known_and_predictions_rest_on_those_that_are_given(name: str) -> None:
     method, batch = from_recipe(METHODS[name], 1), federation(1)
     assert isinstance(method, PointEstimate)
-    if type(method).about is PointEstimate.about:  # FedPop's clients draw some of their weights
+    if type(method).about is PointEstimate.about:  # others mix networks, or neighbours with one
         assert POINT_ESTIMATE.items() <= method.about().items()
     theta = torch.randn(batch.clients, method.model.dim, generator=torch.Generator().manual_seed(1)).double()
     posterior = method.posterior(theta, batch, None)  # type: ignore[arg-type]
