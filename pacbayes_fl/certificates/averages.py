@@ -72,6 +72,9 @@ def certify_average(
     drawn = trained.study.report.certify.drawn_clients
     premises = replace(premises, posterior="no worse than the prior", drawn_clients=drawn)
     if request.smooth is not None:
+        if trained.groups["existing"].shared.linear is not None:
+            what = "learning started at a ridge regression of the clients' rows, so that no hyper-prior is data-free"
+            raise AssumptionError(what, hint="run the study with model.linear = 'zero', or leave the blur out")
         smooth = SmoothedHyperPosterior(priors.particles, request.smooth, priors.hyper_prior)
         theta = smooth.sample(request.draws, generator_from_text(f"certify/{trained.study.seed}"))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)

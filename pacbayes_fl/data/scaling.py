@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import caller_stacklevel
 
 ColumnScale = Literal["client", "pooled", "none"]
@@ -68,12 +69,14 @@ class Shared(NamedTuple):
         std: of pooled columns [d + 1], positive; 1 elsewhere.
         average: of the maps that the clients of the training have [1, *], for one without rows; None where nobody may
             know it.
+        linear: ridge regression of all clients' scaled rows, where a study's learning starts there.
     """
 
     kinds: tuple[ColumnScale, ...]
     mean: Tensor
     std: Tensor
     average: Scaling | None = None
+    linear: LinearStart | None = None
 
     def impose(self, own: Scaling) -> Scaling:
         """Replace the columns that are not scaled by client.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.models.base import FunctionModel, PriorValues
+from pacbayes_fl.models.base import FunctionModel, PriorGradients, PriorValues
 from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
 
@@ -54,19 +54,20 @@ def particle_scores(
     with torch.no_grad():
         prior, vjp = model.with_vjp(particles, batch.x)
         evidence, grad_kernel = _tempered(prior, batch, power)
-        score = vjp(evidence.alpha, evidence.grad_noise, grad_kernel)
+        score = vjp(PriorGradients(evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale))
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
 
 
 class _Evidence(NamedTuple):
-    """Log evidence [K, P], its gradients by the mean (alpha [K, P, N]) and by the noise [K, P], and the inverse."""
+    """Log evidence [K, P], its gradients by the mean (alpha [K, P, N]), noise and output scale [K, P], the inverse."""
 
     value: Tensor
     alpha: Tensor
     grad_noise: Tensor
     inverse: Tensor
     factor: Factor
+    grad_outputscale: Tensor | None = None
 
 
 def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:
@@ -80,6 +81,29 @@ def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> t
     by_constant = torch.where(c == 1.0, 0.0, (1.0 - c) / prior.noise)
     value, grad_noise = evidence.value + 0.5 * rows * constant, evidence.grad_noise / c + 0.5 * rows * by_constant
     return evidence._replace(value=value, grad_noise=grad_noise), grad_kernel
+
+
+def _by_scaled_embedding(prior: PriorValues, scale: Tensor, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
+    """Log evidence and its gradient for a kernel a k, in units in which the output scale a is 1.
+
+    ln N(r | 0, a k + s^2 I) = ln N(r' | 0, k + s'^2 I) - m / 2 ln a,  r' = r / sqrt(a), s'^2 = s^2 / a
+
+    Its slope by a is (alpha' r' / 2 - s'^2 d/ds'^2 - m / 2) / a, alpha' = (k + s'^2 I)^-1 r'.
+    """
+    real, root = batch.mask.unsqueeze(1), scale.sqrt().unsqueeze(-1)
+    residual = torch.where(real, batch.y.unsqueeze(1) - prior.mean, 0.0) / root
+    noise = prior.noise / scale
+    unit = PriorValues(batch.y.unsqueeze(1) - residual, noise, prior.kernel, True)  # of which the residual is r'
+    one, grad_kernel = _by_embedding(unit, batch)
+    rows = real.sum(-1, dtype=residual.dtype)
+    quadratic = (one.alpha * residual).sum(-1)
+    return one._replace(
+        value=one.value - 0.5 * rows * scale.log(),
+        alpha=one.alpha / root,
+        grad_noise=one.grad_noise / scale,
+        factor=one.factor._replace(jitter=one.factor.jitter * scale),
+        grad_outputscale=(0.5 * (quadratic - rows) - noise * one.grad_noise) / scale,
+    ), grad_kernel
 
 
 def _evidence(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> _Evidence:
@@ -109,6 +133,8 @@ def _by_embedding(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Te
 
     With W = ((K + s^2 I)^-1 - alpha alpha') * K elementwise, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j.
     """
+    if prior.outputscale is not None:
+        return _by_scaled_embedding(prior, prior.outputscale, batch)
     real = batch.mask.unsqueeze(1)
     features = torch.where(real.unsqueeze(-1), prior.kernel - prior.kernel[..., :1, :], 0.0)
     half = torch.where(real, 0.5 * features.square().sum(-1), torch.inf)  # infinity turns padding into k = 0

@@ -39,11 +39,6 @@ def default(method: Default) -> Default:
     return method
 
 
-Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Takes a number's gradients by the mean [K, P, N], the noise [K, P] and the kernel (see `PriorValues`), and gives its
-gradient by theta [K, P, D], client by client."""
-
-
 class PriorValues(NamedTuple):
     """A prior at some inputs.
 
@@ -52,12 +47,46 @@ class PriorValues(NamedTuple):
         noise: observation variance [K, P], in squared units of y.
         kernel: the embedding [K, P, N, F] of a prior that has one; else the covariance [K, P, N, N], in squared units.
         embedded: whether `kernel` is an embedding.
+        outputscale: factor [K, P] of the embedding's covariance, in squared units of y; 1 when None.
     """
 
     mean: Tensor
     noise: Tensor
     kernel: Tensor
     embedded: bool
+    outputscale: Tensor | None = None
+
+
+class PriorGradients(NamedTuple):
+    """Gradients of a number by `PriorValues`, client by client.
+
+    Args:
+        mean: [K, P, N].
+        noise: [K, P].
+        kernel: [K, P, N, F] or [K, P, N, N].
+        outputscale: [K, P] of a prior that has one.
+    """
+
+    mean: Tensor
+    noise: Tensor
+    kernel: Tensor
+    outputscale: Tensor | None = None
+
+
+Pullback = Callable[[PriorGradients], Tensor]
+"""Turns a number's gradients by a prior's values into its gradient by theta [K, P, D], client by client."""
+
+
+class Spreads(NamedTuple):
+    """Standard deviations of every hyper-parameter, relative to that of the hyper-prior.
+
+    Args:
+        prior: of the hyper-prior [D], positive.
+        start: of the first particles [D].
+    """
+
+    prior: Tensor
+    start: Tensor
 
 
 class FunctionModel(ABC):
@@ -145,6 +174,23 @@ class FunctionModel(ABC):
         """
 
     @default
+    def outputscale(self, theta: Tensor) -> Tensor | None:
+        """Factor of the covariance that the embedding gives.
+
+        Args:
+            theta: hyper-parameters [K, P, D].
+
+        Returns:
+            [K, P], in squared units of y; None for 1.
+        """
+        return None
+
+    @default
+    def spreads(self) -> Spreads | None:
+        """How far the default hyper-prior lets each hyper-parameter go; None where all go alike."""
+        return None
+
+    @default
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Fix the hyper-parameters, so that many evaluations share the terms that depend on them alone.
 
@@ -180,15 +226,16 @@ class FunctionModel(ABC):
             leaf = shared.detach().clone().requires_grad_(True)  # a copy per client: a gradient per client
             embedding = self.embedding(leaf, x)
             kernel = self.covariance(leaf, x) if embedding is None else embedding
-            outputs = self.mean(leaf, x), self.noise(leaf), kernel
+            scale = None if embedding is None else self.outputscale(leaf)
+            outputs = self.mean(leaf, x), self.noise(leaf), kernel, scale
 
-        def vjp(grad_mean: Tensor, grad_noise: Tensor, grad_kernel: Tensor) -> Tensor:
-            gradients = zip(outputs, (grad_mean, grad_noise, grad_kernel), strict=True)
-            reached = [(output, gradient) for output, gradient in gradients if output.requires_grad]
+        def vjp(gradients: PriorGradients) -> Tensor:
+            pairs = zip(outputs, gradients, strict=True)
+            reached = [(out, by) for out, by in pairs if out is not None and by is not None and out.requires_grad]
             return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
 
-        mean, noise, kernel = (output.detach() for output in outputs)
-        return PriorValues(mean, noise, kernel, embedding is not None), vjp
+        mean, noise, kernel = (output.detach() for output in outputs[:3])
+        return PriorValues(mean, noise, kernel, embedding is not None, None if scale is None else scale.detach()), vjp
 
     def prior(self, theta: Tensor, x: Tensor) -> tuple[MultivariateNormal, Tensor]:
         """Prior at some inputs as GPyTorch's distribution: the definition that every faster path is held to.

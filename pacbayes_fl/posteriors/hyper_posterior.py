@@ -113,14 +113,17 @@ class FlatHyperPrior:
     Args:
         loc: centre of the initial draw [D].
         std: spread of the initial draw; it does not enter the score.
+        relative: factors of it by coordinate [D]; 1 when None.
     """
 
     loc: Tensor
     std: float
+    relative: Tensor | None = None
 
     def sample(self, particles: int, generator: torch.Generator) -> Tensor:
         """Draw starting points [P, D] from N(loc, std^2 I); see `GaussianHyperPrior.sample`."""
-        return GaussianHyperPrior(self.loc, self.std).sample(particles, generator)
+        draws = GaussianHyperPrior(torch.zeros_like(self.loc), self.std).sample(particles, generator)
+        return self.loc + (draws if self.relative is None else self.relative.to(draws) * draws)
 
     def score(self, particles: Tensor) -> Tensor:
         """Gradient of a constant: zeros [P, D] at particles [P, D]."""
@@ -174,9 +177,12 @@ class CentredHyperPrior:
         """Check the ranges."""
         check(self)
 
-    def __call__(self, model: FunctionModel) -> GaussianHyperPrior:
-        """Make the hyper-prior of a model: N(location, std^2 I)."""
-        return GaussianHyperPrior(model.location(), self.std)
+    def __call__(self, model: FunctionModel) -> GaussianHyperPrior | DiagonalHyperPrior:
+        """Make the hyper-prior of a model: N(location, std^2 I), or each coordinate's std by the model's `spreads`."""
+        spreads = model.spreads()
+        if spreads is None:
+            return GaussianHyperPrior(model.location(), self.std)
+        return DiagonalHyperPrior(model.location(), self.std * spreads.prior, self.std * spreads.start)
 
 
 @dataclass(frozen=True)
@@ -194,8 +200,9 @@ class CentredFlatHyperPrior:
         check(self)
 
     def __call__(self, model: FunctionModel) -> FlatHyperPrior:
-        """Make the hyper-prior of a model."""
-        return FlatHyperPrior(model.location(), self.init_std)
+        """Make the hyper-prior of a model, whose start each coordinate has by the model's `spreads`."""
+        spreads = model.spreads()
+        return FlatHyperPrior(model.location(), self.init_std, None if spreads is None else spreads.start)
 
 
 @dataclass(frozen=True)

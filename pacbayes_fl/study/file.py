@@ -208,6 +208,9 @@ class Study:
         _check_metrics(parts["report"].metrics, f"{where} [report] metrics", instances)
         parts["model"] = _model_part(recipe, layered.get("model", {}), f"{where} [model]", instances)
         _check_private(layered.get("privacy"), where)
+        if isinstance(parts["model"], GPModel):
+            folds = parts["report"].certify.scheme == "folds"
+            parts["model"] = parts["model"].settled(recipe.rounds, parts["privacy"].epsilon is not None, folds)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:

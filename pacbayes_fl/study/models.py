@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import torch
 
 from pacbayes_fl import options, settings
-from pacbayes_fl.errors import StudyError, shown
+from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
@@ -51,6 +52,11 @@ class GPModel:
         learn_lengthscale: whether the kernel's lengthscale is a hyper-parameter that is learned.
         learn_outputscale: whether its output scale is.
         noise_std: of the Gaussian noise that learning starts from, in standardised units.
+        linear: whether the mean has a linear term beside its network, and where learning starts: "none", as in the
+            paper; "zero"; or "ridge", at the ridge regression of all existing clients' training rows, of which each
+            sends sums once, and at the noise that it leaves. "auto" is "ridge" for federated methods, or "zero" where
+            nobody may know anything of others' rows, and "none" for methods whose clients are alone or whose rows are
+            pooled.
     """
 
     temperature: ClassVar[float] = 1.0
@@ -62,29 +68,63 @@ class GPModel:
     learn_lengthscale: bool = False
     learn_outputscale: bool = False
     noise_std: float = option(NOISE_STD, above=0)
+    linear: Literal["auto", "none", "zero", "ridge"] = "auto"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         options.check(self, "[model]")
 
-    def build(self, shape: tuple[int, ...], classes: int | None = None) -> DeepKernelGP:
+    def settled(self, federated: bool, private: bool, folds: bool) -> GPModel:
+        """Say where learning starts if the table leaves it open.
+
+        Args:
+            federated: whether the method trains in rounds.
+            private: whether the run is private.
+            folds: whether clients' priors may know nothing of their rows.
+
+        Returns:
+            The table without "auto".
+
+        Raises:
+            PrivacyError: when a private run would start at sums of all clients' rows.
+            StudyError: when folds of clients would.
+        """
+        if self.linear == "auto":
+            return replace(self, linear="none" if not federated else "zero" if private or folds else "ridge")
+        if self.linear == "ridge" and (private or folds):
+            kind = PrivacyError if private else StudyError
+            why = "a private run releases nothing else of them" if private else "folds of clients may not know of them"
+            what = f"[model] linear = 'ridge' takes sums of all clients' rows, and {why}"
+            raise kind(what, hint="model.linear = 'zero' learns the linear term in the rounds")
+        return self
+
+    def build(
+        self, shape: tuple[int, ...], classes: int | None = None, start: LinearStart | None = None
+    ) -> DeepKernelGP:
         """Make the prior for inputs of d features.
 
         Args:
             shape: (d,), of one input.
             classes: None: such a prior is for regression.
+            start: where learning starts, of a prior with a linear term; 0 when None.
 
         Returns:
             The prior.
         """
+        features = math.prod(shape)
+        if self.linear == "none":
+            start = None
+        elif start is None:
+            start = LinearStart(torch.zeros(features, dtype=torch.float64), 0.0, self.noise_std)
         return DeepKernelGP(
-            math.prod(shape),
+            features,
             None if self.mean_widths == "zero" else self.mean_widths,
             self.kernel_widths,
             self.feature_dim,
             self.learn_lengthscale,
             self.learn_outputscale,
             self.noise_std,
+            start,
         )
 
     def size(self, inputs: int, classes: int | None) -> ModelSize:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
 from pacbayes_fl.data.scaling import Shared, untouched
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import AnyMethod
@@ -20,7 +21,7 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import InstanceModel, check_task
+from pacbayes_fl.study.models import GPModel, InstanceModel, check_task
 
 
 def device_of(study: Study) -> torch.device:
@@ -67,7 +68,9 @@ def prepare(
             in folds, or when columns cannot be scaled as asked.
         PrivacyError: when a private run would scale them across clients.
     """
-    inner, dtype = _inner(study, dataset)
+    if shared is None:
+        shared = _with_linear_start(study, dataset, scaling.settle(study, dataset))
+    inner, dtype = _inner(study, dataset, shared.linear)
     size.check_method(study, inner, dataset)
     method = _wrapped(study, inner, fold_of)
     return method, _scaled(study, method, dataset, dtype, shared)
@@ -90,14 +93,29 @@ def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype 
     return _wrapped(study, inner, {}), dtype
 
 
-def _inner(study: Study, dataset: tables.Dataset) -> tuple[AnyMethod, torch.dtype | None]:
+def _with_linear_start(study: Study, dataset: tables.Dataset, shared: Shared) -> Shared:
+    """Add the ridge regression of the existing clients' training rows, of a study whose learning starts there."""
+    if not (isinstance(study.model, GPModel) and study.model.linear == "ridge"):
+        return shared
+    rows = scale(dataset.groups["existing"], shared, torch.device("cpu"), None, scaling.names(dataset)).train
+    return shared._replace(linear=pooled_ridge(linear_moments(rows)))
+
+
+def _inner(
+    study: Study, dataset: tables.Dataset, linear: LinearStart | None = None
+) -> tuple[AnyMethod, torch.dtype | None]:
     if study.instances.method is None:
         check_task(study.method.name, dataset.classes is not None)
     shape = dataset.feature_shape or (len(dataset.features),)
     size.check_model(study, math.prod(shape), dataset.classes)
     with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
         part = study.model
-        model = study.instances.model if isinstance(part, InstanceModel) else part.build(shape, dataset.classes)
+        if isinstance(part, InstanceModel):
+            model = study.instances.model
+        elif isinstance(part, GPModel):
+            model = part.build(shape, dataset.classes, linear)
+        else:
+            model = part.build(shape, dataset.classes)
         dtype = model.dtype if isinstance(model, BayesianNetwork) else None
         method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
     return method, dtype
@@ -117,11 +135,9 @@ def _scaled(
     method: AnyMethod,
     dataset: tables.Dataset,
     dtype: torch.dtype | None,
-    shared: Shared | None,
+    shared: Shared,
 ) -> dict[str, ScaledGroup]:
     """Bring all groups into the method's units, by what the existing clients settle."""
-    if shared is None:
-        shared = scaling.settle(study, dataset)
     if method.raw_units:
         shared = untouched(len(dataset.features))._replace(average=shared.average)
     how = device_of(study), dtype, scaling.names(dataset)

@@ -169,7 +169,7 @@ def _public(known: Served, public: bool) -> Shared:
     if pooled := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind == "pooled"]:
         what = f"{', '.join(pooled)}: scaled by moments of all clients' rows, which nobody has said are public"
         raise PrivacyError(what, hint="--public-scaling says so; or run with data.scale = 'client'")
-    return known.shared._replace(average=None)
+    return known.shared._replace(average=None, linear=None)
 
 
 def _labels(trained: Trained, folder: Path) -> JsonTable:

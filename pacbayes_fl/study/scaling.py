@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
+from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.scaling import ColumnScale, Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
@@ -117,7 +119,10 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
         for name, kind, mean, std in zip(names(dataset), *shared[:3], strict=True)
     ]
     average = None if shared.average is None else dict(zip(Scaling._fields, map(_plain, shared.average), strict=True))
-    text = json.dumps({"columns": columns, "average": average}, indent=1, allow_nan=False)
+    content: JsonTable = {"columns": columns, "average": average}
+    if shared.linear is not None:
+        content["linear"] = {name: _number_or_list(value) for name, value in shared.linear._asdict().items()}
+    text = json.dumps(content, indent=1, allow_nan=False)
     return (text + "\n").encode()
 
 
@@ -156,7 +161,7 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
             average = Scaling(*(_numbers(known[name], shape[name[0]])[None] for name in Scaling._fields))
         if not bool((std > 0).all()):
             raise ValueError("a standard deviation is not positive")
-        return Shared(kinds, mean, std, average)
+        return Shared(kinds, mean, std, average, _linear(result.get("linear"), len(columns) - 1))
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
@@ -164,6 +169,20 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
 
 
 _DEFAULTS: Final = (("mean", 0.0), ("std", 1.0))
+
+
+def _linear(known: Any, features: int) -> LinearStart | None:
+    """Read the ridge regression that learning started at."""
+    if known is None:
+        return None
+    bias, noise_std = (float(_numbers(known[name], [])) for name in ("bias", "noise_std"))
+    if not noise_std > 0:
+        raise ValueError("a standard deviation is not positive")
+    return LinearStart(_numbers(known["weight"], [features]), bias, noise_std)
+
+
+def _number_or_list(value: Tensor | float) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _numbers(values: object, shape: list[int]) -> Tensor:

@@ -13,6 +13,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
@@ -43,6 +44,7 @@ def models() -> dict[str, FunctionModel]:
         "deep": DeepKernelGP(FEATURES),
         "zero mean": DeepKernelGP(FEATURES, mean_widths=None, kernel_widths=(8,), feature_dim=3),
         "learned scales": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
+        "linear start": DeepKernelGP(FEATURES, (8,), (8,), linear=LinearStart(numbers([0.5, 0.0, -1.0]), 0.1, 0.5)),
         "matern": GPyTorchPrior(gpytorch.means.LinearMean(FEATURES), matern, FEATURES),
         "fixed mean": GPyTorchPrior(gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel(), FEATURES),
     }

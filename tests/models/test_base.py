@@ -26,7 +26,7 @@ from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
-from pacbayes_fl.models.base import FixedWeights, FunctionModel, WeightModel, WeightPrior
+from pacbayes_fl.models.base import FixedWeights, FunctionModel, PriorGradients, WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
@@ -121,7 +121,7 @@ def test_the_way_back_to_the_hyper_parameters_is_autograd_s_for_every_client(mod
         values, vjp = model.with_vjp(theta, X)
     assert values.embedded is embedded and not any(part.requires_grad for part in values[:3])
     grad_mean, grad_noise, grad_kernel = draw(2, 2, 3, seed=0), draw(2, 2, seed=1), draw(*values.kernel.shape, seed=2)
-    gradient = vjp(grad_mean, grad_noise, grad_kernel)
+    gradient = vjp(PriorGradients(grad_mean, grad_noise, grad_kernel))
     assert gradient.shape == (2, 2, 3)
     for k in range(2):
         for p in range(2):

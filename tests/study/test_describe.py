@@ -59,7 +59,10 @@ def test_a_method_shows_every_option_with_the_values_of_its_presets(name: str) -
         table = Study.from_table({"method": {"name": name, "preset": preset}}).table()
         for key, row in shown.items():
             part, _, option = key.rpartition(".")
-            assert row.cells[column] == settings.to_value(table[part or "method"][option]), (key, preset)
+            value = table[part or "method"][option]
+            if (key, value) == ("model.linear", "ridge"):  # what the option's "auto" is for this method
+                value = "auto"
+            assert row.cells[column] == settings.to_value(value), (key, preset)
     for preset, parts in presets.items():
         for part, values in parts.items():
             assert {key if part == "method" else f"{part}.{key}" for key in values} <= set(shown), preset

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
@@ -157,7 +157,8 @@ def test_a_plan_is_the_same_from_python_and_from_a_study() -> None:
 
 def test_the_model_part_builds_the_prior() -> None:
     for widths, dim in (("zero", 0), ([], 2), ([4], 13)):  # of the mean: none, w x + b, and 4 + 4 + 4 + 1
-        prior = study({"model": {"mean_widths": widths, "kernel_widths": [], "feature_dim": 1}}).model.build((1,), None)
+        table = {"mean_widths": widths, "kernel_widths": [], "feature_dim": 1, "linear": "none"}
+        prior = study({"model": table}).model.build((1,), None)
         assert isinstance(prior, DeepKernelGP)
         assert prior.dim == dim + 2 + 1  # and the linear embedding x -> 1, and the noise
 
@@ -180,7 +181,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 11, "model": 6, "method": 16, "federation": 15, "report": 7, "privacy": 8}
+    fields = {"data": 11, "model": 7, "method": 16, "federation": 15, "report": 7, "privacy": 8}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
@@ -191,6 +192,7 @@ def test_differences_from_the_paper() -> None:
     assert study({}).differences() == {
         "method.rate": (0.01, 0.001),
         "method.optimiser": ("adam", "ascent"),
+        "model.linear": ("ridge", "none"),
         "federation.rounds": (400, 1000),
     }
     changed = {"method": {"preset": "paper"}, "model": {"mean_widths": "zero"}, "federation": {"threads": 1}}
@@ -246,10 +248,10 @@ def test_a_model_of_another_kind_does_not_count_where_the_method_is_assigned() -
     functions = {"model": {"mean_widths": "zero"}, "seed": 5}
     other = study(functions, "method.name=pfedbayes", "model.widths=[7]")
     assert other.model == NetworkModel(widths=(7,)) and other.seed == 5
-    assert study(functions, "method.name=vanilla-gp").model == GPModel(mean_widths="zero")
+    assert study(functions, "method.name=vanilla-gp").model == GPModel(mean_widths="zero", linear="none")
     weights = {"model": {"kind": "mlp", "widths": [7]}, "method": {"name": "bpfed"}}
     assert study(weights, "method.name=fedavg").model == NetworkModel(widths=(7,))
-    assert study(weights, "method.name=pac-pfl").model == GPModel()
+    assert study(weights, "method.name=pac-pfl").model == GPModel(linear="ridge")
     with pytest.raises(StudyError, match=r"s\.toml \[model\]: unknown key 'widths'"):
         study({"model": {"widths": [7]}})
     with pytest.raises(StudyError, match=r"s\.toml \[methods\.fedavg\.model\]: unknown key 'mean_widths'"):
@@ -293,3 +295,40 @@ def test_clusters_are_a_number_or_to_be_chosen() -> None:
     assert study(table, "method.clusters=held-out").method.options.clusters == "held-out"
     with pytest.raises(StudyError, match="clusters must be of type int or one of 'held-out', got 'many'"):
         study(table, "method.clusters=many")
+
+
+# where learning starts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "linear"),
+    [
+        ((), "ridge"),
+        (("method.name=pfedgp",), "ridge"),
+        (("method.name=vanilla-gp",), "none"),
+        (("method.name=pooled-gp",), "none"),
+        (("method.preset=paper",), "none"),
+        (("privacy.epsilon=1",), "zero"),
+        (("report.certify.scheme=folds",), "zero"),
+        (("report.certify.scheme=split",), "ridge"),
+    ],
+)
+def test_learning_starts_at_the_pooled_ridge_where_rows_may_say_so(sets: tuple[str, ...], linear: str) -> None:
+    model = study({}, *sets).model
+    assert isinstance(model, GPModel) and model.linear == linear
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"), [("privacy.epsilon=1", PrivacyError), ("report.certify.scheme=folds", StudyError)]
+)
+def test_sums_of_all_rows_are_refused_where_nobody_may_know_of_them(asked: str, error: type[StudyError]) -> None:
+    with pytest.raises(error, match="linear = 'ridge' takes sums of all clients' rows") as caught:
+        study({}, "model.linear=ridge", asked)
+    assert "model.linear = 'zero'" in str(caught.value.hint)
+
+
+def test_only_the_bundled_studies_that_were_tuned_without_it_have_no_linear_term() -> None:
+    for name in ("polynomial", "pv-ew-150", "pv-s-150-bern"):
+        for method in ("pac-pfl", "pfedgp"):
+            model = Study.from_toml(name, [f"method.name={method}"]).model
+            assert isinstance(model, GPModel) and model.linear == "none"

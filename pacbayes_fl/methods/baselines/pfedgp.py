@@ -17,6 +17,7 @@ RECIPE = Recipe(
     "pFedGP for regression: one particle, flat hyper-prior",
     PacPFL,
     MethodSummary("deep-kernel GP", "evidence.particle_scores", "Adam", "score [K, 1, D]", "nothing"),
+    presets={"paper": {"model": {"linear": "none"}}},
     search={"method.init_std": STDS, "federation.rounds": STEPS, **GP_SEARCH},
     variant={"hyper_prior": CentredFlatHyperPrior(), "particles": 1, "minibatch_scale": "none"},  # tau is but a scale
     fixed=(

@@ -345,7 +345,7 @@ RECIPE = Recipe(
     "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
     PacPFL,
     MethodSummary("deep-kernel GP", "evidence.particle_scores", "svgd.direction", "score [K, P, D]", "nothing"),
-    presets={"paper": {"method": {"rate": 1e-3}, "federation": {"rounds": 1000}}},
+    presets={"paper": {"method": {"rate": 1e-3}, "model": {"linear": "none"}, "federation": {"rounds": 1000}}},
     search={
         "method.tau": LogUniform(0.05, 1.0),
         "method.hyper_prior_std": STDS,

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Final, final
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.means import Mean, ZeroMean
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import softplus
 
-from pacbayes_fl.models.base import FunctionModel, PriorValues, Pullback
+from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.models.base import FunctionModel, PriorGradients, PriorValues, Pullback, Spreads
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
 from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
-from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope
+from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope, inverse_softplus
+
+LINEAR: Final = "mean.linear"
+"""Coefficients (w, b) of the linear term among the hyper-parameters."""
+
+OUTPUTSCALE: Final = "kernel.base.raw_outputscale"
+"""What `softplus` makes the outputscale of."""
+
+_STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
+_OUTPUT: Final = 0.01  # of the mean network's last layer
+_OUTPUTSCALE: Final = math.exp(-2.0)  # beside a linear model
 
 
 class DeepMean(Mean):
-    """Network mean m(x) (PAC-PFL section 8.3.2).
+    """Network mean m(x) (PAC-PFL section 8.3.2), with a linear term w' x + b beside the network if it is asked for.
 
     Args:
-        sizes: numbers of units from d inputs to 1 output.
+        input_dim: number of input features, d.
+        widths: hidden units of the network; None for no network.
+        linear: whether there is a linear term.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """Make the network."""
+    def __init__(self, input_dim: int, widths: Sequence[int] | None, linear: bool = False) -> None:
+        """Make the network, and the coefficients (w, b) [d + 1]."""
         super().__init__()
-        self.network = BatchedMLP(sizes)
+        self.linear = nn.Parameter(torch.zeros(input_dim + 1, dtype=torch.float64)) if linear else None
+        self.network = None if widths is None else BatchedMLP((input_dim, *widths, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Mean at inputs.
@@ -38,8 +54,8 @@ class DeepMean(Mean):
         Returns:
             [*, N].
         """
-        mean: Tensor = self.network(x).squeeze(-1)
-        return mean
+        mean: Tensor = x.new_zeros(x.shape[:-1]) if self.network is None else self.network(x).squeeze(-1)
+        return mean if self.linear is None else mean + _linear(self.linear.unsqueeze(-2), x).squeeze(-2)
 
 
 class DeepKernel(Kernel):
@@ -80,6 +96,11 @@ class DeepKernelGP(FunctionModel):
     k(x, x') = exp(-|f(x) - f(x')|^2 / 2), f to 2 dimensions (PAC-PFL section 8.3.2). Lengthscale and outputscale are 1,
     as in the paper, or learned.
 
+    Learning may start at a linear model of all clients' rows: the mean gets a term w' x + b, the hyper-prior is centred
+    there, w ~ N(w_0, (std / 3)^2 I) and the noise at what that model leaves, the outputscale is learned, from e^-2, and
+    the networks' weights have standard deviations 1 / sqrt(fan-in) where the hyper-prior's is .3, so that what is
+    learned from few rows is not lost to that linear model.
+
     Args:
         input_dim: number of input features, d.
         mean_widths: hidden units of the mean network; None for a zero mean, () for a linear one.
@@ -88,6 +109,8 @@ class DeepKernelGP(FunctionModel):
         learn_lengthscale: make the lengthscale a hyper-parameter.
         learn_outputscale: make the outputscale a hyper-parameter.
         noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
+        linear: the linear model that learning starts at, such as `linear_start.pooled_ridge`; None, as in the paper,
+            for no such term. It says the centre of the noise too.
     """
 
     def __init__(
@@ -99,16 +122,19 @@ class DeepKernelGP(FunctionModel):
         learn_lengthscale: bool = False,
         learn_outputscale: bool = False,
         noise_std: float = NOISE_STD,
+        linear: LinearStart | None = None,
     ) -> None:
         """Build the GPyTorch modules."""
+        scaled, some = learn_outputscale or linear is not None, mean_widths is not None or linear is not None
         base = RBFKernel().double()
         base.lengthscale = 1.0
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
-        kernel = DeepKernel((input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if learn_outputscale else base)
-        mean = ZeroMean() if mean_widths is None else DeepMean((input_dim, *mean_widths, 1))
-        self._definition = GPyTorchPrior(mean, kernel, input_dim, noise_std)
-        self._closed_form = not (learn_lengthscale or learn_outputscale)
+        kernel = DeepKernel((input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if scaled else base)
+        mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
+        self._definition = GPyTorchPrior(mean, kernel, input_dim, noise_std if linear is None else linear.noise_std)
+        self._closed_form = not learn_lengthscale
         self._network = kernel.network
+        self._linear = linear
 
     @property
     def dim(self) -> int:
@@ -127,7 +153,33 @@ class DeepKernelGP(FunctionModel):
 
     def location(self) -> Tensor:
         """Centre of the default hyper-prior [D]; see the base class."""
-        return self._definition.location()
+        centre = self._definition.location()
+        if self._linear is not None:
+            named = self.unflatten(centre)
+            named[LINEAR][:-1] = self._linear.weight
+            named[LINEAR][-1] = self._linear.bias
+            named[OUTPUTSCALE].fill_(inverse_softplus(_OUTPUTSCALE))
+        return centre
+
+    def spreads(self) -> Spreads | None:
+        """How far the default hyper-prior lets each hyper-parameter go; see the base class."""
+        if self._linear is None:
+            return None
+        prior = torch.ones_like(self.location())
+        named = self.unflatten(prior)
+        for name, values in named.items():
+            if ".weights." in name:
+                values.fill_(len(values) ** -0.5 / _STD)
+        named[LINEAR].fill_(1 / 3)
+        named[OUTPUTSCALE].fill_(1 / _STD)
+        start = prior.clone()
+        first = self.unflatten(start)
+        first[OUTPUTSCALE].zero_()
+        for last in [name for name in first if name.startswith("mean.network.")][-1:]:
+            depth = last.rsplit(".", 1)[1]
+            for part in Layers._fields:  # the mean starts as the linear model, and the last layer alone need not be 0
+                first[f"mean.network.{part}.{depth}"].mul_(_OUTPUT)
+        return Spreads(prior, start)
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Cut theta [*, D] into views [*, *shape] by name; see `GPyTorchPrior.unflatten`."""
@@ -150,7 +202,7 @@ class DeepKernelGP(FunctionModel):
         return self._definition.variance(theta, x)
 
     def embedding(self, theta: Tensor, x: Tensor) -> Tensor | None:
-        """Network features z [K, P, N, F] under theta [K, P, D] at x [K, N, d]; None when a scale is learned."""
+        """Network features z [K, P, N, F] under theta [K, P, D] at x [K, N, d]; None when a lengthscale is learned."""
         if not self._closed_form:
             return None
         prefix = "kernel.network."
@@ -159,6 +211,10 @@ class DeepKernelGP(FunctionModel):
         }
         z: Tensor = functional_call(self._network, weights, (x.unsqueeze(1),))
         return z
+
+    def outputscale(self, theta: Tensor) -> Tensor | None:
+        """Factor [K, P] of the embedding's covariance under theta [K, P, D]; None where it is fixed at 1."""
+        return softplus(self.unflatten(theta)[OUTPUTSCALE]) if OUTPUTSCALE in self.shapes else None
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
@@ -172,7 +228,8 @@ class DeepKernelGP(FunctionModel):
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
             rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
             values = [_by_client(activations(layers, rows)[-1], particles, 1) for layers in (mean, kernel) if layers]
-            return values[0].squeeze(-1) if mean else x.new_zeros(len(x), particles, x.shape[1]), values[-1]
+            means = values[0].squeeze(-1) if mean else x.new_zeros(len(x), particles, x.shape[1])
+            return self._with_linear_term(means, theta, x), values[-1]
 
         return evaluate
 
@@ -182,7 +239,7 @@ class DeepKernelGP(FunctionModel):
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
             location = shared_outputs(mean, x).squeeze(-1) if mean else x.new_zeros(len(x), len(theta), x.shape[1])
-            return location, shared_outputs(kernel, x)
+            return self._with_linear_term(location, theta, x), shared_outputs(kernel, x)
 
         return evaluate
 
@@ -203,22 +260,36 @@ class DeepKernelGP(FunctionModel):
         values = {name: activations(layers, rows) for name, layers in networks.items()}
         outputs = {name: _by_client(value[-1], particles, groups) for name, value in values.items()}
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
+        mean = self._with_linear_term(mean, theta.detach(), x)
         noise = gaussian_noise(theta[..., 0]).expand(len(x), particles)
+        scale = self.outputscale(theta.detach())
 
-        def vjp(grad_mean: Tensor, grad_noise: Tensor, grad_embedding: Tensor) -> Tensor:
+        def vjp(gradients: PriorGradients) -> Tensor:
+            grad_mean, grad_noise, grad_embedding, grad_scale = gradients
             score = flat.new_empty(len(flat), groups, self.dim)
             named = self.unflatten(score)
             raw_slope = gaussian_noise_slope(flat[:, :1])
             named["raw_noise"].copy_(raw_slope * _by_network(grad_noise[..., None, None], groups).squeeze(-1))
             for name, layers in networks.items():
                 grad_output = _by_network(grad_embedding if name == "kernel" else grad_mean.unsqueeze(-1), groups)
-                gradients = layer_gradients(layers, values[name], grad_output, groups)
-                for part, tensors in zip(Layers._fields, gradients, strict=True):
+                by_layer = layer_gradients(layers, values[name], grad_output, groups)
+                for part, tensors in zip(Layers._fields, by_layer, strict=True):
                     for layer, gradient in enumerate(tensors):
                         named[f"{name}.network.{part}.{layer}"].copy_(gradient)
-            return _by_client(score, particles, groups).squeeze(-2)
+            by_client = _by_client(score, particles, groups).squeeze(-2)
+            beside = self.unflatten(by_client)
+            if LINEAR in beside:
+                beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
+            if grad_scale is not None:
+                beside[OUTPUTSCALE].copy_(grad_scale * self.unflatten(theta.detach())[OUTPUTSCALE].sigmoid())
+            return by_client
 
-        return PriorValues(mean, noise, outputs["kernel"], True), vjp
+        scale = None if scale is None else scale.expand_as(noise)
+        return PriorValues(mean, noise, outputs["kernel"], True, scale), vjp
+
+    def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
+        """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
+        return mean + _linear(self.unflatten(theta)[LINEAR], x) if LINEAR in self.shapes else mean
 
     def _networks(self, flat: Tensor) -> tuple[Layers | None, Layers]:
         """Cut hyper-parameters [B, D] into the layers of the mean network, if there is one, and of the kernel's."""
@@ -231,6 +302,11 @@ class DeepKernelGP(FunctionModel):
 
         mean, kernel = layers("mean"), layers("kernel")
         return mean if mean.weights else None, kernel
+
+
+def _linear(coefficients: Tensor, x: Tensor) -> Tensor:
+    """Evaluate w' x + b [*, P, N] for (w, b) [*, P, d + 1] at x [*, N, d]."""
+    return coefficients[..., :-1] @ x.mT + coefficients[..., -1:]
 
 
 def _by_network(values: Tensor, groups: int) -> Tensor:

@@ -216,6 +216,9 @@ class GPPosterior:
         else:
             cross = squared_exponential(embedding, self.train_embedding)
             prior_variance = torch.ones_like(prior_mean)
+            if (scale := self.model.outputscale(self.theta)) is not None:
+                cross *= scale[..., None, None]
+                prior_variance = prior_variance * scale.unsqueeze(-1)
         # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
         mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
         explained = (cross @ self.whitener.mT).square().sum(-1)
@@ -306,6 +309,8 @@ def condition(
         covariance = (
             model.covariance(theta, batch.x) if embedding is None else squared_exponential(embedding, embedding)
         )
+        if embedding is not None and (scale := model.outputscale(theta)) is not None:
+            covariance *= scale[..., None, None]
         log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta), batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))

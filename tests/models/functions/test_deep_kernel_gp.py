@@ -8,15 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.base import FunctionModel, PriorGradients
+from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, OUTPUTSCALE, DeepKernelGP
 from pacbayes_fl.models.likelihoods import inverse_softplus
 
+START = LinearStart(torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), 0.25, 0.7)
 MODELS: dict[str, Callable[[], DeepKernelGP]] = {
     "paper": lambda: DeepKernelGP(3),
     "zero mean": lambda: DeepKernelGP(3, mean_widths=None, kernel_widths=(4,)),
     "linear": lambda: DeepKernelGP(3, mean_widths=(), kernel_widths=(), feature_dim=1),
+    "learned outputscale": lambda: DeepKernelGP(3, (4,), (4,), learn_outputscale=True),
+    "linear start": lambda: DeepKernelGP(3, (4,), (4,), linear=START),
+    "linear term alone": lambda: DeepKernelGP(3, None, (4,), linear=START),
     "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -51,11 +56,15 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
         return at
 
     z, z_other = network("kernel", x[1]), network("kernel", other[1])
-    kernel = torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
+    named = model.unflatten(theta[1, 0])
+    scale = torch.nn.functional.softplus(named[OUTPUTSCALE]) if OUTPUTSCALE in named else torch.ones((), dtype=z.dtype)
+    kernel = scale * torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
     torch.testing.assert_close(model.covariance(theta, x, other)[1, 0], kernel, rtol=1e-11, atol=1e-12)
-    mean = torch.zeros(5, dtype=torch.float64) if name == "zero mean" else network("mean", x[1]).squeeze(-1)
+    mean = network("mean", x[1]).squeeze(-1) if "mean.network.weights.0" in named else torch.zeros(5, dtype=z.dtype)
+    if LINEAR in named:
+        mean = mean + x[1] @ named[LINEAR][:3] + named[LINEAR][3]
     torch.testing.assert_close(model.mean(theta, x)[1, 0], mean, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(model.variance(theta, x), torch.ones(2, 2, 5, dtype=torch.float64))
+    torch.testing.assert_close(model.variance(theta, x)[1, 0], scale.expand(5))
 
 
 @every_model
@@ -78,10 +87,12 @@ def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
     result, vjp = model.with_vjp(theta, x)
     expected, definition = FunctionModel.with_vjp(model, theta, x)
     assert result.embedded and expected.embedded
-    for part, other in zip(result[:3], expected[:3], strict=True):
+    assert (result.outputscale is None) == (OUTPUTSCALE not in model.shapes)
+    values = [(a, b) for a, b in zip(result, expected, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    for part, other in values:
         torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
-    by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t in expected[:3]]
-    score, reference = vjp(*by), definition(*by)
+    by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t, _ in values]
+    score, reference = vjp(PriorGradients(*by)), definition(PriorGradients(*by))
     assert score.shape == (3, 2, model.dim) and score[:, 0, 0].eq(0).all() and score[:, 1, 0].ne(0).all()
     error = (score - reference).norm(dim=-1) / reference.norm(dim=-1)
     assert float(error.max()) < 1e-12
@@ -95,8 +106,9 @@ def test_a_learned_scale_of_one_changes_nothing(learned: str) -> None:
     one = torch.tensor(inverse_softplus(1.0), dtype=torch.float64)
     named = fixed.unflatten(plain)
     theta = torch.cat([named.get(n, one.expand(2, 2, *s)).reshape(2, 2, -1) for n, s in free.shapes.items()], -1)
-    assert free.embedding(theta, x) is None and free.bind(theta)(x)[1] is None
-    assert not free.with_vjp(theta, x)[0].embedded
+    slow = learned == "learn_lengthscale"
+    assert (free.embedding(theta, x) is None) is (free.bind(theta)(x)[1] is None) is slow
+    assert free.with_vjp(theta, x)[0].embedded is not slow
     torch.testing.assert_close(free.covariance(theta, x), fixed.covariance(plain, x), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(free.mean(theta, x), fixed.mean(plain, x), rtol=1e-12, atol=1e-13)
     scale = next(name for name in free.shapes if name not in fixed.shapes)
@@ -119,7 +131,8 @@ def test_float32_stays_float32() -> None:
     model = DeepKernelGP(3)
     theta, x = particles(model, 2, 2).float(), draw(2, 5, 3, seed=1).float()
     prior, vjp = model.with_vjp(theta, x)
-    assert {t.dtype for t in (*prior[:3], vjp(*prior[:3]), model.covariance(theta, x))} == {torch.float32}
+    results = (*prior[:3], vjp(PriorGradients(*prior[:3])), model.covariance(theta, x))
+    assert {t.dtype for t in results} == {torch.float32}
     assert {t.dtype for t in model.bind(theta)(x) if t is not None} == {torch.float32}
 
 
@@ -140,3 +153,23 @@ def test_particles_that_clients_share_are_not_copied(name: str, monkeypatch: pyt
         assert part is not None and other is not None
         torch.testing.assert_close(part, other, rtol=1e-13, atol=1e-13)
     assert sizes == [2]  # and not 3 * 2
+
+
+def test_a_linear_start_is_the_centre_and_the_first_particles_lie_close_to_it() -> None:
+    """Started at rest the mean is the line, the noise what it leaves; the rest has usual networks' spreads."""
+    model = MODELS["linear start"]()
+    centre, x = model.location(), draw(1, 5, 3, seed=1)
+    torch.testing.assert_close(model.mean(centre.view(1, 1, -1), x)[0, 0], x[0] @ START.weight + 0.25)
+    torch.testing.assert_close(model.noise(centre.view(1, 1, -1)).sqrt().squeeze(), centre.new_tensor(0.7))
+    torch.testing.assert_close(model.outputscale(centre.view(1, 1, -1)).squeeze(), centre.new_tensor(-2.0).exp())
+    spreads = model.spreads()
+    assert spreads is not None and MODELS["paper"]().spreads() is None
+    prior, start = model.unflatten(0.3 * spreads.prior), model.unflatten(0.3 * spreads.start)
+    by_name = [prior[name].flatten()[0].item() for name in (LINEAR, "raw_noise", OUTPUTSCALE)]
+    assert by_name == pytest.approx([0.1, 0.3, 1.0])
+    torch.testing.assert_close(prior["kernel.network.weights.1"], torch.full((4, 2), 0.5, dtype=torch.float64))
+    assert start[OUTPUTSCALE] == 0.0 and prior["mean.network.weights.1"].eq(0.5).all()
+    for part in ("weights", "biases"):
+        last, first = f"mean.network.{part}.1", f"mean.network.{part}.0"
+        torch.testing.assert_close(start[last], 0.01 * prior[last])
+        torch.testing.assert_close(start[first], prior[first])

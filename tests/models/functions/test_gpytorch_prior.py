@@ -13,6 +13,7 @@ from gpytorch.means import ConstantMean, LinearMean, Mean
 from torch import Tensor, nn
 
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.models.base import PriorGradients
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 
 
@@ -76,7 +77,7 @@ def test_a_module_that_does_not_broadcast_is_called_one_by_one() -> None:
     assert model.covariance(theta, x, x[:, :3]).shape == (3, 2, 4, 3)
     prior, vjp = model.with_vjp(theta, x)
     by = torch.ones_like(prior.mean), torch.zeros_like(prior.noise), torch.zeros_like(prior.kernel)
-    weight = model.unflatten(vjp(*by))["mean.layer.weight"]
+    weight = model.unflatten(vjp(PriorGradients(*by)))["mean.layer.weight"]
     torch.testing.assert_close(weight.squeeze(-2), x.sum(1).unsqueeze(1).expand(3, 2, 2))
 
 
