@@ -1,4 +1,4 @@
-"""How a study scales its columns: settled once on the training rows, and kept with the run for clients to come."""
+"""What a study settles once on the training rows and keeps for clients to come: scaling, and where learning starts."""
 
 from __future__ import annotations
 

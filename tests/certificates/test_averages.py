@@ -86,7 +86,7 @@ def test_the_server_bound_of_particles_that_saw_other_rows(made: Made, beta: flo
 
 
 def test_a_blurred_hyper_posterior_pays_for_its_distance_from_the_hyper_prior(made: Made) -> None:
-    trained = made(SPLIT)
+    trained = made(SPLIT, "model.linear=zero")
     table = certify(trained, Request("server", smooth=0.2, draws=6))
     smooth = SmoothedHyperPosterior(trained.state.server.particles, 0.2, trained.method.hyper_prior)  # type: ignore[attr-defined]
     theta = smooth.sample(6, generator_from_text(f"certify/{trained.study.seed}"))
@@ -97,6 +97,12 @@ def test_a_blurred_hyper_posterior_pays_for_its_distance_from_the_hyper_prior(ma
     assert certificate.prior.source == "data-free"
     assert certificate.delta_split["Monte Carlo"] == pytest.approx(0.01)
     assert only(table, "existing") > float(smooth.kl()) / (4 * 3.0)
+
+
+def test_a_start_at_the_clients_ridge_regression_leaves_no_data_free_hyper_prior(made: Made) -> None:
+    with pytest.raises(AssumptionError, match="learning started at a ridge regression") as caught:
+        certify(made(SPLIT), Request("server", smooth=0.2, draws=6))
+    assert "model.linear = 'zero'" in str(caught.value.hint)
 
 
 def test_new_clients_on_average_need_the_declaration_that_they_are_drawn(made: Made) -> None:

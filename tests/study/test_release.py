@@ -211,6 +211,15 @@ def test_a_client_without_rows_cannot_join_where_average_units_are_withheld(tabl
         join(release.open_release(tmp_path / "out"), path)
 
 
+def test_where_learning_started_leaves_only_with_what_is_public(table_of: Path, tmp_path: Path) -> None:
+    """The ridge regression is made of sums of all clients' rows; predictions need the particles alone."""
+    run.run(on_csv(table_of, "federation.rounds=1"), tmp_path / "run")
+    assert run.open_run(tmp_path / "run").groups["existing"].shared.linear is not None
+    for public in (False, True):
+        release.release(tmp_path / "run", tmp_path / f"out_{public}", public_scaling=public)
+        assert (release.open_release(tmp_path / f"out_{public}").shared.linear is not None) is public
+
+
 def test_damage_of_any_file_is_named(tmp_path: Path) -> None:
     run.run(tiny(*QUICK), tmp_path / "run")
     release.release(tmp_path / "run", tmp_path / "out")

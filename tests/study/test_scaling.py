@@ -116,6 +116,9 @@ def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, pri
     assert again.kinds == shared.kinds
     assert torch.equal(again.mean, shared.mean) and torch.equal(again.std, shared.std)
     assert (shared.average is None) == private == (again.average is None)  # nothing of others' rows
+    assert (shared.linear is None) == private == (again.linear is None)
+    if shared.linear is not None and again.linear is not None:
+        assert torch.equal(shared.linear.weight, again.linear.weight) and shared.linear[1:] == again.linear[1:]
     if shared.average is not None and again.average is not None:
         assert all(torch.equal(a, b) for a, b in zip(shared.average, again.average, strict=True))
     assert str(dataset.groups["existing"].train.x[0, 0, 0].item()) not in (tmp_path / FILE).read_text()
@@ -132,6 +135,9 @@ def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, pri
         (lambda found: found["average"].pop("y_std"), "cannot be read: 'y_std'"),
         (lambda found: found["average"].update(x_mean=[1.0]), "a moment is not a finite number"),
         (lambda found: found.update(columns=3), "cannot be read"),
+        (lambda found: found["linear"].update(noise_std=0.0), "a standard deviation is not positive"),
+        (lambda found: found["linear"].update(weight=[1.0]), "a moment is not a finite number"),
+        (lambda found: found["linear"].pop("bias"), "cannot be read: 'bias'"),
     ],
 )
 def test_damage_is_named(path: Path, tmp_path: Path, change: Any, message: str) -> None:
