@@ -200,7 +200,7 @@ def test_a_run_keeps_what_its_clients_share_and_needs_nobody_else_for_a_newcomer
 def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     """A client more, with a capacity far off, moves nobody's units."""
     path, folder = houses(tmp_path / "rows.csv"), tmp_path / "run"
-    sets = ("method.name=pac-pfl", "method.particles=2", "model.mean_widths=[4]", "model.kernel_widths=[4]")
+    sets = ("method.name=pac-pfl", "method.particles=2", "model.mean_widths=[4]", "model.linear=none")
     run.run(on_csv(path, *sets, "federation.rounds=1"), folder)
     before = (folder / "scaling.json").read_bytes()
     with path.open() as file:
