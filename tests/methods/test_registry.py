@@ -128,7 +128,7 @@ def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
 @pytest.mark.parametrize(("name", "asks"), [(name, asks) for name in NAMES for asks in METHODS[name].held_out])
 def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOutChoice) -> None:
     recipe = METHODS[name]
-    left = settings.parse(recipe.options, {asks.option: "held-out", "trial_rounds": 3}, "[method]")
+    left = settings.parse(recipe.options, {asks.option: "held-out"}, "[method]")
     candidates = asks.candidates(left)
     assert len(set(candidates)) == len(candidates) >= 2 and "held-out" not in candidates
     for candidate in candidates:

@@ -221,8 +221,7 @@ def test_the_laws_of_methods_hold(case: Case, d: int) -> None:
     laws.test_states_survive_being_laid_out_flat(case, d)
     laws.test_states_are_finite_from_the_start_and_leaves_of_clients_begin_with_them(case, d)
     laws.test_clients_that_never_trained_can_predict(case, d)
-    for cut in ({"chunk": 1}, {"waste": 10.0}):
-        laws.test_how_the_engine_cuts_clients_into_calls_changes_nothing(case, d, cut)
+    laws.test_how_the_engine_cuts_clients_into_calls_changes_nothing(case, d)
 
 
 def test_nothing_of_a_remote_client_reaches_its_own_fold() -> None:
