@@ -11,7 +11,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 
 _PENALTIES: Final = tuple(10.0 ** (power / 4) for power in range(-12, 21))
-_LEAST_STD: Final = 1e-3  # of residuals: a noise below is slow to leave
+_LEAST_STD: Final = 1e-2  # of residuals: a noise below is slow to leave
 
 
 class LinearStart(NamedTuple):
@@ -61,19 +61,23 @@ def pooled_ridge(moments: LinearMoments) -> LinearStart:
     """Fit ridge regression to all clients' rows, the penalty by its evidence.
 
     y ~ N(w' x + b, s^2), w ~ N(0, s^2 / lambda), b free: of centred rows, with S = sum x x' and c = sum x y,
-    w = (S + lambda I)^-1 c,  s^2 = (sum y^2 - c' w) / m,
+    w = (S + lambda I)^-1 c,  s^2 = R / m,  R = sum y^2 - c' w,
     ln p(y | lambda) = -m / 2 ln s^2 + d / 2 ln lambda - 1 / 2 ln |S + lambda I| + const
     (MacKay, Neural Computation 4, 1992; Bishop, Pattern Recognition and Machine Learning, section 3.5.1)
+
+    The noise that is left has variance R / sum_k (m_k - 1): each client's rows were centred by their own mean.
 
     Args:
         moments: of any number of clients.
 
     Returns:
-        The line of the most likely lambda of a grid; without rows 0 and a noise of 1, that of standardised targets.
+        The line of the most likely lambda of a grid; 0 and a noise of 1, that of standardised targets, where no client
+        has two rows.
     """
+    left = float((moments.inputs[:, -1, -1] - 1.0).clamp_min(0.0).sum())
     inputs, targets, squares = (leaf.sum(0).cpu() for leaf in moments)
     rows, x_sum, y_sum = inputs[-1, -1], inputs[:-1, -1], targets[-1]
-    if not rows > 0:
+    if not left > 0:
         return LinearStart(torch.zeros_like(x_sum), 0.0, 1.0)
     scatter = inputs[:-1, :-1] - x_sum.outer(x_sum) / rows
     cross, total = targets[:-1] - x_sum * y_sum / rows, squares - y_sum.square() / rows
@@ -81,8 +85,8 @@ def pooled_ridge(moments: LinearMoments) -> LinearStart:
     penalties = inputs.new_tensor(_PENALTIES).unsqueeze(-1)
     inverse = 1.0 / (eigenvalues.clamp_min(0.0) + penalties)  # [penalties, d]
     projected = basis.mT @ cross
-    variance = ((total - inverse @ projected.square()) / rows).clamp_min(_LEAST_STD**2)
-    evidence = -0.5 * rows * variance.log() + 0.5 * (inverse.log() + penalties.log()).sum(-1)
+    residual = (total - inverse @ projected.square()).clamp_min(_LEAST_STD**2 * left)
+    evidence = -0.5 * rows * residual.log() + 0.5 * (inverse.log() + penalties.log()).sum(-1)
     best = int(evidence.argmax())
     weight = basis @ (inverse[best] * projected)
-    return LinearStart(weight, float((y_sum - x_sum @ weight) / rows), math.sqrt(float(variance[best])))
+    return LinearStart(weight, float((y_sum - x_sum @ weight) / rows), math.sqrt(float(residual[best]) / left))

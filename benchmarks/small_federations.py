@@ -1,0 +1,181 @@
+"""Default settings beside linear models on small federations: `python -m benchmarks.small_federations`.
+
+What a user meets who names only a table. Ten federations are made here: linear, smooth, rough, heavy-tailed, with
+slopes of each client's own, with a client whose target is constant, from 3 to 300 rows a client. One is real:
+scikit-learn's diabetes table, clients by sex and octile of age. Six clients (of diabetes four) never train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+import pacbayes_fl as fl
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A made federation.
+
+    Args:
+        features: d.
+        clients: that train.
+        rows: for training, of every client.
+    """
+
+    features: int
+    clients: int
+    rows: int
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "linear": Kind(5, 16, 12),
+        "linear-few": Kind(4, 12, 3),
+        "linear-own": Kind(3, 16, 20),
+        "smooth": Kind(2, 16, 15),
+        "smooth-own": Kind(2, 12, 40),
+        "rough": Kind(1, 12, 30),
+        "heavy": Kind(4, 16, 20),
+        "constant": Kind(3, 10, 12),
+        "many-rows": Kind(3, 4, 300),
+        "wide": Kind(20, 16, 15),
+    }
+)
+NEW, TEST = 6, 50  # new clients, and test rows of every client
+METHODS = ("ridge", "pooled-ridge", "pac-pfl")
+
+
+def targets(name: str, client: int, x: Array, weight: Array, directions: Array, random: np.random.Generator) -> Array:
+    """Draw one client's targets.
+
+    Args:
+        name: of `KINDS`.
+        client: its number; the first of "constant" has the constant target.
+        x: inputs [m, d].
+        weight: the federation's slopes [d].
+        directions: in which it is smooth [d, 2].
+        random: source of randomness.
+
+    Returns:
+        [m].
+    """
+    residual: Array = random.normal(size=len(x))
+    smooth: Array = np.sin(x @ directions / 1.5)
+    heights = np.array([1.0, -1.0])
+    match name:
+        case "linear-own":
+            own: Array = weight + 0.3 * random.normal(size=len(weight))
+            return np.asarray(x @ own + 0.5 * residual)
+        case "smooth":
+            return np.asarray(smooth @ heights + 0.3 * residual)
+        case "smooth-own":
+            return smooth @ (heights + 0.5 * random.normal(size=2)) + 0.3 * residual
+        case "rough":
+            return np.sign(np.sin(4 * x[:, 0])) + 0.5 * x[:, 0] + 0.3 * residual
+        case "heavy":
+            return x @ weight + 0.5 * random.standard_t(2, size=len(x))
+        case "constant" if client == 0:
+            return np.full(len(x), 2.0)
+        case "many-rows":
+            return x @ weight + 0.4 * np.sin(2 * x[:, 0]) + 0.5 * residual
+    return x @ weight + 0.5 * residual
+
+
+def made(name: str, seed: int) -> pd.DataFrame:
+    """Draw a federation.
+
+    Args:
+        name: of `KINDS`.
+        seed: of the draw.
+
+    Returns:
+        A table with columns client, group, split, x0, x1, ... and y, as a study reads it.
+    """
+    kind, random = KINDS[name], np.random.default_rng([seed, list(KINDS).index(name)])
+    weight = random.normal(size=kind.features) / kind.features**0.5
+    directions = random.normal(size=(kind.features, 2))
+    tables = []
+    for client in range(kind.clients + NEW):
+        x = random.normal(size=(kind.rows + TEST, kind.features))
+        table = pd.DataFrame(x, columns=[f"x{j}" for j in range(kind.features)])
+        table["y"] = 3 + 10 * targets(name, client, x, weight, directions, random)
+        table["client"], table["group"] = f"client_{client}", "existing" if client < kind.clients else "new"
+        table["split"] = ["train"] * kind.rows + ["test"] * TEST
+        tables.append(table)
+    return pd.concat(tables)
+
+
+def diabetes(seed: int) -> pd.DataFrame:
+    """Deal scikit-learn's diabetes table out to 16 clients by sex and octile of age; every other row is a test row."""
+    from sklearn.datasets import load_diabetes
+
+    random = np.random.default_rng(seed)
+    table = load_diabetes(as_frame=True, scaled=False).frame.rename(columns={"target": "y"})
+    octile = pd.qcut(table["age"], 8, labels=False)
+    table["client"] = [f"sex_{s:g}_age_{o}" for s, o in zip(table.pop("sex"), octile, strict=True)]
+    table = table.iloc[random.permutation(len(table))].sort_values("client", kind="stable")
+    new = random.choice(sorted(set(table["client"])), 4, replace=False)
+    table["group"] = np.where(table["client"].isin(new), "new", "existing")
+    table["split"] = np.where(table.groupby("client").cumcount() % 2 == 0, "train", "test")
+    return table
+
+
+def compared(table: pd.DataFrame, rounds: int | None, folder: Path) -> Iterator[str]:
+    """Train by default settings and compare by clients with the better of the two linear models.
+
+    Args:
+        table: as `made` gives it.
+        rounds: of PAC-PFL; the default's when None.
+        folder: to write the table to.
+
+    Yields:
+        For existing and new clients: mean RSMSE of every method, difference with its paired 95 % interval, mean NLPD.
+    """
+    path = folder / "rows.csv"
+    table.to_csv(path, index=False)
+    results = {}
+    for name in METHODS:
+        sets = [] if rounds is None else [f"federation.rounds={rounds}"]
+        results[name] = fl.run(
+            fl.Study.from_table({"data": {"source": str(path)}, "method": {"name": name}}, sets=sets)
+        )
+    for group in ("existing", "new"):
+        errors = {name: np.asarray(result.column(group, "rsmse"), dtype=float) for name, result in results.items()}
+        better = min(METHODS[:2], key=lambda name: float(np.nanmean(errors[name])))
+        difference = errors["pac-pfl"] - errors[better]
+        difference = difference[np.isfinite(difference)]
+        half = 1.96 * difference.std(ddof=1) / len(difference) ** 0.5
+        nlpd = " | ".join(f"{np.nanmean(result.column(group, 'nlpd')):.2f}" for result in results.values())
+        means = " | ".join(f"{np.nanmean(errors[name]):.3f}" for name in METHODS)
+        yield f"{group} | {means} | {difference.mean():+.3f} ± {half:.3f} | {nlpd}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of all federations, or of some."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[*KINDS, "diabetes"], help="some of them (default: all)")
+    parser.add_argument("--rounds", type=int, help="rounds of PAC-PFL (default: the default's)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    options = parser.parse_args(arguments)
+    print("| federation | clients | ridge | pooled ridge | PAC-PFL | PAC-PFL - the better one | NLPD of the three |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in options.names:
+        table = diabetes(options.seed) if name == "diabetes" else made(name, options.seed)
+        with tempfile.TemporaryDirectory() as folder:
+            for line in compared(table, options.rounds, Path(folder)):
+                print(f"| {name} | {line} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
