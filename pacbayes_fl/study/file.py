@@ -195,7 +195,9 @@ class Study:
             )
         for known, own in methods.items():
             _check_own(known, own, f"{where} [methods.{known}")
-        base = settings.merge(settings.merge(recipe.presets[preset], table), methods.get(name, {}))
+        given_model = instances.method is not None or instances.model is not None
+        usual = {part: values for part, values in recipe.presets[preset].items() if part != "model" or not given_model}
+        base = settings.merge(settings.merge(usual, table), methods.get(name, {}))
         layered = settings.merge(base, given)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")

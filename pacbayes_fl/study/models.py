@@ -139,6 +139,7 @@ class GPModel:
         """
         widths = [] if self.mean_widths == "zero" else [(inputs, *self.mean_widths, 1)]
         weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
+        weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
         return ModelSize(weights, "model.mean_widths, model.kernel_widths or model.feature_dim")
 
 

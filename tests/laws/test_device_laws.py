@@ -52,9 +52,9 @@ def test_a_client_s_random_numbers_are_made_on_its_device() -> None:
 
 
 def test_those_bound_to_the_host_are_few() -> None:
-    """Centralised baselines and scikit-learn; every other method of the table runs on a device alone."""
+    """Centralised baselines, scikit-learn and scipy's matching; all other methods run on a device alone."""
     bound = {str(case) for case in ALL if host_bound(case.build(case.dimensions[0])) is not None}
-    assert bound & METHODS.keys() == {"pooled-gp", "pooled-ridge", "ridge"}
+    assert bound & METHODS.keys() == {"bnfed", "pooled-bnn", "pooled-gp", "pooled-ridge", "ridge"}
 
 
 @every_case

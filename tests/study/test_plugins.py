@@ -262,7 +262,7 @@ def test_a_part_of_ones_own_trains_as_the_built_in_one_that_it_is(
     path = write(tmp_path, "parts.py", OWN_PARTS)
     few = {"steps": 1, "draws": 2, "join_passes": 1} if method == "pfedbayes" else {}
     part = {"name": method, option: f"parts.py:{name}", **few}
-    model = {"widths": [2]} if method == "pfedbayes" else {"mean_widths": [2], "kernel_widths": [2]}
+    model = {"widths": [2]} if method == "pfedbayes" else {"mean_widths": [2], "linear": "none"}
     file = written(tmp_path, method=part, model=model)
     found = run(Study.from_toml(file), tmp_path / "run")
     assert found.clients == run(Study.from_toml(file, [f"method.{option}={built_in}"])).clients

@@ -16,6 +16,7 @@ from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.classes import ClassMixture
+from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.weights.posterior import Predictive, rows_of
@@ -58,8 +59,8 @@ class MixturePosterior:
 
     @property
     def uncertain(self) -> bool:
-        """Whether predictions average over several weights."""
-        return True
+        """Whether predictions differ from those at the mean weights of every family."""
+        return not all(isinstance(one, PointMass) for one in self.components)
 
     def predict(self, x: Tensor) -> Predictive:
         """Average the predictive distribution over all draws of all families.

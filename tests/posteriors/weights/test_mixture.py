@@ -126,7 +126,7 @@ def test_points_need_no_draws() -> None:
     torch.testing.assert_close(
         result.predict(X).log_prob(torch.ones(K, N)), result.predict_at_mean(X).log_prob(torch.ones(K, N))
     )
-    assert result.uncertain
+    assert not result.uncertain and posterior(LABELS).uncertain
 
 
 def test_every_prediction_sees_the_same_draws() -> None:
