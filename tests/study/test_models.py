@@ -107,7 +107,9 @@ def test_weights_are_counted_before_a_model_is_made() -> None:
     assert network.size(5, None).weights == network.build((5,), None).dim
     assert NetworkModel(kind="cnn").size(5, 4).weights == 0
     mean, kernel = (5 + 1) * 4 + (4 + 1), (5 + 1) * 6 + (6 + 1) * 3 + (3 + 1) * 2
-    assert GPModel((4,), (6, 3), 2).size(5, None).weights == mean + kernel
+    assert GPModel((4,), (6, 3), 2, linear="none").size(5, None).weights == mean + kernel
+    started = GPModel((4,), (6, 3), 2, linear="zero")
+    assert started.size(5, None).weights == mean + kernel + 5 + 1 + 1 == started.build((5,)).dim - 1  # the noise
 
 
 def test_every_option_of_a_model_has_a_meaning() -> None:

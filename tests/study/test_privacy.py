@@ -253,10 +253,10 @@ def test_algorithm_3_says_what_it_gives_beside_what_it_claims(tmp_path: Path) ->
 
 def test_pac_pfl_learns_under_a_generous_budget_and_not_under_a_tiny_one(tmp_path: Path) -> None:
     start = federation_state.start(*_parts(), tiny().plan).server.particles
-    run(tmp_path / "plain", "model.linear=zero")
+    run(tmp_path / "plain", "model.linear=none")
     moved = {"plain": state(tmp_path / "plain")["server.particles"] - start}
     for name, budget in (("generous", 1e7), ("tiny", 1e-3)):
-        run(tmp_path / name, f"privacy.epsilon={budget}", "privacy.clip=1000")
+        run(tmp_path / name, f"privacy.epsilon={budget}", "privacy.clip=1000", "model.linear=none")
         moved[name] = state(tmp_path / name)["server.particles"] - start
 
     def like(name: str) -> float:
@@ -266,7 +266,7 @@ def test_pac_pfl_learns_under_a_generous_budget_and_not_under_a_tiny_one(tmp_pat
 
 
 def _parts() -> tuple[Any, Any]:
-    method, groups = study.prepare(tiny("model.linear=zero"), load(tiny()))
+    method, groups = study.prepare(tiny("model.linear=none"), load(tiny()))
     return method, groups["existing"].train
 
 
