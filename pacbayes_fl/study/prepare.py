@@ -68,12 +68,16 @@ def prepare(
             in folds, or when columns cannot be scaled as asked.
         PrivacyError: when a private run would scale them across clients.
     """
+    existing: ScaledGroup | None = None
     if shared is None:
-        shared = _with_linear_start(study, dataset, scaling.settle(study, dataset))
+        shared = scaling.settle(study, dataset)
+        if isinstance(study.model, GPModel) and study.model.linear == "ridge":
+            existing = _with_linear_start(study, dataset, shared)
+            shared = existing.shared
     inner, dtype = _inner(study, dataset, shared.linear)
     size.check_method(study, inner, dataset)
     method = _wrapped(study, inner, fold_of)
-    return method, _scaled(study, method, dataset, dtype, shared)
+    return method, _scaled(study, method, dataset, dtype, shared, existing)
 
 
 def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype | None]:
@@ -93,12 +97,11 @@ def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype 
     return _wrapped(study, inner, {}), dtype
 
 
-def _with_linear_start(study: Study, dataset: tables.Dataset, shared: Shared) -> Shared:
-    """Add the ridge regression of the existing clients' training rows, of a study whose learning starts there."""
-    if not (isinstance(study.model, GPModel) and study.model.linear == "ridge"):
-        return shared
-    rows = scale(dataset.groups["existing"], shared, torch.device("cpu"), None, scaling.names(dataset)).train
-    return shared._replace(linear=pooled_ridge(linear_moments(rows)))
+def _with_linear_start(study: Study, dataset: tables.Dataset, shared: Shared) -> ScaledGroup:
+    """Scale the existing clients and add the ridge regression of their training rows, where learning starts."""
+    existing = scale(dataset.groups["existing"], shared, device_of(study), None, scaling.names(dataset))
+    start = pooled_ridge(linear_moments(existing.train.to("cpu")))  # on every device alike
+    return replace(existing, shared=shared._replace(linear=start))
 
 
 def _inner(
@@ -136,12 +139,14 @@ def _scaled(
     dataset: tables.Dataset,
     dtype: torch.dtype | None,
     shared: Shared,
+    existing: ScaledGroup | None,
 ) -> dict[str, ScaledGroup]:
-    """Bring all groups into the method's units, by what the existing clients settle."""
+    """Bring all groups into the method's units, by what the existing clients settle; these may be there already."""
     if method.raw_units:
-        shared = untouched(len(dataset.features))._replace(average=shared.average)
+        shared, existing = untouched(len(dataset.features))._replace(average=shared.average), None
     how = device_of(study), dtype, scaling.names(dataset)
-    existing = scale(dataset.groups["existing"], shared, *how)
+    if existing is None:
+        existing = scale(dataset.groups["existing"], shared, *how)
     if shared.average is None and study.privacy.epsilon is None and not dataset.feature_shape:
         existing = replace(existing, shared=shared._replace(average=existing.units.average()))
     others = {name: scale(group, existing.shared, *how) for name, group in dataset.groups.items() if name != "existing"}

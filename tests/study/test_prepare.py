@@ -178,6 +178,15 @@ def test_learning_starts_at_the_ridge_regression_of_the_existing_clients_scaled_
     assert none.model.dim == model.dim - 3 and LINEAR not in none.model.shapes  # w, b and the outputscale
 
 
+def test_clients_are_scaled_once_and_what_is_odd_about_them_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
+    study = Study.from_table({"data": {"test_share": 0.5}, "federation": {"device": "cpu"}})
+    flat = study.with_instances(data={"flat": (x, torch.full((8,), 2.0)), "house": (x, x[:, 0])})
+    _, groups = prepare(flat, load(flat))
+    assert groups["existing"].shared.linear is not None
+    assert sum("targets of flat do not vary" in str(one.message) for one in recwarn) == 1
+
+
 def federation(features: int, rows: int, smooth: float) -> dict[str, Any]:
     """Ten clients whose target is linear in what they see, with a smooth part or without, and noise."""
     random = np.random.default_rng([3, features])
