@@ -25,7 +25,7 @@ from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 
 _JITTER = 1e-6
@@ -155,7 +155,7 @@ class PooledGP(CentralisedMethod[Server]):
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw theta; no row is known yet."""
-        theta = FlatHyperPrior(self.model.location(), self.init_std).sample(1, generator).squeeze(0)
+        theta = CentredFlatHyperPrior(self.init_std)(self.model).sample(1, generator).squeeze(0)
         empty = theta.new_zeros(0, self.model.input_dim)
         seed = torch.randint(2**31, (), generator=generator)
         return Server(theta, empty, theta.new_zeros(0), theta.new_zeros(0, 0), seed)

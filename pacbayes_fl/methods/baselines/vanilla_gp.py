@@ -19,7 +19,7 @@ from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
-from pacbayes_fl.posteriors.hyper_posterior import FlatHyperPrior
+from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior
 
 
 class Start(NamedTuple):
@@ -51,7 +51,7 @@ class VanillaGP(LocalMethod[Start]):
 
     def init_server(self, generator: torch.Generator) -> Start:
         """Draw the common starting point."""
-        return Start(FlatHyperPrior(self.model.location(), self.init_std).sample(1, generator).squeeze(0))
+        return Start(CentredFlatHyperPrior(self.init_std)(self.model).sample(1, generator).squeeze(0))
 
     def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
         """Ascend each client's log evidence (eq. 33), then condition on its rows."""
