@@ -14,6 +14,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.inference import map_estimate
 from pacbayes_fl.inference.map_estimate import LocalDescent
+from pacbayes_fl.methods.baselines.fedamp import Update
 from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
@@ -38,24 +39,6 @@ class Client(NamedTuple):
 
     theta: Tensor
     rounds: Tensor
-
-
-class Update(NamedTuple):
-    """Locally trained networks of clients.
-
-    Args:
-        theta: [K, D].
-        ids: of the clients [K], int64: they put the networks in order.
-        weight: 0 for a client that is left out [K].
-        clients: 1 for every client that took part [K].
-        loss: mean negative log likelihood per row over the local steps [K], in nats.
-    """
-
-    theta: Tensor
-    ids: Tensor
-    weight: Tensor
-    clients: Tensor
-    loss: Tensor
 
 
 @final
