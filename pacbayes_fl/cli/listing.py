@@ -10,7 +10,8 @@ from pacbayes_fl.cli.arguments import AddCommand
 from pacbayes_fl.cli.output import say
 
 LISTED: Final = (
-    *("methods", "models", "data", "partitions", "studies", "bounds", "metrics", "recorded", "mechanisms"),
+    *("methods", "models", "families", "data", "partitions", "studies", "bounds", "metrics"),
+    *("recorded", "mechanisms"),
 )
 """What `list` lists."""
 

@@ -15,6 +15,8 @@ from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.options import Option, options_of
 from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS, is_hyper_prior
+from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.study import plugins, sources
@@ -77,8 +79,8 @@ def describe(name: str) -> tuple[Description, ...]:
     """Describe a name.
 
     Args:
-        name: of a method, bound, metric, source of data, kind of model, partition, mechanism or table of a study; of an
-            entry point of an installed package; or a reference such as "mine.py:MyMethod".
+        name: of a method, bound, metric, source of data, kind of model, variational family, partition, mechanism or
+            table of a study; of an entry point of an installed package; or a reference such as "mine.py:MyMethod".
 
     Returns:
         What is known of it, once for each family that has the name.
@@ -107,6 +109,7 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
         (sources.every(), _source),
         (tuple(KINDS), _model),
         (tuple(PARTITIONS), _partition),
+        (tuple(FAMILIES), _weight_family),
         (tuple(MECHANISMS), _mechanism),
         (tuple(_tables()), _table),
     )
@@ -120,6 +123,8 @@ def _open() -> tuple[tuple[OpenTable[Any], Callable[[str], Description]], ...]:
         (sources.SOURCES, _source),
         (MODEL_KINDS, _model),
         (sources.OPEN_PARTITIONS, _partition),
+        (FAMILIES, _weight_family),
+        (HYPER_PRIORS, _hyper_prior),
         (MECHANISMS, _mechanism),
     )
 
@@ -261,6 +266,23 @@ def _partition(name: str) -> Description:
     example = f"--set method.name=pfedbayes --set data.source={source} --set data.options.partition={name}"
     options = _options("options of [data.options], beside those of every partition", options_of(one.options))
     return Description("partition", name, one.title, facts, options, (f"pacbayes-fl run polynomial {example}",))
+
+
+def _weight_family(name: str) -> Description:
+    kind = FAMILIES[name]
+    able = [method for method, recipe in METHODS.items() if "family" in options_of(recipe.options)]
+    facts = (("parameters", f"{kind.parameters}, of D weights"), ("methods", ", ".join(able)))
+    example = f"pacbayes-fl run polynomial --set method.name={able[0]} --set method.family={name}"
+    return Description("variational family", name, kind.title, facts, (), (example,))
+
+
+def _hyper_prior(name: str) -> Description:
+    made = HYPER_PRIORS[name]
+    title = (made.__doc__ or type(made).__name__).strip().partition("\n")[0]
+    how = "itself a hyper-prior" if is_hyper_prior(made) else "a function of the model that gives a hyper-prior"
+    able = [method for method, recipe in METHODS.items() if "own_hyper_prior" in options_of(recipe.options)]
+    example = f"pacbayes-fl run polynomial --set method.name={able[0]} --set method.own_hyper_prior={name}"
+    return Description("hyper-prior", name, title, (("object", how), ("methods", ", ".join(able))), (), (example,))
 
 
 def _mechanism(name: str) -> Description:

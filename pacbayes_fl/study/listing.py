@@ -28,8 +28,8 @@ def listing(what: str) -> list[tuple[str, str]]:
     """List the names that a study can use.
 
     Args:
-        what: "methods", "models", "data", "partitions", "studies", "metrics", "mechanisms", or "recorded",
-            what runs record beside metrics.
+        what: "methods", "models", "families", "data", "partitions", "studies", "metrics", "mechanisms", or
+            "recorded", what runs record beside metrics.
 
     Returns:
         Names, each with a line on what it is.
@@ -40,7 +40,7 @@ def listing(what: str) -> list[tuple[str, str]]:
         from pacbayes_fl.study import sources
 
         return sources.listing()
-    if what in ("models", "partitions", "mechanisms"):
+    if what in ("models", "families", "partitions", "mechanisms"):
         known, more = _records(what)
         return [*((name, one.title) for name, one in known.items()), *more]
     if what == "metrics":
@@ -61,6 +61,10 @@ def _records(what: str) -> tuple[Mapping[str, Titled], list[tuple[str, str]]]:
         from pacbayes_fl.study import sources
 
         return partitions.PARTITIONS, sources.OPEN_PARTITIONS.listing()
+    if what == "families":
+        from pacbayes_fl.posteriors.weights import families
+
+        return families.FAMILIES.known, families.FAMILIES.listing()
     from pacbayes_fl.privacy import kinds
 
     return kinds.MECHANISMS.known, kinds.MECHANISMS.listing()

@@ -155,3 +155,14 @@ def test_no_command_imports_what_it_does_not_need(tmp_path: Path) -> None:
     *light, run = eval(done.stderr.splitlines()[-1])
     assert light == [*[[]] * 10, ["numpy"]]
     assert {"torch", "gpytorch"} <= set(run) <= {"numpy", "torch", "gpytorch", "pyro", "scipy"}
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pacbayes_fl", "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(pacbayes_fl.__file__).parents[1])},
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("pacbayes-fl ")

@@ -97,6 +97,12 @@ def test_a_name_that_nothing_has_is_refused_with_the_nearest(word: str, hint: st
     assert str(caught.value).startswith(f"nothing is called '{word}' ({hint}")
 
 
+def test_a_hyper_prior_of_the_users_is_described_by_its_docstring() -> None:
+    (result,) = describe("tests.user_objects:any_hyper_prior")
+    assert (result.family, result.title) == ("hyper-prior", "Make a hyper-prior of any model.")
+    assert dict(result.facts)["methods"].split(", ") == ["pac-pfl", "pfedgp", "pac-pfl-bnn"]
+
+
 def test_a_name_of_two_things_is_described_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_describe, "PARTITIONS", {**PARTITIONS, "mlp": PARTITIONS["labels"]})
     assert [result.family for result in describe("mlp")] == ["kind of model", "partition"]

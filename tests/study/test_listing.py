@@ -5,6 +5,7 @@ from __future__ import annotations
 from pacbayes_fl.cli.listing import LISTED
 from pacbayes_fl.data.partitions import PARTITIONS
 from pacbayes_fl.methods import METHODS
+from pacbayes_fl.posteriors.weights.families import FAMILIES
 from pacbayes_fl.privacy.kinds import MECHANISMS
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.results.recorded import RECORDED
@@ -20,7 +21,10 @@ def test_listings_name_what_there_is() -> None:
     assert {"polynomial", "pv-ew", "pv-s", "mnist", "cifar10", "femnist", "FILE.csv"} <= {
         name for name, _ in listing("data")
     }
-    for what, records in (("models", KINDS), ("partitions", PARTITIONS), ("mechanisms", MECHANISMS)):
+    for what, records in (
+        *(("models", KINDS), ("partitions", PARTITIONS)),
+        *(("mechanisms", MECHANISMS), ("families", FAMILIES)),
+    ):
         assert dict(listing(what)) == {name: one.title for name, one in records.items()}
     for what in (name for name in LISTED if name != "bounds"):  # which certify lists
         assert all(text and "\n" not in text and "#" not in text for _, text in listing(what))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Final
 
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.options import by_name
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.posteriors.weights.distribution import DistributionFamily, Start, from_distribution
 from pacbayes_fl.posteriors.weights.family import VariationalFamily
@@ -17,27 +19,54 @@ from pacbayes_fl.posteriors.weights.full_rank import FullRank
 from pacbayes_fl.posteriors.weights.low_rank import LowRank
 from pacbayes_fl.posteriors.weights.mean_field import Diagonal
 
-BUILT_IN: Final[Mapping[str, Callable[[int], VariationalFamily]]] = MappingProxyType(
-    {"mean-field": lambda _: Diagonal(), "full-rank": lambda _: FullRank(), "low-rank": LowRank}
+
+@dataclass(frozen=True)
+class FamilyKind:
+    """A variational family by name.
+
+    Args:
+        name: what studies call it.
+        title: one line for people.
+        parameters: how many a client keeps of D weights, as a formula in D and the rank R.
+        make: gives the family of a rank.
+    """
+
+    name: str
+    title: str
+    parameters: str
+    make: Callable[[int], VariationalFamily]
+
+
+_BUILT_IN: Final[Mapping[str, FamilyKind]] = by_name(
+    FamilyKind("mean-field", "independent Gaussians, N(mu, diag(sigma^2))", "2 D", lambda _: Diagonal()),
+    FamilyKind("full-rank", "one Gaussian of any covariance, N(mu, L L')", "D (D + 3) / 2", lambda _: FullRank()),
+    FamilyKind(
+        "low-rank", "Gaussian of covariance diag(sigma^2) + V V', V [D, R] with R = method.rank", "D (R + 2)", LowRank
+    ),
 )
-"""Makes each of the library's families, of a covariance of rank R."""
 
 
-def _family(thing: object, module: ModuleType, name: str) -> Callable[[int], VariationalFamily] | None:
-    """Take a family itself, which no rank changes."""
+def _family(thing: object, module: ModuleType, name: str) -> FamilyKind | None:
+    """Take a record, or a family itself, which no rank changes."""
+    if isinstance(thing, FamilyKind):
+        return replace(thing, name=name)
     parts = ("initial", "check")
     whole: bool = not isinstance(thing, type) and all(callable(getattr(thing, part, None)) for part in parts)
-    return (lambda _: thing) if whole else None  # type: ignore[return-value]
+
+    def make(_: int) -> VariationalFamily:
+        return thing  # type: ignore[return-value]
+
+    return FamilyKind(name, str(getattr(thing, "name", type(thing).__name__)), "its own", make) if whole else None
 
 
 FAMILIES: Final = OpenTable(
-    lambda: BUILT_IN,
+    lambda: _BUILT_IN,
     "pacbayes_fl.families",
     "[method] family",
     "a variational family, such as one of Family.from_distribution",
     _family,
 )
-"""All of them by name or reference."""
+"""All of them by name or reference. A new one is one more record above."""
 
 
 class Family:
@@ -59,7 +88,7 @@ class Family:
         """
         if name not in FAMILIES:
             raise StudyError(f"family must be one of {', '.join(FAMILIES)}, got {name!r}")
-        return FAMILIES[name](rank)
+        return FAMILIES[name].make(rank)
 
     @staticmethod
     def from_distribution(
