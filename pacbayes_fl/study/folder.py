@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,7 @@ from pacbayes_fl.federation import checkpoint, federation_state, lock, stop
 from pacbayes_fl.federation.checkpoint import Checkpoint
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
-from pacbayes_fl.federation.watch import Watch
-from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
@@ -38,6 +37,7 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import CertificateSplit, TrainingHistory
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances
 from pacbayes_fl.study.prepare import device_of
+from pacbayes_fl.study.saved_meta import SavedMeta
 from pacbayes_fl.study.search import held_out
 
 
@@ -80,9 +80,9 @@ class RunFolder:
         self._saved: Checkpoint | None = None
 
     @property
-    def meta(self) -> JsonMapping:
-        """Values saved beside the newest intact round; none before the first."""
-        return MappingProxyType({}) if self._saved is None else self._saved.meta
+    def released(self) -> int:
+        """How many private releases the newest intact round has seen; 0 before the first."""
+        return 0 if self._saved is None else SavedMeta.of(self._saved).released or 0
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep other runs out of the folder.
@@ -129,15 +129,14 @@ class RunFolder:
         if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
             raise results.no_run(self.path, "study.toml or data.npz is missing")
         self._saved, self.fell_back = resuming.newest_round(self.path, self.instances)
-        with checkpoint.meant(self._saved):
-            known = self.instances  # and the saved round, whatever became of study.toml
-            study = Study.from_table(self.meta["study"], str(self.path), instances=known)
-            released = int(self.meta.get("released", 0))
+        meta = SavedMeta.of(self._saved)
+        with checkpoint.meant(self._saved):  # and not study.toml, whatever became of it
+            study = Study.from_table(meta.study, str(self.path), instances=self.instances)
         if study.federation.device == "cuda" and not torch.cuda.is_available():  # trained elsewhere
             study = replace(study, federation=replace(study.federation, device="cpu"))
         dataset = saved_rows.data_of(study, self.path)
         check_environment(self.path, dataset)
-        return study, dataset, released
+        return study, dataset, self.released
 
     def dataset(self, study: Study) -> tables.Dataset:
         """Read the data of a study from their source; those of a run that goes on must be what they were.
@@ -264,14 +263,14 @@ class RunFolder:
         """Add the record of a round; see `results.rounds.append_round`."""
         results_rounds.append_round(self.path, record)
 
-    def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
+    def save(self, study: Study, clients: ClientBatch, state: FederationState, released: int | None) -> None:
         """Save a round, so that the run can go on after it.
 
         Args:
             study: what is run.
             clients: rows of all clients.
             state: after the round.
-            paid: what the state has seen of a private run's ledger.
+            released: how many releases of a private run the state has seen; None of a run that is not private.
 
         Raises:
             CheckpointError: when it cannot be written.
@@ -280,15 +279,18 @@ class RunFolder:
         known = kept.present or (0,)
         own = kept.select(known)
         flat = tensors.leaves({"server": state.server, "clients": own})
-        meta: JsonTable = {"study": study.table(), "ids": list(clients.ids), "names": list(clients.names)}
-        if len(known) < clients.clients and tensors.leaves(own):
-            meta["kept"] = [clients.ids[k] for k in known]  # the others have never taken part
-        meta["watch"] = state.watch.to_save()
-        if own := origins.used(study):
-            meta[origins.KEY] = own
-        if self.fell_back:
-            meta["fell_back"] = list(self.fell_back)
-        checkpoint.save(self.path, state.round, flat, {**meta, **paid})
+        partly = len(known) < clients.clients and bool(tensors.leaves(own))  # the others have never taken part
+        meta = SavedMeta(
+            study.table(),
+            clients.ids,
+            clients.names,
+            tuple(clients.ids[k] for k in known) if partly else None,
+            state.watch,
+            origins.used(study),
+            self.fell_back,
+            released,
+        )
+        checkpoint.save(self.path, state.round, flat, meta.to_json())
 
     def end(self, saved: int, error: PacBayesFLError) -> None:
         """Write down that a run has ended in an error, which would come again.
@@ -322,7 +324,7 @@ class NoFolder:
 
     path = None
     fell_back: Sequence[str] = ()
-    meta: JsonMapping = MappingProxyType({})
+    released = 0
 
     def lock(self) -> AbstractContextManager[object]:
         """There is nothing to keep others out of."""
@@ -366,7 +368,7 @@ class NoFolder:
     def append(self, record: RoundRecord) -> None:
         """The record is in the result alone."""
 
-    def save(self, study: Study, clients: ClientBatch, state: FederationState, paid: Mapping[str, int]) -> None:
+    def save(self, study: Study, clients: ClientBatch, state: FederationState, released: int | None) -> None:
         """The state is in memory alone."""
 
     def end(self, saved: int, error: PacBayesFLError) -> None:
@@ -393,7 +395,8 @@ def folder_of(path: Path | str | None) -> Folder:
 
 def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Checkpoint) -> FederationState:
     """Match a saved round to today's clients, by id."""
-    _check_finite(saved)
+    meta = SavedMeta.of(saved)
+    _check_finite(saved, meta)
     fresh = federation_state.start(method, clients, study.plan)
     flat = {name: tensor.to(clients.x.device) for name, tensor in saved.tensors.items()}
     server = tensors.unleaves(
@@ -401,25 +404,22 @@ def _restored(method: AnyMethod, clients: ClientBatch, study: Study, saved: Chec
     )
     states = {name: tensor for name, tensor in flat.items() if name.startswith("clients")}
     known_before = tensors.unleaves({"clients": fresh.kept.select((0,))}, states, exact=False)["clients"]
-    match = checkpoint.match_clients(saved.meta.get("kept", saved.meta["ids"]), clients.ids)
+    match = checkpoint.match_clients(meta.stateful, clients.ids)
     known = [(match.target.tolist(), tensors.select(known_before, match.source.to(clients.x.device)))]
-    seen = set(saved.meta["ids"])
+    seen = set(meta.ids)
     if joined := [k for k, client in enumerate(clients.ids) if client not in seen]:
         today = Kept.start(method, method.broadcast(server["server"]), clients)  # of today's server
         known.append((joined, today.select(joined)))
     kept = fresh.kept.after(known)
-    watch = Watch.from_saved(saved.meta.get("watch", {}))
-    return FederationState(server["server"], kept, saved.round, watch)
+    return FederationState(server["server"], kept, saved.round, meta.watch)
 
 
-def _check_finite(saved: Checkpoint) -> None:
+def _check_finite(saved: Checkpoint, meta: SavedMeta) -> None:
     """Refuse a state of which a number is not finite, which no run saves: whatever followed from it would be none."""
-    name_of = dict(zip(saved.meta["ids"], saved.meta.get("names", saved.meta["ids"]), strict=True))
-    ids = saved.meta.get("kept", saved.meta["ids"])
     for name, tensor in saved.tensors.items():
         if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
             continue
         whose = tensor.isfinite().reshape(len(tensor), -1).all(1) if name.startswith("clients") else None
-        client = None if whose is None else name_of[ids[int((~whose).nonzero()[0])]]
+        client = None if whose is None else meta.name_of(meta.stateful[int((~whose).nonzero()[0])])
         hint = f"restore checkpoints/round_{saved.round:06d} from a copy, or remove it: the round before is then used"
         raise CheckpointError(f"the saved state is not finite: {name}", client=client, round=saved.round, hint=hint)

@@ -17,7 +17,7 @@ from pacbayes_fl.errors import PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import guarantees, kinds
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
@@ -81,7 +81,7 @@ def open_private(
     state: FederationState,
     clients: ClientBatch,
     folder: Path | None,
-    saved: JsonMapping = MappingProxyType({}),
+    released: int = 0,
 ) -> PrivateAggregator | None:
     """Open the private aggregation of a study's rounds.
 
@@ -91,7 +91,7 @@ def open_private(
         state: where the run goes on.
         clients: rows of all clients.
         folder: of the run.
-        saved: what was saved beside that state; nothing before the first round.
+        released: how many releases that state has seen.
 
     Returns:
         The aggregator; None where the study is not private.
@@ -109,7 +109,6 @@ def open_private(
     delta, simulated = _delta(part, clients.clients), part.randomness == "simulation"
     paper, rounds = kinds.MECHANISMS[part.mechanism].claim is not None, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
-    released = int(saved.get("released", 0))
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
     if paper:
         mechanism = Mechanism.claimed(part.mechanism, part.clip, part.epsilon, rounds)
@@ -194,21 +193,6 @@ def epsilon_spent(aggregator: PrivateAggregator | None) -> dict[str, float]:
 def _called(number: str, simulated: bool) -> str:
     """Name a number of a guarantee by what it is."""
     return f"{number}{SUPPOSED}" if simulated else number
-
-
-def to_save(aggregator: PrivateAggregator | None, saved: JsonMapping | None = None) -> dict[str, int]:
-    """State of the ledger for a checkpoint.
-
-    Args:
-        aggregator: of the run; None where it is not private.
-        saved: what was saved beside the state, before this run's first round; after a round None.
-
-    Returns:
-        "released", the number of releases of which a state may hold anything; nothing without one.
-    """
-    if aggregator is None:
-        return {}
-    return {"released": len(aggregator.ledger) if saved is None else int(saved.get("released", 0))}
 
 
 def replacement(study: Study, folder: Path, released: int, at: float) -> Replacement | None:

@@ -17,6 +17,7 @@ from pacbayes_fl.results.folder import FILES, RELEASED
 from pacbayes_fl.study import held_rows, origins, saved_rows
 from pacbayes_fl.study.file import Study, read_table
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances
+from pacbayes_fl.study.saved_meta import SavedMeta
 from pacbayes_fl.study.search import held_out
 
 _FINISH: Final = "finish the run with --resume"
@@ -95,7 +96,7 @@ def recall(study: Study, folder: Path | None, resume: bool) -> SavedRun:
     study, notes = held_out.recall(study, folder)
     toml = folder / "study.toml"
     with checkpoint.meant(saved):
-        table = read_table(toml)[0] if saved is None else saved.meta["study"]
+        table = read_table(toml)[0] if saved is None else SavedMeta.of(saved).study
         before = Study.from_table(table, toml.name if saved is None else str(folder), instances=study.instances)
     checkpoint.check_study(before.table(), study.table())  # resolved anew: a key of later versions has its default
     if saved is None:
@@ -135,7 +136,7 @@ def newest_round(folder: Path, instances: Instances = NO_INSTANCES) -> tuple[che
 def _check_own_files(folder: Path, saved: checkpoint.Checkpoint | None, instances: Instances) -> None:
     """Refuse files and objects of the user's that have changed; before the first round the environment has them."""
     if saved is not None:
-        origins.check(saved.meta.get(origins.KEY, {}), str(folder), instances)
+        origins.check(SavedMeta.of(saved).own_files, str(folder), instances)
     else:
         origins.check_folder(folder, instances)
 
@@ -160,5 +161,4 @@ def _complete(folder: Path, saved: checkpoint.Checkpoint | None) -> None:
 def _fallen(saved: checkpoint.Checkpoint) -> Sequence[str]:
     for message in saved.warnings:
         warnings.warn(message, DamageWarning, stacklevel=caller_stacklevel())
-    with checkpoint.meant(saved):
-        return tuple(dict.fromkeys((*map(str, saved.meta.get("fell_back", ())), *saved.warnings)))
+    return tuple(dict.fromkeys((*SavedMeta.of(saved).fell_back, *saved.warnings)))

@@ -257,7 +257,7 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     study = begun.settled.study
     saved_rows.check(study, begun.method)
     engine.check(begun.method, begun.clients, study.plan, begun.state)
-    aggregator = privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.meta)
+    aggregator = privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.released)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
     state = _rounds(begun, folder, aggregator, records, on_round, callbacks)
@@ -279,11 +279,11 @@ def _rounds(
     """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
     study, clients, state = begun.settled.study, begun.clients, begun.state
     every, rounds = privacy.checkpoint_every(study), study.plan.rounds
-    paid = privacy.to_save(aggregator, folder.meta)
+    released = None if aggregator is None else folder.released
     with folder.listen() as stop, privacy.stop_when_spent():
         try:
             for record, after in engine.rounds(begun.method, clients, study.plan, state, aggregator):
-                state, paid = after, privacy.to_save(aggregator)
+                state, released = after, None if aggregator is None else len(aggregator.ledger)
                 last = record.round == rounds
                 record = _scored(begun, state, record, aggregator, last)
                 records.append(record)
@@ -291,18 +291,18 @@ def _rounds(
                 folder.append(record)
                 stopping = stop.requested
                 if stopping or last or record.round % every == 0:
-                    folder.save(study, clients, state, paid)
+                    folder.save(study, clients, state, released)
                 if stopping:
                     raise KeyboardInterrupt
                 if callbacks.on_round(record):
                     privacy.refuse_choice(study, "federation.rounds")
                     break
         except (ClientError, NumericalError) as error:
-            folder.save(study, clients, state, paid)  # nothing is lost: the last good round is on disk
+            folder.save(study, clients, state, released)  # nothing is lost: the last good round is on disk
             folder.end(state.round, error)
             raise
     if state.round == 0 or state.round < rounds:
-        folder.save(study, clients, state, paid)
+        folder.save(study, clients, state, released)
     return state
 
 

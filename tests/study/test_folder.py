@@ -21,6 +21,7 @@ from pacbayes_fl.study import run
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.folder import NoFolder, RunFolder, folder_of
 from pacbayes_fl.study.held_rows import TrainingHistory, divide
+from pacbayes_fl.study.saved_meta import SavedMeta
 from tests.laws.cases import Toy
 from tests.tiny import ROUNDS, assert_same_state, tiny
 
@@ -40,7 +41,7 @@ def test_a_run_can_do_without_a_folder_whatever_it_can_do_with_one() -> None:
     assert public(NoFolder) == {name: of for name, of in public(RunFolder).items() if name != "load"}
     own, other = (vars(RunFolder(Path("x"))).keys() | vars(kind).keys() for kind in (RunFolder, NoFolder))
     assert {name for name in own if not name.startswith("_")} - {"load"} <= {*other, "path", "fell_back"}
-    assert (NoFolder().path, NoFolder().fell_back, NoFolder().meta) == (None, (), {})
+    assert (NoFolder().path, NoFolder().fell_back, NoFolder().released) == (None, (), 0)
 
 
 def test_what_keeps_a_run_follows_from_its_path(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_the_twin_begins_as_an_empty_folder_does(tmp_path: Path) -> None:
     prepared = run.prepare(tiny(), dataset)
     for keeper in keepers:
         assert keeper.recall(tiny(), resume=True) == (tiny(), {})
-        assert keeper.meta == {} and keeper.fell_back == ()
+        assert keeper.released == 0 and keeper.fell_back == ()
         assert keeper.history() == TrainingHistory()
         assert keeper.scaling(dataset) is None
         keeper.check_rows(divide(tiny("report.certify.scheme=split"), dataset))
@@ -75,7 +76,7 @@ def test_the_twin_writes_nothing_and_nobody_asks_it_to_stop(tmp_path: Path, monk
     with keeper.lock(), keeper.listen() as stop:
         assert not stop.requested
         keeper.append(RoundRecord(1, 4))
-        keeper.save(trained.study, trained.groups["existing"].train, trained.state, {})
+        keeper.save(trained.study, trained.groups["existing"].train, trained.state, None)
         keeper.finish(run.report(trained))
     assert keeper.rounds(9) == () and [*tmp_path.iterdir()] == []
 
@@ -83,12 +84,12 @@ def test_the_twin_writes_nothing_and_nobody_asks_it_to_stop(tmp_path: Path, monk
 def test_a_folder_gives_back_what_was_saved_there(finished: Path, tmp_path: Path) -> None:
     folder = RunFolder(finished)
     told, dataset, released = folder.load()
-    assert (told, released, folder.meta["study"]) == (tiny(), 0, tiny().table())
+    assert (told, released) == (tiny(), 0)
     method, groups = run.prepare(told, dataset, shared=folder.scaling(dataset))
     state = folder.restore(method, groups["existing"].train, told)
     assert state.round == ROUNDS == len(folder.rounds(ROUNDS)) and len(folder.rounds(3)) == 3
     folder.path = tmp_path
-    folder.save(told, groups["existing"].train, state, {"released": 7})
+    folder.save(told, groups["existing"].train, state, 7)
     assert_same_state(tmp_path, finished)
     saved = checkpoint.load(tmp_path)
     assert saved is not None and saved.meta["released"] == 7
@@ -113,7 +114,8 @@ def test_a_state_that_clients_keep_is_given_back_to_its_owner() -> None:
     method: Any = Toy(2)
     last = engine.run_rounds(method, batch, tiny().plan)
     flat = tensors.leaves({"server": last.server, "clients": last.clients})
-    saved = checkpoint.Checkpoint(12, flat, {"ids": [client_id(name) for name in "abc"], "names": [*"abc"]})
+    meta = SavedMeta({}, [client_id(name) for name in "abc"], [*"abc"])
+    saved = checkpoint.Checkpoint(12, flat, meta.to_json())
     rows_of = {"a": batch.x[0, :3], "c": batch.x[2, :4], "d": batch.x[1, :5]}
     today = ClientBatch.pad([(x, x[:, 0]) for x in (rows_of["c"], rows_of["d"], rows_of["a"])], ["c", "d", "a"])
     got = study_folder._restored(method, today, tiny(), saved)

@@ -569,4 +569,4 @@ def test_labels_are_json(finished: Path) -> None:
 
 
 def test_spent_and_saved_are_empty_where_nothing_is_private() -> None:
-    assert privacy.epsilon_spent(None) == privacy.to_save(None) == privacy.labels(tiny(), None, 3) == {}
+    assert privacy.epsilon_spent(None) == privacy.labels(tiny(), None, 3) == {}
