@@ -399,9 +399,7 @@ def test_clients_that_leave_do_not_make_a_budget_larger(tmp_path: Path) -> None:
     state, clients = federation_state.start(method, groups["existing"].train, one.plan), groups["existing"].train
 
     def sit(state: Any, clients: Any, rounds: int) -> tuple[Any, Any]:
-        aggregator = privacy.open_private(
-            one, method, state, clients, tmp_path, {"released": len(Ledger(tmp_path, ANYTHING))}
-        )
+        aggregator = privacy.open_private(one, method, state, clients, tmp_path, len(Ledger(tmp_path, ANYTHING)))
         assert aggregator is not None
         plan = replace(one.plan, rounds=rounds)
         with privacy.stop_when_spent():
