@@ -17,6 +17,8 @@ from pacbayes_fl.errors import StudyError
 NOISE_STD = 0.4
 """Hyper-prior centre of the noise standard deviation, in standardised units (PAC-PFL section 8.6.2)."""
 
+_WIDEST = 8.0  # distance of a log variance from its centre
+
 
 def inverse_softplus(value: float) -> float:
     """Solve softplus(raw) = value.
@@ -56,6 +58,12 @@ def gaussian_noise_slope(raw: Tensor) -> Tensor:
     """
     slope = 2.0 * softplus(raw) * torch.sigmoid(raw)
     return torch.where(gaussian_noise(raw) > _floor(raw), slope, 0.0)
+
+
+def _check_noise(noise_std: float) -> None:
+    """Refuse a noise that is not positive and finite."""
+    if not 0 < noise_std < math.inf:
+        raise StudyError(f"noise_std must be positive, got {noise_std:g}")
 
 
 def _floor(raw: Tensor) -> float:
@@ -124,8 +132,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         """Check that the noise is positive and finite."""
-        if not 0 < self.noise_std < math.inf:
-            raise StudyError(f"noise_std must be positive, got {self.noise_std:g}")
+        _check_noise(self.noise_std)
 
     @property
     def outputs(self) -> int:
@@ -153,3 +160,56 @@ class Gaussian:
         """
         standard = (y.to(outputs.dtype) - outputs.squeeze(-1)) / self.noise_std
         return -0.5 * standard.square() - math.log(self.noise_std) - 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """Real targets around the first output, with a noise that the second one makes depend on the input.
+
+    y ~ N(f_1, s^2), ln s^2 = ln noise_std^2 + 8 tanh(f_2 / 8)      (Nix and Weigend 1994, with a bounded variance)
+
+    The bound keeps s within a factor e^4 of noise_std, so that no row can make the density grow without limit.
+
+    Args:
+        noise_std: of an output of 0, in units of y.
+    """
+
+    noise_std: float = NOISE_STD
+
+    def __post_init__(self) -> None:
+        """Check that the noise is positive and finite."""
+        _check_noise(self.noise_std)
+
+    @property
+    def outputs(self) -> int:
+        """The mean and the logarithm of the variance."""
+        return 2
+
+    @property
+    def classes(self) -> None:
+        """No classes: regression."""
+        return None
+
+    def distribution(self, outputs: Tensor) -> TorchDistribution:
+        """Normal [K, N] of outputs [K, N, 2]."""
+        mean, log_variance = self._moments(outputs)
+        return distributions.Normal(mean, (0.5 * log_variance).exp())
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log density of targets.
+
+        Args:
+            outputs: means and raw log variances [K, N, 2].
+            y: targets [K, N].
+
+        Returns:
+            [K, N], in nats.
+        """
+        mean, log_variance = self._moments(outputs)
+        squares = (y.to(outputs.dtype) - mean).square() * (-log_variance).exp()
+        return -0.5 * (squares + log_variance + math.log(2 * math.pi))
+
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [K, N] and log variance [K, N]."""
+        mean, raw = outputs.unbind(-1)
+        return mean, 2 * math.log(self.noise_std) + _WIDEST * torch.tanh(raw / _WIDEST)

@@ -17,7 +17,13 @@ from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
-from pacbayes_fl.models.likelihoods import NOISE_STD, Categorical, Gaussian, Likelihood
+from pacbayes_fl.models.likelihoods import (
+    NOISE_STD,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
@@ -150,8 +156,9 @@ class NetworkModel:
     Args:
         kind: see `KINDS`: "mlp" for flat rows and images; "cnn" and "vgg" for images.
         widths: hidden units of the MLP's layers.
-        likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise.
-        noise_std: of the Gaussian likelihood, in standardised units.
+        likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise, and
+            "heteroscedastic" does the same with a noise that the network learns as a function of the input.
+        noise_std: of the Gaussian likelihood, in standardised units; where the noise is learned, what that starts from.
         dtype: of the weights, and of the rows that a method gets.
         temperature: T of predicted probabilities of classes, p^(1/T) / Z, of which training does not know; "held-out"
             lets a study choose the one under which training rows that a federation was not given are most likely.
@@ -159,7 +166,7 @@ class NetworkModel:
 
     kind: str = option("mlp", names=lambda: OpenNames(kinds_over("weights")))
     widths: tuple[int, ...] = option((100,), low=1)
-    likelihood: Literal["auto", "categorical", "gaussian"] = "auto"
+    likelihood: Literal["auto", "categorical", "gaussian", "heteroscedastic"] = "auto"
     noise_std: float = option(NOISE_STD, above=0)
     dtype: Literal["float32", "float64"] = "float32"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
@@ -209,7 +216,7 @@ class NetworkModel:
         Returns:
             Their number.
         """
-        return MODEL_KINDS[self.kind].size(self, inputs, 1 if classes is None else classes)
+        return MODEL_KINDS[self.kind].size(self, inputs, self.likelihood_of(classes).outputs)
 
     def likelihood_of(self, classes: int | None) -> Likelihood:
         """Give the likelihood of targets.
@@ -223,12 +230,13 @@ class NetworkModel:
         Raises:
             StudyError: when the one that was asked for is not for them.
         """
-        wanted = self.likelihood if self.likelihood != "auto" else "gaussian" if classes is None else "categorical"
-        if (wanted == "categorical") != (classes is not None):
+        if self.likelihood == ("categorical" if classes is None else "gaussian"):
             have = "numbers" if classes is None else f"labels of {classes} classes"
             hint = "set model.likelihood to 'auto'; data.task = 'classification' makes labels of a table's targets"
-            raise StudyError(f"[model] likelihood {wanted!r} is not for targets that are {have}", hint=hint)
-        return Gaussian(self.noise_std) if classes is None else Categorical(classes)
+            raise StudyError(f"[model] likelihood {self.likelihood!r} is not for targets that are {have}", hint=hint)
+        if classes is not None:
+            return Categorical(classes)
+        return (HeteroscedasticGaussian if self.likelihood == "heteroscedastic" else Gaussian)(self.noise_std)
 
 
 @dataclass(frozen=True)

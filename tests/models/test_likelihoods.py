@@ -13,6 +13,7 @@ from pacbayes_fl.models.likelihoods import (
     NOISE_STD,
     Categorical,
     Gaussian,
+    HeteroscedasticGaussian,
     gaussian_noise,
     gaussian_noise_slope,
     inverse_softplus,
@@ -106,5 +107,33 @@ def test_numbers_are_normal_around_the_output() -> None:
 
 @pytest.mark.parametrize("noise_std", [0.0, -0.1, math.inf, math.nan])
 def test_a_noise_out_of_range_is_refused(noise_std: float) -> None:
-    with pytest.raises(StudyError, match="noise_std must be positive"):
-        Gaussian(noise_std)
+    for likelihood in (Gaussian, HeteroscedasticGaussian):
+        with pytest.raises(StudyError, match="noise_std must be positive"):
+            likelihood(noise_std)
+
+
+def test_a_noise_that_outputs_decide_is_that_of_torch_s_normal_and_bounded() -> None:
+    given, y = outputs(2, 5, 2), outputs(2, 5)
+    likelihood = HeteroscedasticGaussian(0.3)
+    assert (likelihood.outputs, likelihood.classes) == (2, None)
+    std = 0.3 * (4 * torch.tanh(given[..., 1] / 8)).exp()
+    expected = distributions.Normal(given[..., 0], std).log_prob(y)
+    torch.testing.assert_close(likelihood.log_prob(given, y), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(likelihood.distribution(given).log_prob(y), expected, rtol=1e-12, atol=1e-12)
+    level = torch.zeros(1, 1, 2, dtype=torch.float64)  # an output of 0 is the known noise
+    plain = Gaussian(0.3).log_prob(level[..., :1], y[:1, :1])
+    torch.testing.assert_close(likelihood.log_prob(level, y[:1, :1]), plain, rtol=1e-13, atol=1e-13)
+    far = torch.tensor([[[0.0, -1e6], [0.0, 1e6]]], dtype=torch.float64)
+    ratio = likelihood.distribution(far).stddev / 0.3
+    torch.testing.assert_close(ratio, torch.tensor([[-4.0, 4.0]], dtype=torch.float64).exp(), rtol=1e-12, atol=0)
+    assert likelihood.log_prob(given.float(), y).dtype == torch.float32
+
+
+def test_the_slope_of_a_predicted_noise_is_the_textbook_s() -> None:
+    """By the mean -(y - mu) / s^2, by the log variance (1 - (y - mu)^2 / s^2) / 2, times that of the bound."""
+    given, y = outputs(1, 6, 2).requires_grad_(), outputs(1, 6)
+    (slope,) = torch.autograd.grad(-HeteroscedasticGaussian(0.3).log_prob(given, y).sum(), given)
+    mean, raw = given.detach().unbind(-1)
+    variance, residual = 0.09 * (8 * torch.tanh(raw / 8)).exp(), y - mean
+    by_raw = 0.5 * (1 - residual.square() / variance) * (1 - torch.tanh(raw / 8).square())
+    torch.testing.assert_close(slope, torch.stack((-residual / variance, by_raw), -1), rtol=1e-10, atol=1e-12)

@@ -12,7 +12,7 @@ import torch
 from pacbayes_fl import options
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.models.likelihoods import Categorical, Gaussian, Likelihood
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import option
@@ -25,6 +25,10 @@ def test_networks_are_built_for_the_data() -> None:
     flat = NetworkModel(widths=(4, 3)).build((2,), None)
     assert isinstance(flat, BayesianMLP) and flat.sizes == (2, 4, 3, 1) and flat.likelihood == Gaussian()
     assert NetworkModel(noise_std=0.2).build((2,), None).likelihood == Gaussian(0.2)
+    learned = NetworkModel(likelihood="heteroscedastic", widths=(4,), noise_std=0.2)
+    two = learned.build((2,), None)
+    assert isinstance(two, BayesianMLP) and two.sizes == (2, 4, 2) and two.likelihood == HeteroscedasticGaussian(0.2)
+    assert learned.size(2, None).weights == two.dim and learned.build((2,), 3).likelihood == Categorical(3)
     image = NetworkModel(dtype="float64").build((1, 28, 28), 62)
     assert isinstance(image, BayesianMLP) and image.sizes == (784, 100, 62) and image.likelihood == Categorical(62)
     assert (flat.dtype, image.dtype) == (torch.float32, torch.float64)

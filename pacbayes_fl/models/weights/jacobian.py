@@ -332,6 +332,11 @@ def _normal(observation: TorchDistribution) -> Normal:
 
 def _linearised(observation: TorchDistribution, outputs: Tensor, jacobian: Jacobian) -> Linearised:
     noise = None if isinstance(observation, Categorical) else _normal(observation).variance.detach()
+    if noise is not None and outputs.shape[-1] > 1:
+        raise StudyError(
+            "the Laplace approximation takes the noise of numbers as known, and here an output decides it",
+            hint="model.likelihood = 'gaussian'",
+        )
     return Linearised(outputs.detach(), curvature_root(observation).detach(), noise, jacobian)
 
 

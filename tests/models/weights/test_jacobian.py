@@ -12,7 +12,7 @@ from torch.distributions import Poisson
 from torch.nn.functional import softplus
 
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pacbayes_fl.models.weights import jacobian as jacobians
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
@@ -219,3 +219,9 @@ def test_squares_of_the_weighted_jacobian_are_the_matrix(likelihood: Any) -> Non
         x, _ = laplace.own(batch, k)
         close((columns.mT @ columns)[k], laplace.ggn(model, theta[k], x))
     assert not columns[1].unflatten(0, (4, -1))[SIZES[1] :].any()  # padding
+
+
+def test_a_noise_that_an_output_decides_is_refused() -> None:
+    model = BayesianMLP((2, 3, 2), HeteroscedasticGaussian(), torch.float64)
+    with pytest.raises(StudyError, match=r"takes the noise of numbers as known.*likelihood = 'gaussian'"):
+        linearise(model, randn(3, K, model.dim), laplace.clients(TanhNetwork((2, 5, 1), NUMBERS), *SIZES, feature=(2,)))
