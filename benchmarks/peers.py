@@ -94,7 +94,13 @@ def separate_gps(model: DeepKernelGP, particles: Tensor, batch: ClientBatch) -> 
         return nn.Sequential(*[m for pair in pairs for m in (nn.Tanh(), _linear(*pair))][1:])
 
     return [
-        DeepGP(x, y, model.noise(theta), network(theta, "mean"), network(theta, "kernel"))
+        DeepGP(
+            x,
+            y,
+            model.noise(theta.view(1, 1, -1), x[None, :1]).view(()),
+            network(theta, "mean"),
+            network(theta, "kernel"),
+        )
         for x, y in zip(batch.x, batch.y, strict=True)
         for theta in particles
     ]
@@ -113,7 +119,7 @@ def joint_gp(model: DeepKernelGP, particles: Tensor, batch: ClientBatch) -> Deep
     """
     x, y = (t.expand(len(particles), *t.shape[1:]) for t in (batch.x, batch.y))
     networks = (_Network(_layers(model, particles, prefix)) for prefix in ("mean", "kernel"))
-    gp = DeepGP(x, y, model.noise(particles), *networks)
+    gp = DeepGP(x, y, model.noise(particles.unsqueeze(0), batch.x)[0, :, 0], *networks)
     gp.eval()
     return gp
 

@@ -1,8 +1,8 @@
 """The client's half of PAC-PFL with GPs: exact log evidence of every particle and its gradient, one score per client.
 
 The definition is `posteriors.functions.gaussian_process.gaussian_log_evidence` under autograd. Here the gradient is
-written out, d ln Z / dK = (alpha alpha' - (K + s^2 I)^-1) / 2, which costs half of a pass through the Cholesky factor;
-a test holds the two together.
+written out, d ln Z / dK = (alpha alpha' - (K + D)^-1) / 2, D the rows' noise, which costs half of a pass through the
+Cholesky factor; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def particle_scores(
 ) -> ParticleScores:
     """Differentiate the exact log evidence of every client by every particle (PAC-PFL eq. 33).
 
-    With a power c it is that of a tempered likelihood, Z(c) = E_f prod_i N(y_i | f(x_i), s^2)^c, m_k rows:
+    With a power c it is that of a tempered likelihood, Z(c) = E_f prod_i N(y_i | f(x_i), s_i^2)^c:
 
-    ln Z(c) = ln N(y | m(x), K(x, x) + s^2 / c I) + m_k / 2 ((1 - c) ln(2 pi s^2) - ln c)
+    ln Z(c) = ln N(y | m(x), K(x, x) + diag(s^2 / c)) + sum_i ((1 - c) ln(2 pi s_i^2) - ln c) / 2
 
     Args:
         model: the prior.
@@ -60,7 +60,7 @@ def particle_scores(
 
 
 class _Evidence(NamedTuple):
-    """Log evidence [K, P], its gradients by the mean (alpha [K, P, N]), noise and output scale [K, P], the inverse."""
+    """Log evidence [K, P], its gradients by mean (alpha) and noise [K, P, N] and output scale [K, P], the inverse."""
 
     value: Tensor
     alpha: Tensor
@@ -75,24 +75,24 @@ def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> t
     result = _by_embedding if prior.embedded else _by_covariance
     if power is None:
         return result(prior, batch)
-    c, rows = power.to(prior.noise).unsqueeze(-1), batch.size.to(prior.noise).unsqueeze(-1)
+    c, real = power.to(prior.noise)[:, None, None], batch.mask.unsqueeze(1)
     evidence, grad_kernel = result(prior._replace(noise=prior.noise / c), batch)
-    constant = torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log()
-    by_constant = torch.where(c == 1.0, 0.0, (1.0 - c) / prior.noise)
-    value, grad_noise = evidence.value + 0.5 * rows * constant, evidence.grad_noise / c + 0.5 * rows * by_constant
+    constant = torch.where(real, torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log(), 0.0)
+    by_constant = torch.where(real & (c != 1.0), (1.0 - c) / prior.noise, 0.0)
+    value, grad_noise = evidence.value + 0.5 * constant.sum(-1), evidence.grad_noise / c + 0.5 * by_constant
     return evidence._replace(value=value, grad_noise=grad_noise), grad_kernel
 
 
 def _by_scaled_embedding(prior: PriorValues, scale: Tensor, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
     """Log evidence and its gradient for a kernel a k, in units in which the output scale a is 1.
 
-    ln N(r | 0, a k + s^2 I) = ln N(r' | 0, k + s'^2 I) - m / 2 ln a,  r' = r / sqrt(a), s'^2 = s^2 / a
+    ln N(r | 0, a k + D) = ln N(r' | 0, k + D') - m / 2 ln a,  r' = r / sqrt(a), D' = D / a the noise of the rows
 
-    Its slope by a is (alpha' r' / 2 - s'^2 d/ds'^2 - m / 2) / a, alpha' = (k + s'^2 I)^-1 r'.
+    Its slope by a is (alpha' r' / 2 - sum_i D'_i d/dD'_i - m / 2) / a, alpha' = (k + D')^-1 r'.
     """
     real, root = batch.mask.unsqueeze(1), scale.sqrt().unsqueeze(-1)
     residual = torch.where(real, batch.y.unsqueeze(1) - prior.mean, 0.0) / root
-    noise = prior.noise / scale
+    noise = prior.noise / scale.unsqueeze(-1)
     unit = PriorValues(batch.y.unsqueeze(1) - residual, noise, prior.kernel, True)  # of which the residual is r'
     one, grad_kernel = _by_embedding(unit, batch)
     rows = real.sum(-1, dtype=residual.dtype)
@@ -100,9 +100,9 @@ def _by_scaled_embedding(prior: PriorValues, scale: Tensor, batch: ClientBatch) 
     return one._replace(
         value=one.value - 0.5 * rows * scale.log(),
         alpha=one.alpha / root,
-        grad_noise=one.grad_noise / scale,
+        grad_noise=one.grad_noise / scale.unsqueeze(-1),
         factor=one.factor._replace(jitter=one.factor.jitter * scale),
-        grad_outputscale=(0.5 * (quadratic - rows) - noise * one.grad_noise) / scale,
+        grad_outputscale=(0.5 * (quadratic - rows) - (noise * one.grad_noise).sum(-1)) / scale,
     ), grad_kernel
 
 
@@ -117,7 +117,7 @@ def _evidence(covariance: Tensor, prior: PriorValues, batch: ClientBatch) -> _Ev
     log_determinant = factor.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     value = -0.5 * (alpha * residual).sum(-1) - log_determinant - 0.5 * math.log(2 * math.pi) * count
     precision = torch.where(real, inverted.diagonal(dim1=-2, dim2=-1), 0.0)
-    return _Evidence(value, alpha, 0.5 * (alpha.square() - precision).sum(-1), inverted, factor)
+    return _Evidence(value, alpha, 0.5 * (alpha.square() - precision), inverted, factor)
 
 
 def _by_covariance(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:

@@ -44,7 +44,7 @@ class PriorValues(NamedTuple):
 
     Args:
         mean: [K, P, N], in units of y.
-        noise: observation variance [K, P], in squared units of y.
+        noise: observation variance [K, P, N], in squared units of y.
         kernel: the embedding [K, P, N, F] of a prior that has one; else the covariance [K, P, N, N], in squared units.
         embedded: whether `kernel` is an embedding.
         outputscale: factor [K, P] of the embedding's covariance, in squared units of y; 1 when None.
@@ -62,7 +62,7 @@ class PriorGradients(NamedTuple):
 
     Args:
         mean: [K, P, N].
-        noise: [K, P].
+        noise: [K, P, N].
         kernel: [K, P, N, F] or [K, P, N, N].
         outputscale: [K, P] of a prior that has one.
     """
@@ -114,14 +114,15 @@ class FunctionModel(ABC):
         """Centre of the default hyper-prior [D]: 0, and for the raw noise softplus^-1(0.4) (PAC-PFL section 8.6.2)."""
 
     @abstractmethod
-    def noise(self, theta: Tensor) -> Tensor:
-        """Observation noise variance.
+    def noise(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Variance of the observation noise, which may depend on the input.
 
         Args:
             theta: hyper-parameters [K, P, D].
+            x: inputs [K, N, d].
 
         Returns:
-            [K, P], in squared units of y.
+            [K, P, N], in squared units of y; a view of [K, P, 1] where it does not depend on the input.
         """
 
     @abstractmethod
@@ -227,7 +228,7 @@ class FunctionModel(ABC):
             embedding = self.embedding(leaf, x)
             kernel = self.covariance(leaf, x) if embedding is None else embedding
             scale = None if embedding is None else self.outputscale(leaf)
-            outputs = self.mean(leaf, x), self.noise(leaf), kernel, scale
+            outputs = self.mean(leaf, x), self.noise(leaf, x), kernel, scale
 
         def vjp(gradients: PriorGradients) -> Tensor:
             pairs = zip(outputs, gradients, strict=True)
@@ -245,11 +246,11 @@ class FunctionModel(ABC):
             x: inputs [K, N, d].
 
         Returns:
-            N with batch [K, P] and event [N], and the noise variance [K, P].
+            N with batch [K, P] and event [N], and the noise variance [K, P, N].
         """
         # An operator, not a tensor: GPyTorch factors a dense covariance at once and raises for all if one client fails.
         covariance = to_linear_operator(self.covariance(theta, x))
-        return MultivariateNormal(self.mean(theta, x), covariance), self.noise(theta)
+        return MultivariateNormal(self.mean(theta, x), covariance), self.noise(theta, x)
 
 
 class WeightPrior(Protocol):

@@ -63,6 +63,9 @@ class GPModel:
             sends sums once, and at the noise that it leaves. "auto" is "ridge" for federated methods, or "zero" where
             nobody may know anything of others' rows, and "none" for methods whose clients are alone or whose rows are
             pooled.
+        noise_widths: hidden units of the layers of a network that gives every input a noise of its own; "constant" is
+            one noise for all inputs, as in the paper, an empty list a linear one.
+        noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
     """
 
     temperature: ClassVar[float] = 1.0
@@ -75,6 +78,8 @@ class GPModel:
     learn_outputscale: bool = False
     noise_std: float = option(NOISE_STD, above=0)
     linear: Literal["auto", "none", "zero", "ridge"] = "auto"
+    noise_widths: Literal["constant"] | tuple[int, ...] = option("constant", low=1)
+    noise_spread: float = option(0.5, above=0)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -131,10 +136,12 @@ class GPModel:
             self.learn_outputscale,
             self.noise_std,
             start,
+            None if self.noise_widths == "constant" else self.noise_widths,
+            self.noise_spread,
         )
 
     def size(self, inputs: int, classes: int | None) -> ModelSize:
-        """Count the weights of the two networks.
+        """Count the weights of the networks.
 
         Args:
             inputs: d, numbers of one input.
@@ -143,10 +150,10 @@ class GPModel:
         Returns:
             Their number.
         """
-        widths = [] if self.mean_widths == "zero" else [(inputs, *self.mean_widths, 1)]
+        widths = [(inputs, *part, 1) for part in (self.mean_widths, self.noise_widths) if not isinstance(part, str)]
         weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
-        return ModelSize(weights, "model.mean_widths, model.kernel_widths or model.feature_dim")
+        return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")
 
 
 @dataclass(frozen=True)

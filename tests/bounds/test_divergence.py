@@ -174,7 +174,7 @@ def test_a_gp_posterior_is_measured_against_its_prior_as_scikit_learn_has_both_a
             at = theta[p : p + 1].unsqueeze(0)
             features = model.embedding(at, x[None, :rows])
             assert features is not None
-            noise = model.noise(at).item()
+            noise = model.noise(at, x[None, :1]).item()
             reference = GaussianProcessRegressor(RBF(1.0), alpha=noise, optimizer=None)
             mean = model.mean(at, x[None, :rows])[0, 0]
             reference.fit(features[0, 0].numpy(), (y[:rows] - mean).numpy())

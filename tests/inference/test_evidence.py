@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
+from scipy import stats
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
@@ -38,13 +40,19 @@ def clients(sizes: tuple[int, ...] = SIZES) -> ClientBatch:
     return ClientBatch.pad(list(zip(x.split(sizes), y.split(sizes), strict=True)))
 
 
+START = LinearStart(numbers([0.5, 0.0, -1.0]), 0.1, 0.5)
+
+
 def models() -> dict[str, FunctionModel]:
     matern = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(1.5, ard_num_dims=FEATURES))
     return {
         "deep": DeepKernelGP(FEATURES),
         "zero mean": DeepKernelGP(FEATURES, mean_widths=None, kernel_widths=(8,), feature_dim=3),
         "learned scales": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
-        "linear start": DeepKernelGP(FEATURES, (8,), (8,), linear=LinearStart(numbers([0.5, 0.0, -1.0]), 0.1, 0.5)),
+        "linear start": DeepKernelGP(FEATURES, (8,), (8,), linear=START),
+        "noise network": DeepKernelGP(FEATURES, (8,), (8,), noise_widths=(4,)),
+        "all of it": DeepKernelGP(FEATURES, None, (8,), linear=START, noise_widths=(), noise_spread=1.0),
+        "slow noise network": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, noise_widths=(4,)),
         "matern": GPyTorchPrior(gpytorch.means.LinearMean(FEATURES), matern, FEATURES),
         "fixed mean": GPyTorchPrior(gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel(), FEATURES),
     }
@@ -93,6 +101,26 @@ def test_value_and_gradient_of_the_worked_example(embedded: bool) -> None:
 
 
 @pytest.mark.quick
+def test_the_evidence_of_rows_with_noise_of_their_own_is_scipy_s() -> None:
+    """A linear mean, a linear feature and a linear raw noise, by numpy."""
+    model, batch = DeepKernelGP(FEATURES, (), (), 1, noise_widths=()), clients()
+    theta = particles(model, 2)
+    result = particle_scores(model, theta, batch)
+    for p in range(2):
+        named = {name: value.numpy() for name, value in model.unflatten(theta[p]).items()}
+        (mean, kernel, noise), biases = (
+            [named[f"{part}.network.{kind}.0"] for part in ("mean", "kernel", "likelihood")]
+            for kind in ("weights", "biases")
+        )
+        for k, m in enumerate(SIZES):
+            x, y = batch.x[k, :m].numpy(), batch.y[k, :m].numpy()
+            std = np.log1p(np.exp(named["likelihood.raw_noise"] + x @ noise[:, 0] + biases[2]))
+            covariance = np.exp(-0.5 * (x @ kernel - (x @ kernel).T) ** 2) + np.diag(std**2)
+            expected = stats.multivariate_normal(x @ mean[:, 0] + biases[0], covariance).logpdf(y)
+            assert result.log_evidence[k, p].item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.quick
 @every_model
 @pytest.mark.parametrize("shared", [True, False])
 def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: bool) -> None:
@@ -104,7 +132,7 @@ def test_equals_gpytorch_client_by_client_without_padding(name: str, shared: boo
         for p in range(3):
             leaf = (theta[p] if shared else theta[k, p]).clone().requires_grad_()
             prior, noise = model.prior(leaf[None, None], batch.x[k : k + 1, :m])
-            covariance = prior.covariance_matrix[0, 0] + noise * torch.eye(m, dtype=torch.float64)
+            covariance = prior.covariance_matrix[0, 0] + noise[0, 0].diag()
             value = MultivariateNormal(prior.mean[0, 0], covariance).log_prob(batch.y[k, :m])
             (score,) = torch.autograd.grad(value, leaf)
             close(result.log_evidence[k : k + 1, p], value.detach()[None], 1e-10)
@@ -221,8 +249,8 @@ class Noiseless(FunctionModel):
     def location(self) -> Tensor:
         return torch.zeros(1, dtype=torch.float64)
 
-    def noise(self, theta: Tensor) -> Tensor:
-        return 0.0 * theta[..., 0]
+    def noise(self, theta: Tensor, x: Tensor) -> Tensor:
+        return 0.0 * self.mean(theta, x)
 
     def mean(self, theta: Tensor, x: Tensor) -> Tensor:
         return theta.expand(-1, -1, x.shape[1]) * 0.0

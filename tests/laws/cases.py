@@ -133,6 +133,10 @@ def deep(d: int) -> FunctionModel:
     return DeepKernelGP(d, (3,), (3,))
 
 
+def noisy(d: int) -> FunctionModel:
+    return DeepKernelGP(d, (3,), (3,), noise_widths=(2,))
+
+
 def plain(d: int) -> FunctionModel:
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
     return GPyTorchPrior(gpytorch.means.ConstantMean(), kernel, d)
@@ -211,7 +215,8 @@ def _cases() -> Iterator[Case]:
             yield from (batches, replace(batches, noise="generators"))
     scaled = {"minibatch": 3, "minibatch_scale": "outside", "cohort_scale": "mean", "optimiser": "ascent"}
     yield Case("pac-pfl-scaled-minibatch", partial(from_recipe, METHODS["pac-pfl"], options=scaled))
-    yield Case("pac-pfl-equal", partial(from_recipe, METHODS["pac-pfl"], options={"weighting": "equal"}))
+    equal = {"weighting": "equal"}
+    yield Case("pac-pfl-noise-network", partial(from_recipe, METHODS["pac-pfl"], options=equal, model=noisy))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))
     other: dict[str, Any] = {
         "restart": True,

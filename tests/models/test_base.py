@@ -48,8 +48,8 @@ class Line(FunctionModel):
     def location(self) -> Tensor:
         return torch.zeros(3, dtype=torch.float64)
 
-    def noise(self, theta: Tensor) -> Tensor:
-        return theta[..., 2].square()
+    def noise(self, theta: Tensor, x: Tensor) -> Tensor:
+        return theta[..., 2:].square().expand(-1, -1, x.shape[1])
 
     def mean(self, theta: Tensor, x: Tensor) -> Tensor:
         return theta[..., :1].expand(-1, -1, x.shape[1])
@@ -71,12 +71,10 @@ X = torch.tensor([[[0.3], [-1.0], [2.0]], [[1.0], [0.0], [-0.7]]], dtype=torch.f
 
 def test_the_prior_is_a_distribution_over_the_rows_of_each_client_and_particle() -> None:
     prior, noise = Line().prior(THETA, X)
-    assert prior.batch_shape == (2, 2) and prior.event_shape == (3,) and noise.shape == (2, 2)
-    torch.testing.assert_close(noise, THETA[..., 2] ** 2)
+    assert prior.batch_shape == (2, 2) and prior.event_shape == (3,) and noise.shape == (2, 2, 3)
+    torch.testing.assert_close(noise, (THETA[..., 2:] ** 2).expand(2, 2, 3))
     y = torch.tensor([0.4, 1.0, -2.0], dtype=torch.float64)
-    with_noise = type(prior)(
-        prior.mean, prior.covariance_matrix + torch.diag_embed(noise.unsqueeze(-1).expand(2, 2, 3))
-    )
+    with_noise = type(prior)(prior.mean, prior.covariance_matrix + torch.diag_embed(noise))
     value = with_noise.log_prob(y.expand(2, 2, 3))
     for k in range(2):
         for p in range(2):
@@ -120,7 +118,11 @@ def test_the_way_back_to_the_hyper_parameters_is_autograd_s_for_every_client(mod
     with torch.no_grad():
         values, vjp = model.with_vjp(theta, X)
     assert values.embedded is embedded and not any(part.requires_grad for part in values[:3])
-    grad_mean, grad_noise, grad_kernel = draw(2, 2, 3, seed=0), draw(2, 2, seed=1), draw(*values.kernel.shape, seed=2)
+    grad_mean, grad_noise, grad_kernel = (
+        draw(2, 2, 3, seed=0),
+        draw(2, 2, 3, seed=1),
+        draw(*values.kernel.shape, seed=2),
+    )
     gradient = vjp(PriorGradients(grad_mean, grad_noise, grad_kernel))
     assert gradient.shape == (2, 2, 3)
     for k in range(2):
@@ -129,7 +131,7 @@ def test_the_way_back_to_the_hyper_parameters_is_autograd_s_for_every_client(mod
             x = X[k : k + 1]
             kernel = model.embedding(own, x) if embedded else model.covariance(own, x)
             assert kernel is not None
-            mean, noise = model.mean(own, x), model.noise(own)
+            mean, noise = model.mean(own, x), model.noise(own, x)
             for batched, single in ((values.mean, mean), (values.noise, noise), (values.kernel, kernel)):
                 torch.testing.assert_close(batched[k, p], single.detach()[0, 0], rtol=1e-14, atol=0)
             inner = (

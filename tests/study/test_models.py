@@ -114,6 +114,10 @@ def test_weights_are_counted_before_a_model_is_made() -> None:
     assert GPModel((4,), (6, 3), 2, linear="none").size(5, None).weights == mean + kernel
     started = GPModel((4,), (6, 3), 2, linear="zero")
     assert started.size(5, None).weights == mean + kernel + 5 + 1 + 1 == started.build((5,)).dim - 1  # the noise
+    noisy = GPModel((4,), (6, 3), 2, linear="none", noise_widths=(3,), noise_spread=0.25)
+    assert noisy.size(5, None).weights == mean + kernel + (5 + 1) * 3 + (3 + 1) == noisy.build((5,)).dim - 1
+    spreads = noisy.build((5,)).spreads()
+    assert spreads is not None and spreads.prior[1] == 0.25  # the first weight of the noise network
 
 
 def test_every_option_of_a_model_has_a_meaning() -> None:

@@ -124,9 +124,9 @@ def test_a_client_without_a_target_gets_the_priors_prediction(
     mean = trained.method.model.mean(particles.unsqueeze(0), scaled.unsqueeze(0))  # type: ignore[attr-defined]
     loc, scale = units.y_mean.mean(), units.y_std.mean()
     torch.testing.assert_close(got.mean, loc + scale * mean[0].mean(0), rtol=1e-9, atol=1e-12)
-    noise = trained.method.model.noise(particles.unsqueeze(0))[0]  # type: ignore[attr-defined]
+    noise = trained.method.model.noise(particles.unsqueeze(0), scaled.unsqueeze(0))[0]  # type: ignore[attr-defined]
     prior = trained.method.model.variance(particles.unsqueeze(0), scaled.unsqueeze(0))[0]  # type: ignore[attr-defined]
-    second = (prior + noise.unsqueeze(1) + mean[0].square()).mean(0)
+    second = (prior + noise + mean[0].square()).mean(0)
     variance = scale.square() * (second - mean[0].mean(0).square())
     torch.testing.assert_close(got.std.square(), variance, rtol=1e-9, atol=1e-9)
     assert (got.lower < got.mean).all() and (got.mean < got.upper).all()

@@ -57,9 +57,9 @@ class Parameters(NamedTuple):
 
 
 def _pieces(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Return L = chol K_uu, A = L^-1 K_uf / s, chol(I + AA'), A r / s, the residual r and s^2 (notation of Titsias)."""
+    """Return L = chol K_uu, A = L^-1 K_uf S^-1/2, chol(I + AA'), A S^-1/2 r, the residual r and the noise S [R]."""
     theta, inducing = p.theta.view(1, 1, -1), p.inducing.unsqueeze(0)
-    noise = model.noise(theta).squeeze()
+    noise = model.noise(theta, x.unsqueeze(0)).squeeze(0, 1)
     k_uu = model.covariance(theta, inducing).squeeze()
     k_uf = model.covariance(theta, inducing, x.unsqueeze(0)).squeeze(0, 1)
     identity = torch.eye(len(p.inducing), dtype=x.dtype, device=x.device)
@@ -67,13 +67,13 @@ def _pieces(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> tuple[
     a = torch.linalg.solve_triangular(lower, k_uf, upper=False) / noise.sqrt()
     inner = torch.linalg.cholesky(identity + a @ a.T)
     residual = y - model.mean(theta, x.unsqueeze(0)).squeeze(0, 1)
-    return lower, a, inner, a @ residual / noise.sqrt(), residual, noise
+    return lower, a, inner, a @ (residual / noise.sqrt()), residual, noise
 
 
 def collapsed_bound(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
     """Lower bound on the log evidence with inducing inputs.
 
-    ln N(y | m, Q + s^2 I) - tr(K - Q) / (2 s^2),  Q = K_fu K_uu^-1 K_uf      (Titsias 2009, eq. 9)
+    ln N(y | m, Q + S) - tr(S^-1 (K - Q)) / 2,  Q = K_fu K_uu^-1 K_uf      (Titsias 2009, eq. 9: S = s^2 I)
 
     Args:
         model: the prior.
@@ -86,10 +86,10 @@ def collapsed_bound(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -
     """
     _, a, inner, projected, residual, noise = _pieces(model, p, x, y)
     white = torch.linalg.solve_triangular(inner, projected.unsqueeze(-1), upper=False)
-    quadratic: Tensor = residual.square().sum() / noise - white.square().sum()
-    log_determinant = 2 * inner.diagonal().log().sum() + len(y) * noise.log()
-    prior_variance = model.variance(p.theta.view(1, 1, -1), x.unsqueeze(0)).sum()
-    lost = prior_variance / noise - a.square().sum()
+    quadratic: Tensor = (residual.square() / noise).sum() - white.square().sum()
+    log_determinant = 2 * inner.diagonal().log().sum() + noise.log().sum()
+    prior_variance = model.variance(p.theta.view(1, 1, -1), x.unsqueeze(0)).squeeze(0, 1)
+    lost = (prior_variance / noise).sum() - a.square().sum()
     return -0.5 * (quadratic + log_determinant + len(y) * math.log(2 * math.pi) + lost)
 
 
@@ -122,10 +122,9 @@ class PooledPosterior:
             cross = self.model.covariance(theta, inducing, x)  # [K, 1, I, M]
             mean = self.model.mean(theta, x) + self.server.weight @ cross
             explained = (cross * (self.server.reduction @ cross)).sum(-2)
-            variance = (self.model.variance(theta, x) - explained).clamp_min(0.0) + self.model.noise(theta).unsqueeze(
-                -1
-            )
-        return NormalMixture(mean.new_zeros(self.clients, 1), mean, variance)
+            variance = (self.model.variance(theta, x) - explained).clamp_min(0.0)
+            noise = self.model.noise(theta, x)
+        return NormalMixture(mean.new_zeros(self.clients, 1), mean, variance + noise)
 
 
 @final

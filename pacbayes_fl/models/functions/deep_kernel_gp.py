@@ -8,8 +8,10 @@ from typing import Final, final
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.func import functional_call
 from torch.nn.functional import softplus
 
@@ -25,8 +27,10 @@ LINEAR: Final = "mean.linear"
 OUTPUTSCALE: Final = "kernel.base.raw_outputscale"
 """What `softplus` makes the outputscale of."""
 
+_NOISE: Final = "likelihood"
+_RAW_NOISE: Final = ("raw_noise", "likelihood.raw_noise")  # without a noise network, and with one
 _STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
-_OUTPUT: Final = 0.01  # of the mean network's last layer
+_OUTPUT: Final = 0.01  # of the last layer of a network beside a start
 _OUTPUTSCALE: Final = math.exp(-2.0)  # beside a linear model
 
 
@@ -89,12 +93,40 @@ class DeepKernel(Kernel):
         return dense
 
 
+class DeepNoise(Likelihood):
+    """Gaussian noise whose size a network reads off the input, y ~ N(f(x), s(x)^2) with s(x) = softplus(r + g(x)).
+
+    Args:
+        sizes: numbers of units of the network g from d inputs to 1.
+        std: s where g is 0, in units of y.
+    """
+
+    def __init__(self, sizes: Sequence[int], std: float) -> None:
+        """Make r and the network."""
+        super().__init__()
+        self.raw_noise = nn.Parameter(torch.tensor(inverse_softplus(std), dtype=torch.float64))
+        self.network = BatchedMLP(sizes)
+
+    def forward(self, function_samples: Tensor, x: Tensor) -> Normal:
+        """Distribution of targets.
+
+        Args:
+            function_samples: f(x) [*, N], in units of y.
+            x: [*, N, d].
+
+        Returns:
+            Normal [*, N].
+        """
+        raw = self.raw_noise.unsqueeze(-1) + self.network(x).squeeze(-1)
+        return Normal(function_samples, gaussian_noise(raw).sqrt(), validate_args=False)  # it would stop a GPU
+
+
 @final
 class DeepKernelGP(FunctionModel):
     """The paper's prior: tanh mean network, squared-exponential kernel on a tanh network, Gaussian noise.
 
     k(x, x') = exp(-|f(x) - f(x')|^2 / 2), f to 2 dimensions (PAC-PFL section 8.3.2). Lengthscale and outputscale are 1,
-    as in the paper, or learned.
+    as in the paper, or learned. The noise has one variance, as in the paper, or that of `DeepNoise`.
 
     Learning may start at a linear model of all clients' rows: the mean gets a term w' x + b, the hyper-prior is centred
     there, w ~ N(w_0, (std / 3)^2 I) and the noise at what that model leaves, the outputscale is learned, from e^-2, and
@@ -111,6 +143,9 @@ class DeepKernelGP(FunctionModel):
         noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
         linear: the linear model that learning starts at, such as `linear_start.pooled_ridge`; None, as in the paper,
             for no such term. It says the centre of the noise too.
+        noise_widths: hidden units of the noise network, which starts close to 0; None for one variance, () for a linear
+            one.
+        noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
     """
 
     def __init__(
@@ -123,6 +158,8 @@ class DeepKernelGP(FunctionModel):
         learn_outputscale: bool = False,
         noise_std: float = NOISE_STD,
         linear: LinearStart | None = None,
+        noise_widths: Sequence[int] | None = None,
+        noise_spread: float = 0.5,
     ) -> None:
         """Build the GPyTorch modules."""
         scaled, some = learn_outputscale or linear is not None, mean_widths is not None or linear is not None
@@ -131,7 +168,11 @@ class DeepKernelGP(FunctionModel):
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
         kernel = DeepKernel((input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if scaled else base)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
-        self._definition = GPyTorchPrior(mean, kernel, input_dim, noise_std if linear is None else linear.noise_std)
+        std = noise_std if linear is None else linear.noise_std
+        noise = None if noise_widths is None else DeepNoise((input_dim, *noise_widths, 1), std)
+        self._definition = GPyTorchPrior(mean, kernel, input_dim, std, noise)
+        self._noise_network, self._noise_spread = None if noise is None else noise.network, noise_spread
+        self._raw_noise = _RAW_NOISE[noise is not None]
         self._closed_form = not learn_lengthscale
         self._network = kernel.network
         self._linear = linear
@@ -163,31 +204,40 @@ class DeepKernelGP(FunctionModel):
 
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; see the base class."""
-        if self._linear is None:
+        if self._linear is None and self._noise_network is None:
             return None
         prior = torch.ones_like(self.location())
         named = self.unflatten(prior)
+        if self._linear is not None:
+            for name, values in named.items():
+                if ".weights." in name:
+                    values.fill_(len(values) ** -0.5 / _STD)
+            named[LINEAR].fill_(1 / 3)
+            named[OUTPUTSCALE].fill_(1 / _STD)
         for name, values in named.items():
-            if ".weights." in name:
-                values.fill_(len(values) ** -0.5 / _STD)
-        named[LINEAR].fill_(1 / 3)
-        named[OUTPUTSCALE].fill_(1 / _STD)
+            if name.startswith(f"{_NOISE}.network."):
+                values.fill_(self._noise_spread)
         start = prior.clone()
         first = self.unflatten(start)
-        first[OUTPUTSCALE].zero_()
-        for last in [name for name in first if name.startswith("mean.network.")][-1:]:
-            depth = last.rsplit(".", 1)[1]
-            for part in Layers._fields:  # the mean starts as the linear model, and the last layer alone need not be 0
-                first[f"mean.network.{part}.{depth}"].mul_(_OUTPUT)
+        if self._linear is not None:
+            first[OUTPUTSCALE].zero_()
+        for network in [_NOISE] if self._linear is None else ["mean", _NOISE]:
+            for last in [name for name in first if name.startswith(f"{network}.network.")][-1:]:
+                depth = last.rsplit(".", 1)[1]
+                for part in Layers._fields:  # starts as if it were not there; its last layer alone need not be 0
+                    first[f"{network}.network.{part}.{depth}"].mul_(_OUTPUT)
         return Spreads(prior, start)
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Cut theta [*, D] into views [*, *shape] by name; see `GPyTorchPrior.unflatten`."""
         return self._definition.unflatten(theta)
 
-    def noise(self, theta: Tensor) -> Tensor:
-        """Observation noise variance [K, P] of hyper-parameters theta [K, P, D]; see the base class."""
-        return self._definition.noise(theta)
+    def noise(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Observation noise variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
+        if self._noise_network is None:
+            return self._definition.noise(theta, x)
+        raw = self.unflatten(theta)[self._raw_noise].unsqueeze(-1)
+        return gaussian_noise(raw + self._outputs(_NOISE, self._noise_network, theta, x).squeeze(-1))
 
     def mean(self, theta: Tensor, x: Tensor) -> Tensor:
         """Prior mean [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
@@ -205,12 +255,14 @@ class DeepKernelGP(FunctionModel):
         """Network features z [K, P, N, F] under theta [K, P, D] at x [K, N, d]; None when a lengthscale is learned."""
         if not self._closed_form:
             return None
-        prefix = "kernel.network."
-        weights = {
-            n.removeprefix(prefix): p for n, p in self._definition.unflatten(theta).items() if n.startswith(prefix)
-        }
-        z: Tensor = functional_call(self._network, weights, (x.unsqueeze(1),))
-        return z
+        return self._outputs("kernel", self._network, theta, x)
+
+    def _outputs(self, name: str, network: BatchedMLP, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs [K, P, N, *] of a network under theta [K, P, D] at x [K, N, d]."""
+        prefix = f"{name}.network."
+        weights = {n.removeprefix(prefix): p for n, p in self.unflatten(theta).items() if n.startswith(prefix)}
+        outputs: Tensor = functional_call(network, weights, (x.unsqueeze(1),))
+        return outputs
 
     def outputscale(self, theta: Tensor) -> Tensor | None:
         """Factor [K, P] of the embedding's covariance under theta [K, P, D]; None where it is fixed at 1."""
@@ -222,8 +274,8 @@ class DeepKernelGP(FunctionModel):
             return self.bind_slowly(theta)
         if len(theta) > 1 and theta.stride(0) == 0 and not theta.is_cuda:
             return self._bind_shared(theta[0])
-        mean, kernel = self._networks(theta.flatten(0, 1))
-        particles = theta.shape[1]
+        networks = self._networks(theta.flatten(0, 1))
+        mean, kernel, particles = networks.get("mean"), networks["kernel"], theta.shape[1]
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
             rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), 1)
@@ -235,7 +287,8 @@ class DeepKernelGP(FunctionModel):
 
     def _bind_shared(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Do as `bind` for particles [P, D] that all clients share, without a copy of them for every client."""
-        mean, kernel = self._networks(theta)
+        networks = self._networks(theta)
+        mean, kernel = networks.get("mean"), networks["kernel"]
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor | None]:
             location = shared_outputs(mean, x).squeeze(-1) if mean else x.new_zeros(len(x), len(theta), x.shape[1])
@@ -254,54 +307,56 @@ class DeepKernelGP(FunctionModel):
         particles, groups = theta.shape[-2], len(x) if theta.dim() == 2 else 1
         flat = theta.detach().flatten(0, -2)
         rows = _by_network(x.unsqueeze(1).expand(-1, particles, -1, -1), groups)
-        networks = {
-            name: layers for name, layers in zip(("mean", "kernel"), self._networks(flat), strict=True) if layers
-        }
+        networks = self._networks(flat)
         values = {name: activations(layers, rows) for name, layers in networks.items()}
         outputs = {name: _by_client(value[-1], particles, groups) for name, value in values.items()}
         mean = outputs["mean"].squeeze(-1) if "mean" in outputs else x.new_zeros(outputs["kernel"].shape[:-1])
         mean = self._with_linear_term(mean, theta.detach(), x)
-        noise = gaussian_noise(theta[..., 0]).expand(len(x), particles)
+        raw_noise = self.unflatten(theta.detach())[self._raw_noise].unsqueeze(-1)
+        if _NOISE in outputs:
+            raw_noise = raw_noise + outputs[_NOISE].squeeze(-1)
+        noise = gaussian_noise(raw_noise).expand_as(mean)
         scale = self.outputscale(theta.detach())
 
         def vjp(gradients: PriorGradients) -> Tensor:
             grad_mean, grad_noise, grad_embedding, grad_scale = gradients
             score = flat.new_empty(len(flat), groups, self.dim)
             named = self.unflatten(score)
-            raw_slope = gaussian_noise_slope(flat[:, :1])
-            named["raw_noise"].copy_(raw_slope * _by_network(grad_noise[..., None, None], groups).squeeze(-1))
+            by_row = grad_noise if _NOISE in networks else grad_noise.sum(-1, keepdim=True)
+            grad_raw = gaussian_noise_slope(raw_noise) * by_row
+            by_output = {"mean": grad_mean.unsqueeze(-1), "kernel": grad_embedding, _NOISE: grad_raw.unsqueeze(-1)}
             for name, layers in networks.items():
-                grad_output = _by_network(grad_embedding if name == "kernel" else grad_mean.unsqueeze(-1), groups)
+                grad_output = _by_network(by_output[name], groups)
                 by_layer = layer_gradients(layers, values[name], grad_output, groups)
                 for part, tensors in zip(Layers._fields, by_layer, strict=True):
                     for layer, gradient in enumerate(tensors):
                         named[f"{name}.network.{part}.{layer}"].copy_(gradient)
             by_client = _by_client(score, particles, groups).squeeze(-2)
             beside = self.unflatten(by_client)
+            beside[self._raw_noise].copy_(grad_raw.sum(-1))
             if LINEAR in beside:
                 beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
             if grad_scale is not None:
                 beside[OUTPUTSCALE].copy_(grad_scale * self.unflatten(theta.detach())[OUTPUTSCALE].sigmoid())
             return by_client
 
-        scale = None if scale is None else scale.expand_as(noise)
+        scale = None if scale is None else scale.expand(mean.shape[:2])
         return PriorValues(mean, noise, outputs["kernel"], True, scale), vjp
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
         return mean + _linear(self.unflatten(theta)[LINEAR], x) if LINEAR in self.shapes else mean
 
-    def _networks(self, flat: Tensor) -> tuple[Layers | None, Layers]:
-        """Cut hyper-parameters [B, D] into the layers of the mean network, if there is one, and of the kernel's."""
+    def _networks(self, flat: Tensor) -> dict[str, Layers]:
+        """Cut hyper-parameters [B, D] into the layers of every network that there is: of mean, kernel and noise."""
         named = self.unflatten(flat)
-
-        def layers(prefix: str) -> Layers:
-            return Layers(
-                *([v for n, v in named.items() if n.startswith(f"{prefix}.network.{f}")] for f in Layers._fields)
+        networks = {
+            part: Layers(
+                *([v for n, v in named.items() if n.startswith(f"{part}.network.{f}")] for f in Layers._fields)
             )
-
-        mean, kernel = layers("mean"), layers("kernel")
-        return mean if mean.weights else None, kernel
+            for part in ("mean", "kernel", _NOISE)
+        }
+        return {part: layers for part, layers in networks.items() if layers.weights}
 
 
 def _linear(coefficients: Tensor, x: Tensor) -> Tensor:

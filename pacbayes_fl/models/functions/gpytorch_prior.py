@@ -11,6 +11,7 @@ import gpytorch
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -21,11 +22,12 @@ from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, inverse_so
 
 
 class _Parts(nn.Module):
-    """Mean, kernel and raw noise under one roof, so that one `functional_call` replaces all their parameters."""
+    """Noise, mean and kernel under one roof, so that one `functional_call` replaces all their parameters."""
 
-    def __init__(self, mean: Mean, kernel: Kernel) -> None:
+    def __init__(self, mean: Mean, kernel: Kernel, likelihood: Likelihood | None) -> None:
         super().__init__()
-        self.raw_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.raw_noise = nn.Parameter(torch.zeros((), dtype=torch.float64)) if likelihood is None else None
+        self.likelihood = likelihood  # before the others: theta begins with what makes the noise
         self.mean = mean
         self.kernel = kernel
 
@@ -34,6 +36,9 @@ class _Parts(nn.Module):
         if part == "mean":
             mean: Tensor = self.mean(x)
             return mean
+        if part == "noise" and self.likelihood is not None:
+            std: Tensor = self.likelihood(x.new_zeros(x.shape[:-1]), x).scale  # y given f(x) = 0
+            return std.square()
         if part == "variance":
             variance: Tensor = self.kernel(x, x, diag=True)
             return variance
@@ -63,11 +68,18 @@ class GPyTorchPrior(FunctionModel):
 
     host_bound: ClassVar[str | None] = "GPyTorch's kernels compare their inputs at every call"
 
-    def __init__(self, mean: Mean, kernel: Kernel, input_dim: int, noise_std: float = NOISE_STD) -> None:
+    def __init__(
+        self,
+        mean: Mean,
+        kernel: Kernel,
+        input_dim: int,
+        noise_std: float = NOISE_STD,
+        likelihood: Likelihood | None = None,
+    ) -> None:
         """Lay out theta and find out whether the modules broadcast."""
         _check_part("mean", mean, Mean)
         _check_part("kernel", kernel, Kernel)
-        self._parts = _Parts(mean, kernel).double()
+        self._parts = _Parts(mean, kernel, likelihood).double()
         free = {name: p.shape for name, p in self._parts.named_parameters() if p.requires_grad}
         held = (*self._parts.named_parameters(), *self._parts.named_buffers())  # one name for what two modules share
         self._fixed = {name: t.detach() for name, t in held if name not in free}
@@ -90,7 +102,13 @@ class GPyTorchPrior(FunctionModel):
     def location(self) -> Tensor:
         """Centre of the default hyper-prior [D]: 0, and for the raw noise softplus^-1(noise_std)."""
         centre = torch.zeros(self.dim, dtype=torch.float64)
-        centre[0] = inverse_softplus(self._noise_std)
+        if self._parts.likelihood is None:
+            centre[0] = inverse_softplus(self._noise_std)
+            return centre
+        held, named = dict(self._parts.named_parameters()), self.unflatten(centre)
+        for name in named:
+            if name.startswith("likelihood."):
+                named[name].copy_(held[name].detach())
         return centre
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
@@ -113,9 +131,12 @@ class GPyTorchPrior(FunctionModel):
             for p, (name, shape) in zip(parts, self.shapes.items(), strict=True)
         }
 
-    def noise(self, theta: Tensor) -> Tensor:
-        """Observation noise variance [K, P] of hyper-parameters theta [K, P, D]; see the base class."""
-        return gaussian_noise(theta[..., 0])
+    def noise(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Observation noise variance [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""
+        if self._parts.likelihood is not None:
+            return self._call("noise", theta, x, x)
+        shape = np.broadcast_shapes(theta.shape[:2], (x.shape[0], 1))
+        return gaussian_noise(theta[..., :1]).expand(*shape, x.shape[1])
 
     def mean(self, theta: Tensor, x: Tensor) -> Tensor:
         """Prior mean [K, P, N] under theta [K, P, D] at x [K, N, d]; see the base class."""

@@ -44,14 +44,14 @@ def add_noise(covariance: Tensor, noise: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         covariance: prior covariance [K, P, N, N], already 0 in rows and columns of padding; overwritten.
-        noise: observation variance [K, P], in squared units of y.
+        noise: observation variance [K, P, N], in squared units of y.
         mask: [K, N] bool.
 
     Returns:
         `covariance`, [K, P, N, N].
     """
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    diagonal.copy_(torch.where(mask.unsqueeze(1), diagonal + noise.unsqueeze(-1), 1.0))
+    diagonal.copy_(torch.where(mask.unsqueeze(1), diagonal + noise, 1.0))
     return covariance
 
 
@@ -111,11 +111,11 @@ def inverse(factor: Factor) -> Tensor:
 def gaussian_log_evidence(prior: MultivariateNormal, noise: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Factor]:
     """Exact log marginal likelihood of each client under each particle: the definition, differentiable by autograd.
 
-    ln Z_k(phi_p) = ln N(y_k | m_p(x_k), K_p(x_k, x_k) + sigma_p^2 I)      (PAC-PFL eq. 33)
+    ln Z_k(phi_p) = ln N(y_k | m_p(x_k), K_p(x_k, x_k) + D_p)      (PAC-PFL eq. 33: D_p = sigma_p^2 I)
 
     Args:
         prior: GP prior at the training inputs, batch [K, P], event [N].
-        noise: observation variance [K, P], in squared units of y.
+        noise: observation variance of every row, the diagonal of D_p [K, P, N], in squared units of y.
         y: targets [K, N]; values where mask is False are ignored but must be finite.
         mask: [K, N] bool.
 
@@ -134,7 +134,7 @@ def _log_evidence(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, ma
     real = mask.unsqueeze(1)
     both = real.unsqueeze(-1) & real.unsqueeze(-2)
     covariance = torch.where(both, covariance, 0.0)
-    covariance = covariance + torch.diag_embed(torch.where(real, noise.unsqueeze(-1), 1.0))
+    covariance = covariance + torch.diag_embed(torch.where(real, noise, 1.0))
     factor = factorise(covariance, mask)
     residual = torch.where(real, y.unsqueeze(1) - mean, 0.0)
     white = torch.linalg.solve_triangular(factor.cholesky, residual.unsqueeze(-1), upper=False).squeeze(-1)
@@ -153,7 +153,7 @@ class GPPosterior:
         theta: particles [K, P, D].
         x: training inputs [K, N, d].
         mask: [K, N] bool.
-        alpha: (K + sigma^2 I)^-1 (y - m) [K, P, N], in 1 / units of y.
+        alpha: (K + D)^-1 (y - m) [K, P, N], D the rows' noise, in 1 / units of y.
         whitener: inverse Cholesky factors [K, P, N, N], in 1 / units of y.
         log_evidence: ln Z [K, P], in nats.
         log_weights: mixture weights [K, P] as logarithms.
@@ -176,17 +176,12 @@ class GPPosterior:
     def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         return self.model.bind(self.theta)
 
-    @cached_property
-    def _noise(self) -> Tensor:
-        return self.model.noise(self.theta).unsqueeze(-1)
-
-    @property
-    def row_noise(self) -> Tensor:
-        """Noise that the rows were taken to have [K, P], in squared units of y: jitter is noise too."""
-        return self._noise.squeeze(-1) + self.factor_jitter
+    def row_noise(self, x: Tensor) -> Tensor:
+        """Noise that rows at x [K, N, d] are taken to have [K, P, N], in squared units of y: jitter is noise too."""
+        return self.model.noise(self.theta, x) + self.factor_jitter.unsqueeze(-1)
 
     def predict(self, x: Tensor) -> NormalMixture:
-        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p^2.
+        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p(x*)^2.
 
         Args:
             x: new inputs [K, M, d].
@@ -195,13 +190,13 @@ class GPPosterior:
             Mixture over particles [K, P, M], in units of y, noise included.
         """
         result = self.function(x)
-        return replace(result, variances=result.variances + self._noise)
+        return replace(result, variances=result.variances + self.model.noise(self.theta, x))
 
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself (PAC-PFL eqs. 35 and 37 without the noise of new targets).
 
-        mu_p = m_p(x*) + k_p*' (K_p + s_p^2 I)^-1 (y - m_p)
-        Sigma_p = k_p(x*, x*) - k_p*' (K_p + s_p^2 I)^-1 k_p*
+        mu_p = m_p(x*) + k_p*' (K_p + D_p)^-1 (y - m_p)
+        Sigma_p = k_p(x*, x*) - k_p*' (K_p + D_p)^-1 k_p*
 
         Args:
             x: inputs [K, M, d].
@@ -227,19 +222,21 @@ class GPPosterior:
     def kl(self) -> Tensor:
         """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.
 
-        KL = (ln |A| - m ln s^2 - tr(K A^-1) + alpha' K alpha) / 2,  A = K + s^2 I
+        KL = (ln |A| - ln |D| - tr(K A^-1) + alpha' K alpha) / 2,  A = K + D, D the rows' noise
 
         Returns:
             [K, P], in nats; 0 for a client without rows.
         """
-        noise = self.row_noise
         real = self.mask.unsqueeze(1)
+        noise = torch.where(real, self.row_noise(self.x), 1.0)
         rows = real.sum(-1, dtype=noise.dtype)
         diagonal = torch.where(real, self.whitener.diagonal(dim1=-2, dim2=-1), 1.0)
         log_determinant = -2.0 * diagonal.log().sum(-1)
         quadratic = -2.0 * self.log_evidence - log_determinant - rows * math.log(2 * math.pi)  # alpha' A alpha
-        trace = rows - noise * self.whitener.square().sum((-2, -1))
-        return 0.5 * (log_determinant - rows * noise.log() - trace + quadratic - noise * self.alpha.square().sum(-1))
+        precision = self.whitener.square().sum(-2)  # diagonal of A^-1, 0 at padding as alpha is
+        trace = rows - (noise * precision).sum(-1)
+        prior_quadratic = quadratic - (noise * self.alpha.square()).sum(-1)
+        return 0.5 * (log_determinant - noise.log().sum(-1) - trace + prior_quadratic)
 
 
 def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
@@ -311,7 +308,7 @@ def condition(
         )
         if embedding is not None and (scale := model.outputscale(theta)) is not None:
             covariance *= scale[..., None, None]
-        log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta), batch.y, batch.mask)
+        log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta, batch.x), batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))
         whitener = torch.linalg.solve_triangular(factor.cholesky, identity.expand_as(factor.cholesky), upper=False)
@@ -363,9 +360,9 @@ def refined(
 def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -> Tensor:
     """KL divergence, particle by particle, of a GP posterior from one that saw some of its rows: over functions.
 
-    KL(Q || P) = KL(Q || P_0) - E_Q[ln N(y | f(x), s^2 I)] + ln Z_P,  f(x) ~ Q
+    KL(Q || P) = KL(Q || P_0) - E_Q[ln N(y | f(x), D)] + ln Z_P,  f(x) ~ Q
 
-    P_0, the prior before any rows, is that of `GPPosterior.kl`; x and y are the rows that P saw, and s^2 is the noise
+    P_0, the prior before any rows, is that of `GPPosterior.kl`; x and y are the rows that P saw, and D is the noise
     that it took them to have, so that this is exact whatever jitter each of the two needed.
 
     Args:
@@ -378,6 +375,6 @@ def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -
     """
     function = posterior.function(seen.x)
     squares = (seen.y.unsqueeze(1) - function.means).square() + function.variances
-    noise = prior.row_noise.unsqueeze(-1)
+    noise = prior.row_noise(seen.x)
     misfit = torch.where(seen.mask.unsqueeze(1), 0.5 * (squares / noise + (2 * math.pi * noise).log()), 0.0).sum(-1)
     return (posterior.kl() + misfit + prior.log_evidence).clamp_min(0.0)

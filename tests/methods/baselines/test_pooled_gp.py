@@ -21,13 +21,13 @@ from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.gaussian_process import condition
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from tests.laws.cases import bits, deep, federation, plain, strangers
+from tests.laws.cases import bits, deep, federation, noisy, plain, strangers
 
 Array = NDArray[np.float64]
 BATCH = federation(3)
 X, Y = pool(send(BATCH))
 ONE = ClientBatch.pad([(X, Y)])
-MODELS = pytest.mark.parametrize("model", [deep(3), plain(3)], ids=["deep", "plain"])
+MODELS = pytest.mark.parametrize("model", [deep(3), plain(3), noisy(3)], ids=["deep", "plain", "noise network"])
 
 
 def theta_of(model: FunctionModel, seed: int = 1) -> torch.Tensor:
@@ -40,11 +40,11 @@ def kernel(model: FunctionModel, theta: torch.Tensor, x: torch.Tensor, other: to
 
 
 def pieces(model: FunctionModel, theta: torch.Tensor, inducing: torch.Tensor) -> tuple[Array, ...]:
-    """Return K_uu with the jitter of the method, K_uf, diag K_ff, the residual and the noise."""
+    """Return K_uu with the jitter of the method, K_uf, diag K_ff, the residual and the noise of every row."""
     k_uu = kernel(model, theta, inducing, inducing) + 1e-6 * np.eye(len(inducing))
     k_uf, k_ff = kernel(model, theta, inducing, X), kernel(model, theta, X, X)
     residual = (Y - model.mean(theta.view(1, 1, -1), X[None])[0, 0]).numpy()
-    return k_uu, k_uf, k_ff, residual, model.noise(theta.view(1, 1, -1))[0, 0].numpy()
+    return k_uu, k_uf, k_ff, residual, model.noise(theta.view(1, 1, -1), X[None])[0, 0].numpy()
 
 
 @MODELS
@@ -53,9 +53,9 @@ def test_the_collapsed_bound_is_that_of_titsias(model: FunctionModel, count: int
     theta, inducing = theta_of(model), X[:count] + 0.1
     k_uu, k_uf, k_ff, r, noise = pieces(model, theta, inducing)
     q = k_uf.T @ np.linalg.solve(k_uu, k_uf)
-    cov = q + noise * np.eye(len(Y))
+    cov = q + np.diag(noise)
     normal = -0.5 * (r @ np.linalg.solve(cov, r) + np.linalg.slogdet(cov)[1] + len(Y) * np.log(2 * np.pi))
-    expected = normal - np.trace(k_ff - q) / (2 * noise)
+    expected = normal - np.sum(np.diag(k_ff - q) / (2 * noise))
     bound = collapsed_bound(model, Parameters(theta, inducing), X, Y).item()
     assert bound == pytest.approx(expected, rel=1e-8)
 
@@ -68,7 +68,7 @@ def test_the_bound_is_below_the_evidence_and_meets_it_with_all_rows(model: Funct
         bounds = [collapsed_bound(model, Parameters(theta, X[:count]), X, Y).item() for count in (1, 5, 12, 19)]
         assert bounds == sorted(bounds) and bounds[-1] <= exact
         assert bounds[0] < exact - 0.1
-        assert bounds[-1] == pytest.approx(exact, rel=1e-4, abs=2e-3)
+        assert bounds[-1] == pytest.approx(exact, rel=2e-4, abs=2e-3)
 
 
 @MODELS
@@ -90,13 +90,14 @@ def test_with_few_inducing_inputs_it_predicts_as_titsias(model: FunctionModel) -
     k_uu, k_uf, _, r, noise = pieces(model, server.theta, server.inducing)
     new = strangers(3)
     mine = personalisation.join(method, server, new, 0).predict(new.x)
-    inner = np.linalg.inv(k_uu + k_uf @ k_uf.T / noise)
+    inner = np.linalg.inv(k_uu + k_uf / noise @ k_uf.T)
     for k in range(2):
         k_us = kernel(model, server.theta, server.inducing, new.x[k])
         prior = model.mean(server.theta.view(1, 1, -1), new.x[k][None])[0, 0].numpy()
-        np.testing.assert_allclose(mine.mean[k], prior + k_us.T @ inner @ k_uf @ r / noise, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(mine.mean[k], prior + k_us.T @ inner @ k_uf @ (r / noise), rtol=1e-6, atol=1e-6)
         k_ss = np.diag(kernel(model, server.theta, new.x[k], new.x[k]))
-        variance = k_ss - np.einsum("us,uv,vs->s", k_us, np.linalg.inv(k_uu) - inner, k_us) + noise
+        own = model.noise(server.theta.view(1, 1, -1), new.x[k][None])[0, 0].numpy()
+        variance = k_ss - np.einsum("us,uv,vs->s", k_us, np.linalg.inv(k_uu) - inner, k_us) + own
         np.testing.assert_allclose(mine.variance[k], variance, rtol=1e-6, atol=1e-6)
 
 
@@ -153,7 +154,7 @@ def test_before_any_row_it_predicts_the_prior() -> None:
     predictive = personalisation.join(method, server, BATCH, 0).predict(BATCH.x)
     assert isinstance(predictive, NormalMixture)
     torch.testing.assert_close(predictive.means, model.mean(theta, BATCH.x))
-    prior = model.variance(theta, BATCH.x) + model.noise(theta).unsqueeze(-1)
+    prior = model.variance(theta, BATCH.x) + model.noise(theta, BATCH.x)
     torch.testing.assert_close(predictive.variances, prior)
 
 

@@ -344,7 +344,7 @@ def test_svgd_finds_a_conjugate_posterior() -> None:
     precision, pulled = 1 / 4.0, 0.0
     for k in range(4):
         x, y = batch.x[k], batch.y[k]
-        cov = model.covariance(theta, x[None])[0, 0] + model.noise(theta)[0, 0] * torch.eye(6, dtype=torch.float64)
+        cov = model.covariance(theta, x[None])[0, 0] + model.noise(theta, x[None])[0, 0].diag()
         ones = torch.linalg.solve(cov, torch.ones(6, dtype=torch.float64))
         precision, pulled = precision + ones.sum().item(), pulled + (ones @ y).item()
     result = engine.run_rounds(m, batch, FederationPlan(rounds=400)).server.particles[:, 1]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import ShapeError
@@ -22,6 +23,8 @@ MODELS: dict[str, Callable[[], DeepKernelGP]] = {
     "learned outputscale": lambda: DeepKernelGP(3, (4,), (4,), learn_outputscale=True),
     "linear start": lambda: DeepKernelGP(3, (4,), (4,), linear=START),
     "linear term alone": lambda: DeepKernelGP(3, None, (4,), linear=START),
+    "noise network": lambda: DeepKernelGP(3, (4,), (4,), noise_widths=(5,)),
+    "linear noise and start": lambda: DeepKernelGP(3, None, (4,), linear=START, noise_widths=()),
     "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -57,7 +60,7 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
 
     z, z_other = network("kernel", x[1]), network("kernel", other[1])
     named = model.unflatten(theta[1, 0])
-    scale = torch.nn.functional.softplus(named[OUTPUTSCALE]) if OUTPUTSCALE in named else torch.ones((), dtype=z.dtype)
+    scale = softplus(named[OUTPUTSCALE]) if OUTPUTSCALE in named else torch.ones((), dtype=z.dtype)
     kernel = scale * torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
     torch.testing.assert_close(model.covariance(theta, x, other)[1, 0], kernel, rtol=1e-11, atol=1e-12)
     mean = network("mean", x[1]).squeeze(-1) if "mean.network.weights.0" in named else torch.zeros(5, dtype=z.dtype)
@@ -65,6 +68,22 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
         mean = mean + x[1] @ named[LINEAR][:3] + named[LINEAR][3]
     torch.testing.assert_close(model.mean(theta, x)[1, 0], mean, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(model.variance(theta, x)[1, 0], scale.expand(5))
+
+
+@every_model
+def test_the_noise_is_one_variance_or_that_of_a_network_as_gpytorch_s_likelihood_has_it(name: str) -> None:
+    model = MODELS[name]()
+    theta, x = particles(model, 2, 2), draw(2, 5, 3, seed=1)
+    noise, named = model.noise(theta, x), model.unflatten(theta[1, 0])
+    assert noise.shape == (2, 2, 5)
+    raw, at = named[next(iter(named))], x[1]
+    layers = sorted(n for n in named if n.startswith("likelihood.network.weights."))
+    for i, layer in enumerate(layers):
+        at = (at.tanh() if i else at) @ named[layer] + named[layer.replace("weights", "biases")]
+    raw = raw + at.squeeze(-1) if layers else raw.expand(5)
+    torch.testing.assert_close(noise[1, 0], softplus(raw).square(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(model._definition.noise(theta, x), noise, rtol=1e-12, atol=0)
+    assert (noise.std(-1).min() > 1e-3) == (noise.stride(-1) != 0) == bool(layers)
 
 
 @every_model
@@ -83,7 +102,7 @@ def test_bound_hyper_parameters_give_the_same(name: str) -> None:
 def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
     model = MODELS[name]()
     theta, x = particles(model, *((2,) if shared else (3, 2))), draw(3, 5, 3, seed=1)
-    theta[..., 0, 0] = inverse_softplus(1e-5)  # at the floor of the noise, where it has no slope
+    theta[..., 0, 0] = inverse_softplus(1e-9)  # at the floor of the noise, where it has no slope
     result, vjp = model.with_vjp(theta, x)
     expected, definition = FunctionModel.with_vjp(model, theta, x)
     assert result.embedded and expected.embedded
@@ -160,7 +179,7 @@ def test_a_linear_start_is_the_centre_and_the_first_particles_lie_close_to_it() 
     model = MODELS["linear start"]()
     centre, x = model.location(), draw(1, 5, 3, seed=1)
     torch.testing.assert_close(model.mean(centre.view(1, 1, -1), x)[0, 0], x[0] @ START.weight + 0.25)
-    torch.testing.assert_close(model.noise(centre.view(1, 1, -1)).sqrt().squeeze(), centre.new_tensor(0.7))
+    torch.testing.assert_close(model.noise(centre.view(1, 1, -1), x).sqrt().squeeze(), centre.new_full((5,), 0.7))
     torch.testing.assert_close(model.outputscale(centre.view(1, 1, -1)).squeeze(), centre.new_tensor(-2.0).exp())
     spreads = model.spreads()
     assert spreads is not None and MODELS["paper"]().spreads() is None
@@ -173,3 +192,24 @@ def test_a_linear_start_is_the_centre_and_the_first_particles_lie_close_to_it() 
         last, first = f"mean.network.{part}.1", f"mean.network.{part}.0"
         torch.testing.assert_close(start[last], 0.01 * prior[last])
         torch.testing.assert_close(start[first], prior[first])
+
+
+@pytest.mark.parametrize("linear", [None, START])
+def test_a_noise_network_starts_close_to_one_noise_and_goes_less_far_than_the_rest(linear: LinearStart | None) -> None:
+    model, plain = (DeepKernelGP(3, (4,), (4,), linear=linear, noise_widths=w, noise_spread=0.25) for w in ((6,), None))
+    spreads, without = model.spreads(), plain.spreads()
+    assert spreads is not None
+    ones = torch.ones(plain.dim, dtype=torch.float64)
+    for relative, others, last in zip(spreads, without or (ones, ones), (1.0, 0.01), strict=True):
+        named, expected = model.unflatten(relative), plain.unflatten(others)
+        for part in ("weights", "biases"):
+            assert named.pop(f"likelihood.network.{part}.0").eq(0.25).all()
+            assert named.pop(f"likelihood.network.{part}.1").eq(0.25 * last).all()
+        expected["likelihood.raw_noise"] = expected.pop("raw_noise")
+        assert named.keys() == expected.keys() and all(torch.equal(named[n], expected[n]) for n in named)
+    centre, x = model.location(), draw(1, 5, 3, seed=1)
+    std = torch.full((1, 1, 5), 0.4 if linear is None else linear.noise_std, dtype=torch.float64)
+    torch.testing.assert_close(model.noise(centre.view(1, 1, -1), x).sqrt(), std)
+    start = centre + 0.3 * spreads.start * draw(8, model.dim, seed=2)
+    moved = model.noise(start.unsqueeze(0), x).sqrt()
+    assert moved.std(-1).max() < 0.01 < moved.std(1).min()  # among inputs, and among particles

@@ -92,7 +92,7 @@ def test_theta_holds_what_is_free_and_nothing_else() -> None:
     torch.testing.assert_close(model.variance(theta, x), torch.full((1, 1, 4), 2.5, dtype=torch.float64))
     centre = model.location()
     assert centre[1:].eq(0).all()
-    assert float(model.noise(centre)) == pytest.approx(0.01, rel=1e-12)
+    assert float(model.noise(centre.view(1, 1, -1), x[:, :1])) == pytest.approx(0.01, rel=1e-12)
     assert model.embedding(theta, x) is None
 
 

@@ -61,6 +61,7 @@ def models() -> dict[str, FunctionModel]:
     return {
         "deep": DeepKernelGP(2),
         "learned scales": DeepKernelGP(2, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
+        "noise network": DeepKernelGP(2, (8,), (8,), learn_outputscale=True, noise_widths=(4,)),
         "gpytorch": GPyTorchPrior(ConstantMean(), ScaleKernel(RBFKernel()), 2),
     }
 
@@ -140,7 +141,9 @@ def test_equals_exact_gps_in_evaluation_mode() -> None:
     for k, m in enumerate(SIZES):
         for p in range(3):
             named = model.unflatten(theta[k, p])
-            gp = Reference(batch.x[k, :m], batch.y[k, :m], named, model.noise(theta[k, p]))
+            gp = Reference(
+                batch.x[k, :m], batch.y[k, :m], named, model.noise(theta[k : k + 1, p : p + 1], x[:1])[0, 0, 0]
+            )
             gp.eval()
             with torch.no_grad():
                 predictive = gp.likelihood.eval()(gp(x[k]))
@@ -156,7 +159,7 @@ def test_equals_the_conditional_of_the_joint_prior(name: str) -> None:
     for k, m in enumerate(SIZES):
         joint, noise = model.prior(theta[k : k + 1], torch.cat((batch.x[k, :m], x[k]))[None])
         for p in range(3):
-            covariance = joint.covariance_matrix[0, p] + noise[0, p] * torch.eye(m + 7, dtype=torch.float64)
+            covariance = joint.covariance_matrix[0, p] + noise[0, p].diag()
             gain = torch.linalg.solve(covariance[:m, :m], covariance[:m, m:]).mT
             mean = joint.mean[0, p, m:] + gain @ (batch.y[k, :m] - joint.mean[0, p, :m])
             variance = covariance.diagonal()[m:] - (gain * covariance[m:, :m]).sum(-1)
@@ -194,7 +197,7 @@ def test_a_client_without_rows_predicts_by_the_prior(name: str) -> None:
     mixture = condition(model, theta, batch).predict(x)
     torch.testing.assert_close(mixture.weights[1], numbers([1 / 3] * 3), rtol=1e-14, atol=0)
     torch.testing.assert_close(mixture.means[1], model.mean(theta, x)[1], rtol=1e-12, atol=1e-13)
-    prior = model.variance(theta, x) + model.noise(theta).unsqueeze(-1)
+    prior = model.variance(theta, x) + model.noise(theta, x)
     torch.testing.assert_close(mixture.variances[1], prior[1], rtol=1e-12, atol=0)
 
 
@@ -204,7 +207,7 @@ def test_variance_never_falls_below_the_noise(name: str) -> None:
     theta = particles(model, 4, 3)
     theta[..., 0] = inverse_softplus(1e-6)  # its floor: at training points nothing but the noise is left
     mixture = condition(model, theta, batch).predict(batch.x)
-    assert (mixture.variances >= model.noise(theta).unsqueeze(-1)).all()
+    assert (mixture.variances >= model.noise(theta, batch.x)).all()
 
 
 @every_model
@@ -250,7 +253,7 @@ def test_jitter_is_measured_by_real_rows_and_goes_to_them_alone() -> None:
     mask = torch.tensor([[True] * 50 + [False] * 3])
     matrix = torch.zeros(1, 2, 53, 53, dtype=torch.float64)
     matrix[:, :, :50, :50] = numbers([1.0, 4.0]).view(2, 1, 1)
-    factor = factorise(add_noise(matrix, torch.zeros(1, 2, dtype=torch.float64), mask), mask)
+    factor = factorise(add_noise(matrix, torch.zeros(1, 2, 53, dtype=torch.float64), mask), mask)
     torch.testing.assert_close(factor.jitter, numbers([[1e-8, 4e-8]]), rtol=1e-14, atol=0)
     log_determinant = 2 * factor.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     assert float(log_determinant[0, 0]) == pytest.approx(49 * math.log(1e-8) + math.log(50 + 1e-8), rel=1e-8)
@@ -346,17 +349,18 @@ def test_kl_of_the_posterior_is_that_at_the_rows_and_makes_the_elbo_tight(name: 
     model, batch = models()[name], clients(2)
     theta = particles(model, batch.clients, 3)
     posterior = condition(model, theta, batch)
-    got, noise = posterior.kl(), model.noise(theta)
+    got = posterior.kl()
     for k in range(batch.clients):
         rows = int(batch.size[k])
         one = batch.select(torch.tensor([k])).trim(rows)
+        noise = model.noise(theta[k : k + 1], one.x)[0]
         mean, covariance = model.mean(theta[k : k + 1], one.x)[0], model.covariance(theta[k : k + 1], one.x)[0]
         for p in range(3):
-            gain = torch.linalg.solve(covariance[p] + noise[k, p] * torch.eye(rows).double(), covariance[p]).mT
+            gain = torch.linalg.solve(covariance[p] + noise[p].diag(), covariance[p]).mT
             q_mean = mean[p] + gain @ (one.y[0] - mean[p])
             q_covariance = covariance[p] - gain @ covariance[p]
-            residual = (one.y[0] - q_mean).square().sum() + q_covariance.trace()
-            likelihood = -0.5 * (residual / noise[k, p] + rows * (2 * math.pi * noise[k, p]).log())
+            residual = (one.y[0] - q_mean).square() + q_covariance.diagonal()
+            likelihood = -0.5 * (residual / noise[p] + (2 * math.pi * noise[p]).log()).sum()
             tight = likelihood - posterior.log_evidence[k, p]
             assert got[k, p].item() == pytest.approx(tight.item(), rel=1e-9, abs=1e-9)
             jitter = 1e-10 * torch.eye(rows).double()  # only for the dense check: a smooth kernel is nearly singular
@@ -400,7 +404,7 @@ def dense(
     """Mean and covariance of the function at inputs, given rows, under one particle."""
     one, both = theta.view(1, 1, -1), torch.cat((x, at)).unsqueeze(0)
     mean, covariance, m = model.mean(one, both)[0, 0], model.covariance(one, both)[0, 0], len(x)
-    noisy = covariance[:m, :m] + (model.noise(one)[0, 0] + jitter) * torch.eye(m).double()
+    noisy = covariance[:m, :m] + (model.noise(one, x.unsqueeze(0))[0, 0] + jitter).diag()
     gain = torch.linalg.solve(noisy, covariance[:m, m:]).mT
     return mean[m:] + gain @ (y - mean[:m]), covariance[m:, m:] - gain @ covariance[:m, m:]
 
@@ -413,7 +417,7 @@ def test_the_function_is_the_prediction_without_noise(name: str) -> None:
     function, prediction = posterior.function(x), posterior.predict(x)
     assert isinstance(posterior, FunctionPosterior)
     assert torch.equal(function.means, prediction.means) and torch.equal(function.log_weights, prediction.log_weights)
-    assert torch.equal(function.variances + model.noise(theta).unsqueeze(-1), prediction.variances)
+    assert torch.equal(function.variances + model.noise(theta, x), prediction.variances)
     for k, (a, y, _, _) in enumerate(joined(batch, batch)):
         mean, covariance = dense(model, theta[k, 1], a, y, x[k])
         torch.testing.assert_close(function.means[k, 1], mean, rtol=1e-9, atol=1e-9)
@@ -428,10 +432,20 @@ def short(seed: int = 3, *shape: int) -> tuple[FunctionModel, Tensor]:
     return model, model.location() + 0.3 * draw(*shape, model.dim, seed=seed)
 
 
+def short_with_a_noise_network() -> tuple[FunctionModel, Tensor]:
+    """Return the like, whose inputs are their own features, and in which every row has another noise."""
+    model = DeepKernelGP(2, (3,), (), noise_widths=(3,))
+    theta = model.location() + 0.5 * draw(4, 3, model.dim, seed=3)
+    model.unflatten(theta)["kernel.network.weights.0"].copy_(2.0 * torch.eye(2, dtype=torch.float64))
+    return model, theta
+
+
 @pytest.mark.parametrize("weighting", ["evidence", "equal"])
-def test_the_divergence_of_refined_posteriors_is_that_at_all_inputs(weighting: Any) -> None:
+@pytest.mark.parametrize("prior_of", [lambda: short(3, 4, 3), short_with_a_noise_network], ids=["one noise", "network"])
+def test_the_divergence_of_refined_posteriors_is_that_at_all_inputs(weighting: Any, prior_of: Any) -> None:
     early, late = spread_clients((5, 0, 3, 1)), spread_clients((2, 4, 0, 6), seed=2)
-    model, theta = short(3, 4, 3)
+    model, theta = prior_of()
+    assert (model.noise(theta, early.x).std(-1) > 0.01).any() == isinstance(model, DeepKernelGP)
     prior = condition(model, theta, early, weighting)
     posterior, kl = refined(prior, early, late, weighting)
     by_particle = function_kl(posterior, prior, early)
