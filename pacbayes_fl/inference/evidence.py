@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.models.base import FunctionModel, PriorGradients, PriorValues
 from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
@@ -57,6 +58,26 @@ def particle_scores(
         score = vjp(PriorGradients(evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale))
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
+
+
+def maximise(model: FunctionModel, theta: Tensor, batch: ClientBatch, rate: float, steps: int) -> Tensor:
+    """Ascend every client's log evidence from one start by Adam.
+
+    Args:
+        model: the prior.
+        theta: start [D].
+        batch: rows x [K, N, d], y [K, N].
+        rate: learning rate.
+        steps: Adam steps.
+
+    Returns:
+        Each client's hyper-parameters [K, 1, D].
+    """
+    own = theta.expand(batch.clients, 1, -1)
+    moments = adam_init(own, batch.clients)
+    for _ in range(steps):
+        own, moments = adam(own, -particle_scores(model, own, batch).score, moments, rate)
+    return own
 
 
 class _Evidence(NamedTuple):

@@ -79,6 +79,7 @@ METHODS = Registry(
         "ridge": "baselines.ridge:RECIPE",
         "pooled-ridge": "baselines.ridge:POOLED",
         "persistence": "baselines.persistence:RECIPE",
+        "ard-gp": "baselines.ard_gp:RECIPE",
         "pooled-ensemble": "baselines.ensemble:RECIPE",
         "pfedbayes": "variational.pfedbayes:RECIPE",
         "sfedbayes": "variational.sfedbayes:RECIPE",

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference.evidence import particle_scores
-from pacbayes_fl.inference.optim import adam, adam_init
+from pacbayes_fl.inference.evidence import maximise
 from pacbayes_fl.methods.base import Nothing, RefinedPosterior
 from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.methods.pac_pfl.gp import GP_SEARCH, STDS, STEPS
@@ -55,12 +54,7 @@ class VanillaGP(LocalMethod[Start]):
 
     def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
         """Ascend each client's log evidence (eq. 33), then condition on its rows."""
-        theta = message.theta.expand(batch.clients, 1, -1)
-        moments = adam_init(theta, batch.clients)
-        for _ in range(self.steps):
-            score = particle_scores(self.model, theta, batch).score
-            theta, moments = adam(theta, -score, moments, self.rate)
-        return condition(self.model, theta, batch)
+        return condition(self.model, maximise(self.model, message.theta, batch, self.rate, self.steps), batch)
 
     def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition on all rows under the hyper-parameters that P was fitted with; they have not seen `rows`.

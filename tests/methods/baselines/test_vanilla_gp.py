@@ -68,7 +68,7 @@ def test_a_client_without_rows_gets_the_starting_prior() -> None:
     theta = SERVER.theta.view(1, 1, -1)
     prior, noise = deep(3).prior(theta, new.x[:1])
     assert_close(predictive.means[1:], prior.mean, 1e-12)
-    assert_close(predictive.variances[1:], prior.variance + noise.unsqueeze(-1), 1e-12)
+    assert_close(predictive.variances[1:], prior.variance + noise, 1e-12)
 
 
 def test_more_rows_do_not_move_the_hyper_parameters_of_the_prior() -> None:
