@@ -33,6 +33,7 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "environment.json": Content("versions, seed and the fingerprint of the data", again=True),
         "data.npz": Content("the clients' rows, or which images they have"),
         "scaling.json": Content("what the clients' units have in common, and where learning started"),
+        "residuals.json": Content("the federation's leave-one-out residuals, binned"),
         "rows.json": Content("fingerprints of the clients' rows, which are not kept"),
         "held_out.npz": Content("which rows the training never saw"),
         "trained.json": Content("which clients ever trained and on which rows, on which certificates rest"),

@@ -25,9 +25,9 @@ from pacbayes_fl.study import instances as study_instances
 from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
-from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel, check_task
+from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
-from pacbayes_fl.study.plugins import METHODS, METRICS
+from pacbayes_fl.study.plugins import METHODS, METRICS, check_task
 
 PARTS: tuple[tuple[str, type], ...] = (
     ("federation", FederationPart),
@@ -103,7 +103,7 @@ class Study:
             what = f"model is of {type(given.model).__name__}, and {self.method.name} learns {self.recipe.model}"
             raise StudyError(what, hint="give a FunctionModel of functions, a WeightModel of weights")
         if given.method is not None or given.model is not None:
-            changes["model"] = InstanceModel(given.model_kind, self.model.temperature)
+            changes["model"] = InstanceModel.of(given.model_kind, self.model)
         if given.data is not None:
             changes["data"] = replace(self.data, source=study_instances.DATA, options={}, follow_seed=False)
         if given.metrics:

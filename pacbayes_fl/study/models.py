@@ -14,7 +14,6 @@ import torch
 from pacbayes_fl import options, settings
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
-from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import (
@@ -29,8 +28,6 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.plugins.references import INSTANCE
 from pacbayes_fl.plugins.table import OpenTable
-from pacbayes_fl.results.metrics import Task
-from pacbayes_fl.study.plugins import METHODS as OPEN_METHODS
 
 Over = Literal["functions", "weights"]
 
@@ -66,6 +63,11 @@ class GPModel:
         noise_widths: hidden units of the layers of a network that gives every input a noise of its own; "constant" is
             one noise for all inputs, as in the paper, an empty list a linear one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
+        residuals: shape of the errors around predicted means, of which neither training nor certificates know:
+            "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to
+            leave-one-out residuals, its own and the federation's, of which every client sends a histogram once.
+        residual_share: of the federation's residuals in the mixture of a client that has many rows; with 0 nobody sends
+            any.
     """
 
     temperature: ClassVar[float] = 1.0
@@ -80,6 +82,8 @@ class GPModel:
     linear: Literal["auto", "none", "zero", "ridge"] = "auto"
     noise_widths: Literal["constant"] | tuple[int, ...] = option("constant", low=1)
     noise_spread: float = option(0.5, above=0)
+    residuals: Literal["gaussian", "mixture"] = "gaussian"
+    residual_share: float = option(0.5, low=0, high=1)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -177,6 +181,8 @@ class NetworkModel:
     noise_std: float = option(NOISE_STD, above=0)
     dtype: Literal["float32", "float64"] = "float32"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
+    residuals: ClassVar[Literal["gaussian", "mixture"]] = "gaussian"
+    residual_share: ClassVar[float] = 0.5
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -253,16 +259,33 @@ class InstanceModel:
     Args:
         kind: "instance:" and the class of the model; "instance:none" of a method without one.
         temperature: as of a network.
+        residuals: as of a `GPModel`.
+        residual_share: likewise.
     """
 
     single: ClassVar[bool] = False
 
     kind: str = f"{INSTANCE}none"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
+    residuals: Literal["gaussian", "mixture"] = "gaussian"
+    residual_share: float = option(0.5, low=0, high=1)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         options.check(self, "[model]")
+
+    @classmethod
+    def of(cls, kind: str, table: GPModel | NetworkModel | InstanceModel) -> InstanceModel:
+        """Keep what a table says of predictions.
+
+        Args:
+            kind: of the model that is given.
+            table: of the study that it is given to.
+
+        Returns:
+            The table [model] of the run.
+        """
+        return cls(kind, table.temperature, table.residuals, table.residual_share)
 
 
 def _no_network(
@@ -410,25 +433,3 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
 def _fully_connected(sizes: Sequence[int]) -> int:
     """Count the weights and biases of a network."""
     return sum((before + 1) * after for before, after in pairwise(sizes))
-
-
-def check_task(method: str, classification: bool) -> None:
-    """Refuse a method of regression on data with classes, and one of classification on numbers.
-
-    Args:
-        method: name of `METHODS`.
-        classification: whether the targets are labels.
-
-    Raises:
-        StudyError: saying which methods can learn them.
-    """
-    task: Task = "classification" if classification else "regression"
-    if task in OPEN_METHODS[method].learns:
-        return
-    able = ", ".join(name for name, recipe in METHODS.items() if task in recipe.learns)
-    (own,), have = OPEN_METHODS[method].learns, "classes" if classification else "numbers"
-    usual = "pfedbayes" if classification else "pfedgp"
-    raise StudyError(
-        f"{method} is a method of {own}, and the data have {have}",
-        hint=f"choose one of {able}, such as --set method.name={usual}",
-    )

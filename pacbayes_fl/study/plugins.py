@@ -145,3 +145,25 @@ METRICS: Final = OpenTable(
     lambda: metrics.METRICS, "pacbayes_fl.metrics", "[report] metrics", "a record pacbayes_fl.metrics.Metric", _metric
 )
 """Every metric by name or reference."""
+
+
+def check_task(method: str, classification: bool) -> None:
+    """Refuse a method of regression on data with classes, and one of classification on numbers.
+
+    Args:
+        method: name of `METHODS`.
+        classification: whether the targets are labels.
+
+    Raises:
+        StudyError: saying which methods can learn them.
+    """
+    task: metrics.Task = "classification" if classification else "regression"
+    if task in METHODS[method].learns:
+        return
+    able = ", ".join(name for name, recipe in methods.METHODS.items() if task in recipe.learns)
+    (own,), have = METHODS[method].learns, "classes" if classification else "numbers"
+    usual = "pfedbayes" if classification else "pfedgp"
+    raise StudyError(
+        f"{method} is a method of {own}, and the data have {have}",
+        hint=f"choose one of {able}, such as --set method.name={usual}",
+    )

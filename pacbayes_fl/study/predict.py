@@ -278,7 +278,7 @@ def _predict(known: Served, state: FederationState, group: ScaledGroup, client: 
             mixture = predictive(posterior, rows)
             top = mixture.probs.max(-1)
             return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
-        _, own, unit = units_of(posterior.predict(rows), group, index)
+        _, own, unit = units_of(known.errors.around(posterior).predict(rows), group, index)
         lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
         return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
 

@@ -21,7 +21,8 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import GPModel, InstanceModel, check_task
+from pacbayes_fl.study.models import GPModel, InstanceModel
+from pacbayes_fl.study.plugins import check_task
 
 
 def device_of(study: Study) -> torch.device:

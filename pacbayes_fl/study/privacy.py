@@ -25,6 +25,7 @@ from pacbayes_fl.privacy.guarantees import Replacement, rounded
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.results.records import SUPPOSED
+from pacbayes_fl.study import residuals
 from pacbayes_fl.study.file import TEMPERATURE, Study
 from pacbayes_fl.study.parts import PrivacyPart
 
@@ -53,6 +54,7 @@ def check(study: Study, folder: Path | None) -> None:
         what = "a private run keeps a ledger of what it spends on disk, and has no folder for it"
         raise PrivacyError(what, hint="give the run a folder: --out DIR")
     reduction.check_private(study.plan)
+    residuals.check(study)
     for asked in study.held_out:
         refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
     if study.report.certify.scheme == "folds":

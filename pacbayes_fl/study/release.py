@@ -28,9 +28,10 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import RELEASED, write_atomic
-from pacbayes_fl.study import origins, scaling
+from pacbayes_fl.study import origins, residuals, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import build, device_of
+from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 from pacbayes_fl.study.run import Trained, open_run
 from pacbayes_fl.tensors import AnyTree
 
@@ -63,6 +64,7 @@ class Served:
         shared: what all clients' scaling has in common.
         dtype: of the rows that the method takes.
         raw: of rows in the data's own units.
+        errors: their shape around predicted means.
     """
 
     study: Study
@@ -73,6 +75,7 @@ class Served:
     shared: Shared
     dtype: torch.dtype
     raw: torch.dtype
+    errors: ErrorShape = GAUSSIAN
 
 
 def served(trained: Trained) -> Served:
@@ -86,7 +89,8 @@ def served(trained: Trained) -> Served:
     """
     known, schema = trained.groups["existing"], replace(trained.dataset, groups={}, provenance={}, rows=None)
     state, dtypes = trained.state, (known.train.x.dtype, known.raw.train.x.dtype)
-    return Served(trained.study, trained.method, state.server, state.round, schema, known.shared, *dtypes)
+    kept = trained.study, trained.method, state.server, state.round, schema, known.shared
+    return Served(*kept, *dtypes, trained.errors)
 
 
 def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
@@ -122,6 +126,8 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
     if not known.schema.feature_shape:
         files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
+    if known.errors.mixture:
+        files[residuals.FILE] = residuals.to_json(known.errors, known.round)
     private = known.study.privacy.epsilon is not None
     if private:
         files[ledger.NAME] = (folder / ledger.NAME).read_bytes()
@@ -250,7 +256,8 @@ def open_release(folder: Path | str) -> Served:
     except (*UNREADABLE, SafetensorError, ShapeError) as error:
         raise CheckpointError(f"{folder} cannot be read as a release: {error}", hint="release the run anew") from error
     server = tensors.tree_map(lambda leaf: leaf.to(device_of(study)), server)
-    return Served(study, method, server, int(about["round"]), schema, scaling.read(folder, schema), dtype, raw)
+    errors, _ = residuals.read(study, folder)
+    return Served(study, method, server, int(about["round"]), schema, scaling.read(folder, schema), dtype, raw, errors)
 
 
 def _checked(folder: Path) -> JsonMapping:

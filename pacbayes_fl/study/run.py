@@ -25,7 +25,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import held_rows, privacy, saved_rows, scaling
+from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, EarlyStop
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -60,6 +60,7 @@ class Trained:
         history: clients that ever took part.
         folder: of the run, where its state was read from one: there requests of certificates are counted.
         fell_back: newer rounds that were damaged, and which round was used in their place.
+        errors: their shape around predicted means.
     """
 
     study: Study
@@ -74,6 +75,7 @@ class Trained:
     history: TrainingHistory = field(default_factory=TrainingHistory)
     folder: Path | None = None
     fell_back: Sequence[str] = ()
+    errors: residuals.ErrorShape = residuals.GAUSSIAN
 
     @property
     def round(self) -> int:
@@ -216,10 +218,10 @@ class _Federation(NamedTuple):
 
     def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
         """The state after the last round, at the final learning rates."""
-        settled = self.settled
+        settled, method = self.settled, federation_state.at_rates(self.method, state)
         return Trained(
             settled.study,
-            federation_state.at_rates(self.method, state),
+            method,
             state,
             self.groups,
             settled.dataset,
@@ -227,6 +229,7 @@ class _Federation(NamedTuple):
             history=settled.history,
             folder=folder.path,
             fell_back=folder.fell_back,
+            errors=residuals.recall(settled.study, folder.path, method, state, self.groups["existing"]),
             **more,
         )
 
@@ -265,7 +268,9 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **_of_rates(state)}
     notes |= callbacks.notes(state.round, study.plan.rounds)
-    return begun.trained(state, folder, rounds=tuple(records), notes=notes)
+    result = begun.trained(state, folder, rounds=tuple(records), notes=notes | residuals.labels(study))
+    residuals.keep(folder.path, result.errors, state.round)
+    return result
 
 
 def _rounds(
@@ -337,7 +342,8 @@ def report(trained: Trained) -> Result:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
     study, task = trained.study, _task(trained.dataset)
-    evaluate = regression.evaluate if task == "regression" else classification.evaluate
+    of_numbers = partial(regression.evaluate, errors=trained.errors)
+    evaluate = of_numbers if task == "regression" else classification.evaluate
     metrics = regression.metrics_of(study, task)
     reports = []
     for name, group in trained.groups.items():

@@ -18,7 +18,8 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import option
 from pacbayes_fl.study import models, run
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import KINDS, GPModel, ModelKind, ModelSize, NetworkModel, check_task
+from pacbayes_fl.study.models import KINDS, GPModel, ModelKind, ModelSize, NetworkModel
+from pacbayes_fl.study.plugins import check_task
 
 
 def test_networks_are_built_for_the_data() -> None:

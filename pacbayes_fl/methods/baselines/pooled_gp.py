@@ -27,8 +27,10 @@ from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
 from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior
 from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import Residuals
 
 _JITTER = 1e-6
+_LEAST_LEFT = 1e-6  # of 1 - h, which is positive but for rounding
 
 
 class Server(NamedTuple):
@@ -100,12 +102,17 @@ class PooledPosterior:
     Args:
         model: the prior.
         server: the fitted model, without a client dimension.
-        clients: K.
+        rows: of the K clients, [K, N, d]; whether they were among those of the fit, it cannot know.
     """
 
     model: FunctionModel
     server: Server
-    clients: int
+    rows: ClientBatch
+
+    @property
+    def personal(self) -> bool:
+        """A client's own rows are among everybody's."""
+        return False
 
     def predict(self, x: Tensor) -> NormalMixture:
         """Predictive distribution.
@@ -116,15 +123,41 @@ class PooledPosterior:
         Returns:
             One normal per row, [K, 1, M], noise included.
         """
-        theta = self.server.theta.expand(self.clients, 1, -1)
-        inducing = self.server.inducing.expand(self.clients, -1, -1)
         with torch.no_grad():
-            cross = self.model.covariance(theta, inducing, x)  # [K, 1, I, M]
-            mean = self.model.mean(theta, x) + self.server.weight @ cross
-            explained = (cross * (self.server.reduction @ cross)).sum(-2)
+            theta, _, mean, explained = self._function(x)
             variance = (self.model.variance(theta, x) - explained).clamp_min(0.0)
             noise = self.model.noise(theta, x)
-        return NormalMixture(mean.new_zeros(self.clients, 1), mean, variance + noise)
+        return NormalMixture(mean.new_zeros(len(x), 1), mean, variance + noise)
+
+    def _function(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return theta [K, 1, D], k(inducing, x) [K, 1, I, M], the mean and the variance that rows took away."""
+        theta = self.server.theta.expand(len(x), 1, -1)
+        cross = self.model.covariance(theta, self.server.inducing.expand(len(x), -1, -1), x)
+        mean = self.model.mean(theta, x) + self.server.weight @ cross
+        return theta, cross, mean, (cross * (self.server.reduction @ cross)).sum(-2)
+
+    def leave_one_out(self) -> Residuals:
+        """Residuals of the clients' rows, which must be among those of the fit, each predicted from all others.
+
+        With q = k_u' K_uu^-1 k_u and the leverage h = (q - k_u' R k_u) / s^2 of a row, R the `reduction`,
+        y - mu_-i = (y - mu) / (1 - h),  s_-i^2 = k - q + s^2 / (1 - h)    (Sherman and Morrison; hyper-parameters and
+        inducing inputs stay)
+
+        Returns:
+            Residuals over the predictive standard deviation [K, 1, N].
+        """
+        x, y = self.rows.x, self.rows.y.unsqueeze(1)
+        with torch.no_grad():
+            theta, cross, mean, explained = self._function(x)
+            noise = self.model.noise(theta, x)
+            inducing = self.server.inducing.unsqueeze(0)
+            k_uu = self.model.covariance(theta[:1], inducing).squeeze(0, 1)
+            identity = torch.eye(len(k_uu), dtype=x.dtype, device=x.device)
+            lower = torch.linalg.cholesky(k_uu + _JITTER * identity)
+            through = torch.linalg.solve_triangular(lower, cross, upper=False).square().sum(-2)
+            left = (1.0 - (through - explained) / noise).clamp(_LEAST_LEFT, 1.0)
+            variance = (self.model.variance(theta, x) - through).clamp_min(0.0) + noise / left
+        return Residuals(mean.new_zeros(len(x), 1), (y - mean) / left * variance.rsqrt(), self.rows.mask)
 
 
 @final
@@ -206,7 +239,7 @@ class PooledGP(CentralisedMethod[Server]):
 
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> PooledPosterior:
         """Give every client the same GP."""
-        return PooledPosterior(self.model, message, batch.clients)
+        return PooledPosterior(self.model, message, batch)
 
 
 RECIPE = Recipe(

@@ -16,6 +16,7 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import Residuals
 from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
 JITTERS = (1e-8, 1e-6, 1e-4)
@@ -218,6 +219,24 @@ class GPPosterior:
         mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
         explained = (cross @ self.whitener.mT).square().sum(-1)
         return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
+
+    @property
+    def personal(self) -> bool:
+        """A client is conditioned on its own rows."""
+        return True
+
+    def leave_one_out(self) -> Residuals:
+        """Residuals of every training row, predicted from all others, over the predictive standard deviation.
+
+        z_i = (y_i - mu_-i) / s_-i = alpha_i / sqrt([A^-1]_ii),  A = K + s^2 I
+        (Rasmussen and Williams 2006, eqs. 5.10-5.12)
+
+        Returns:
+            Residuals [K, P, N]; NaN for a client whose covariance could not be factored.
+        """
+        precision = self.whitener.square().sum(-2)
+        precision = torch.where(precision > 0, precision, 1.0)  # no row, or a particle of weight 0
+        return Residuals(self.log_weights, self.alpha * precision.rsqrt(), self.mask)
 
     def kl(self) -> Tensor:
         """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.

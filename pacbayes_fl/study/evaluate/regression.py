@@ -25,6 +25,7 @@ from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
 from pacbayes_fl.results.records import ClientRow
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
@@ -163,6 +164,7 @@ def evaluate(
     scaled: ScaledGroup,
     plan: FederationPlan,
     metrics: Mapping[str, Metric],
+    errors: ErrorShape = GAUSSIAN,
 ) -> Report:
     """Personalise every client of a group on its training rows and score it on its test rows.
 
@@ -176,6 +178,7 @@ def evaluate(
         scaled: the group's rows.
         plan: gives chunk, waste and seed.
         metrics: what to score by, from `metrics_of`.
+        errors: their shape around predicted means.
 
     Returns:
         A row per client, and its predictions of test rows in the data's own units.
@@ -186,7 +189,8 @@ def evaluate(
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
     state = state_of(method, state, group, scaled)
-    for index, result in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    predicted = partial(_predicted, scaled, errors)
+    for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
         own_rows = test.select(index.cpu())
         standard, own, unit = units_of(result, scaled, index)
         loc, std = (t[index].unsqueeze(-1) for t in (scaled.units.y_mean, scaled.units.y_std))
@@ -215,9 +219,9 @@ def evaluate(
     return Report(rows_out, {f"{group}.{name}": tensor for name, tensor in (_inputs(scaled) | tensors).items()})
 
 
-def _predicted(scaled: ScaledGroup, index: Tensor, posterior: Any) -> Any:
+def _predicted(scaled: ScaledGroup, errors: ErrorShape, index: Tensor, posterior: Any) -> Any:
     """Predict the test rows of some clients of a group."""
-    return posterior.predict(scaled.test.select(index.cpu()).x)
+    return errors.around(posterior).predict(scaled.test.select(index.cpu()).x)
 
 
 def _say_far(names: Sequence[str], far: Sequence[float]) -> None:
@@ -250,7 +254,8 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
         and "unscored", how many have none, where there are such.
     """
     metric, values = headline("regression"), []
-    for index, result in personalisation.personalise(method, state, scaled.train, plan, partial(_predicted, scaled)):
+    predicted = partial(_predicted, scaled, GAUSSIAN)  # means are those of any shape of errors
+    for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
         rows = scaled.test.select(index.cpu())
         values.append(metric(result, rows.y, rows.mask))
     scores = torch.cat(values)

@@ -25,6 +25,7 @@ from pacbayes_fl.posteriors.tempered import best as best_temperature
 from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study import residuals
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import units_of
@@ -197,10 +198,13 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
     method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
+    errors = residuals.learn(study, method, state, group)
+
     def scored(index: Tensor, message: object, clients: object, rows: ClientBatch, noise: Noise) -> list[Tensor]:
         first = personalisation.posteriors(method, message, clients, rows, noise.copy())
         others = (one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)
-        return [held.log_prob(one, index) for one, held in zip(chain((first,), others), sums, strict=True)]
+        every = map(errors.around, chain((first,), others))
+        return [held.log_prob(one, index) for one, held in zip(every, sums, strict=True)]
 
     for index, result in personalisation.personal_calls(method, state, group.train, plan, scored):
         for log_prob, held in zip(result, sums, strict=True):

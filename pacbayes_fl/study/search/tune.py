@@ -25,12 +25,13 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
-from pacbayes_fl.study import held_rows, privacy
+from pacbayes_fl.study import held_rows, privacy, residuals
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import unit_of, units_of
 from pacbayes_fl.study.file import TEMPERATURE, Study, assigned, read_table
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.residuals import ErrorShape
 from pacbayes_fl.study.search.trials import Trial, Trials
 
 _ROUNDS = "federation.rounds"
@@ -100,16 +101,19 @@ def _hold_out(study: Study, part: tables.Dataset, sums: Mapping[int, _Sums]) -> 
     for state in chain((start,), (state for _, state in rounds)):
         if state.round in sums:
             settled = federation_state.at_rates(method, state)
-            losses = partial(_losses, group, sums[state.round].unit)
+            errors = residuals.learn(study, settled, state, group)
+            losses = partial(_losses, group, sums[state.round].unit, errors)
             for index, result in personalisation.personalise(settled, state, group.train, study.plan, losses):
                 sums[state.round].add(index, group.raw.test.mask[index], *result)
 
 
-def _losses(group: ScaledGroup, unit: Tensor, index: Tensor, posterior: Any) -> tuple[Tensor, Tensor]:
+def _losses(
+    group: ScaledGroup, unit: Tensor, errors: ErrorShape, index: Tensor, posterior: Any
+) -> tuple[Tensor, Tensor]:
     """Give a loss and a log density of every held-out row [k, N]: squared errors in units [K] of y, or mistakes."""
     asked, own = group.test.select(index.cpu()), group.raw.test.select(index.cpu())
     if own.y.is_floating_point():
-        result = units_of(posterior.predict(asked.x), group, index)
+        result = units_of(errors.around(posterior).predict(asked.x), group, index)
         error = own.y - result.own.mean * result.unit.unsqueeze(-1)
         return (error / unit[index].unsqueeze(-1)).square(), result.log_prob(own.y)
     mixture = predictive(posterior, asked.x)

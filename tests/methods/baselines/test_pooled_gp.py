@@ -182,3 +182,26 @@ def test_repeated_rows_do_no_harm() -> None:
         server = engine.run_rounds(method, rows, FederationPlan(rounds=1)).server
         predictive = personalisation.join(method, server, rows, 0).predict(rows.x)
         assert predictive.mean.isfinite().all() and (predictive.variance > 0).all()
+
+
+@MODELS
+@pytest.mark.parametrize("count", [5, 19])
+def test_leave_one_out_residuals_are_those_of_fits_without_the_row(model: FunctionModel, count: int) -> None:
+    """Inducing inputs and hyper-parameters stay; with all rows as inducing inputs the GP is exact."""
+    theta, inducing = theta_of(model), X[:count] if count < len(X) else X
+    k_uu, k_uf, k_ff, r, noise = pieces(model, theta, inducing)
+
+    def weights(rows: list[int]) -> tuple[Array, Array]:
+        scaled = k_uf[:, rows] / noise[rows]
+        inner = k_uu + scaled @ k_uf[:, rows].T
+        weight = np.linalg.solve(inner, scaled @ r[rows])
+        return weight, np.linalg.inv(k_uu) - np.linalg.inv(inner)
+
+    everything = weights(list(range(len(Y))))
+    server = Server(theta, inducing, *map(torch.from_numpy, everything), torch.tensor(0))
+    result = PooledGP(model).personalise(server, Nothing(), ONE, Noise(0, 0, [0])).leave_one_out()
+    for i in range(len(Y)):
+        weight, reduction = weights([j for j in range(len(Y)) if j != i])
+        variance = k_ff[i, i] - k_uf[:, i] @ reduction @ k_uf[:, i] + noise[i]
+        expected = (r[i] - k_uf[:, i] @ weight) / np.sqrt(variance)
+        assert float(result.z[0, 0, i]) == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -546,3 +546,21 @@ def test_what_cannot_be_factored_is_infinitely_far_where_it_counts() -> None:
     assert kl.tolist() == [math.inf, math.inf]  # Q has what P has not
     theta[0, :, -1] += 1e6
     assert refined(condition(model, theta, early), early, late)[1][0] == math.inf
+
+
+@pytest.mark.parametrize("name", [*models()])
+def test_leave_one_out_residuals_are_those_of_refits_without_the_row(name: str) -> None:
+    """Rasmussen and Williams, eqs. 5.10 to 5.12, against as many posteriors as there are rows."""
+    model = models()[name]
+    batch = clients(model.input_dim, (5, 1, 7))
+    theta = model.location() + 0.3 * draw(3, 2, model.dim, seed=5)
+    residuals = condition(model, theta, batch).leave_one_out()
+    assert torch.equal(residuals.mask, batch.mask)
+    for k, m in enumerate((5, 1, 7)):
+        for i in range(m):
+            rest = [j for j in range(m) if j != i]
+            x, y = batch.x[k], batch.y[k]
+            alone = ClientBatch.pad([(x[rest], y[rest])], allow_empty=True)
+            known = condition(model, theta[k : k + 1], alone).predict(x[i].view(1, 1, -1))
+            z = (y[i] - known.means[0, :, 0]) / known.stds[0, :, 0]
+            torch.testing.assert_close(residuals.z[k, :, i], z, rtol=1e-7, atol=1e-9)

@@ -1,0 +1,308 @@
+"""The shape of a regression's errors, learned from leave-one-out residuals: a mixture of normals for a single one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.posteriors.predictive import NormalMixture
+
+BINS: Final = 128
+"""Numbers that a client sends: the share of its residuals in each bin."""
+
+COMPONENTS: Final = 3
+
+_LAST: Final = 32.0  # residuals beyond count as this one
+_STEPS: Final = 100
+_START: Final = (0.3, 0.8, 2.0)  # scales where EM starts, in units of the residuals' root mean square
+_LEAST: Final = 0.05  # of scales: no spread is taken to be less than a twentieth of what the model says
+_HALF: Final = 3 * COMPONENTS - 1  # rows whose residuals say as much as others': the mixture's free parameters
+
+
+class Residuals(NamedTuple):
+    """What rows leave of the predictions that a model makes of them without having seen them.
+
+    Args:
+        log_weights: of the model's components, normalised over P [K, P].
+        z: residuals over the predictive standard deviation [K, P, N]; any number where there is no row.
+        mask: [K, N] bool.
+    """
+
+    log_weights: Tensor
+    z: Tensor
+    mask: Tensor
+
+
+@runtime_checkable
+class LeaveOneOut(Protocol):
+    """A posterior that can forget any one of its rows, and whose predictions are mixtures of normals."""
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client's own rows, and nobody else's, are what it was conditioned on."""
+
+    def leave_one_out(self) -> Residuals:
+        """Residuals of every row, predicted by all others."""
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture [K, P, M] of new targets at inputs x [K, M, d]."""
+
+
+class Mixture(NamedTuple):
+    """A mixture of J normals for a standardised residual; its mean is 0.
+
+    q(z) = sum_j v_j N(z | b_j, c_j^2),  sum_j v_j b_j = 0
+
+    Args:
+        log_weights: ln v [K, J].
+        locs: b [K, J].
+        scales: c [K, J], positive.
+    """
+
+    log_weights: Tensor
+    locs: Tensor
+    scales: Tensor
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density.
+
+        Args:
+            z: residuals [K, M].
+
+        Returns:
+            [K, M], in nats.
+        """
+        return self._joint(z).logsumexp(1)
+
+    def responsibilities(self, z: Tensor) -> Tensor:
+        """Posterior probabilities of the components.
+
+        Args:
+            z: residuals [K, M].
+
+        Returns:
+            [K, J, M].
+        """
+        return self._joint(z).softmax(1)
+
+    def _joint(self, z: Tensor) -> Tensor:
+        steps = (z.unsqueeze(1) - self.locs.unsqueeze(-1)) / self.scales.unsqueeze(-1)
+        constant = self.log_weights - self.scales.log() - 0.5 * math.log(2 * math.pi)
+        return constant.unsqueeze(-1) - 0.5 * steps.square()
+
+
+def bin_values(like: Tensor) -> Tensor:
+    """Give the residual that stands for each bin.
+
+    Bins are equal in arsinh z, where they span .065, so that near 0 they are that wide and far from it they grow with
+    z: 6.5 % of it. What is moved to the middle of its bin moves by less than half of this.
+
+    Args:
+        like: gives the device [*].
+
+    Returns:
+        [BINS], float64, increasing and symmetric about 0.
+    """
+    last = math.asinh(_LAST)
+    middles = (torch.arange(BINS, dtype=torch.float64, device=like.device) + 0.5) * (2 * last / BINS) - last
+    return middles.sinh()
+
+
+def histogram(residuals: Residuals) -> Tensor:
+    """Count residuals by bins: the one message of a client, bounded and additive over clients.
+
+    A row counts 1 / m_k, under the components by their weights.
+
+    Args:
+        residuals: of K clients.
+
+    Returns:
+        [K, BINS], float64, sums to 1 for a client with rows; 0 for one without, or whose residuals are no numbers.
+    """
+    z, mask = residuals.z.double(), residuals.mask
+    known = (z.isfinite() | (residuals.log_weights == -torch.inf).unsqueeze(-1)).all(1) & mask
+    usable = (known.sum(1) == mask.sum(1)) & mask.any(1)
+    share = torch.where(usable, 1.0 / mask.sum(1).clamp_min(1), 0.0).double()
+    of_rows, of_components = mask * share.unsqueeze(1), residuals.log_weights.double().exp().nan_to_num(0.0)
+    weight = of_components.unsqueeze(-1) * of_rows.unsqueeze(1)
+    last = math.asinh(_LAST)
+    at = ((z.nan_to_num(0.0).asinh() + last) * (BINS / (2 * last))).floor().clamp(0, BINS - 1).long()
+    return weight.new_zeros(len(z), BINS).scatter_add_(1, at.flatten(1), weight.flatten(1))
+
+
+def pooled(histograms: Tensor) -> Tensor:
+    """Average the messages of clients, each of which counts once; one that is no histogram does not.
+
+    Args:
+        histograms: of K clients [K, BINS].
+
+    Returns:
+        [BINS], sums to 1; that of a standard normal where no client sent any.
+    """
+    sums = histograms.sum(1)
+    good = (histograms >= 0).all(1) & ((sums - 1.0).abs() < 1e-6)
+    total = torch.where(good.unsqueeze(1), histograms, 0.0).sum(0)
+    return torch.where(good.any(), total / good.sum().clamp_min(1), standard_normal(histograms))
+
+
+def standard_normal(like: Tensor) -> Tensor:
+    """Give the histogram of residuals whose model is right.
+
+    Args:
+        like: gives the device [*].
+
+    Returns:
+        [BINS], float64.
+    """
+    weight: Tensor = torch.special.ndtr(_edges(like)).diff()
+    return weight / weight.sum()
+
+
+def _edges(like: Tensor) -> Tensor:
+    last = math.asinh(_LAST)
+    return torch.linspace(-last, last, BINS + 1, dtype=torch.float64, device=like.device).sinh()
+
+
+def blend(own: Tensor, rows: Tensor, others: Tensor, share: float) -> Tensor:
+    """Weigh a client's residuals against those of the federation, by how many it has.
+
+    h_k = a_k own_k + (1 - a_k) others,  a_k = (1 - share) m_k / (m_k + 8)
+
+    8 is the number of free parameters of three normals: so many rows count as much as what stands in for them.
+
+    Args:
+        own: histograms of K clients [K, BINS].
+        rows: m [K].
+        others: histogram of the federation [BINS].
+        share: of the federation where a client has many rows, from 0 to 1.
+
+    Returns:
+        [K, BINS], float64, each sums to 1.
+    """
+    rows = torch.where(own.sum(1) > 0, rows, 0).double()
+    own_share = ((1.0 - share) * rows / (rows + _HALF)).unsqueeze(1)
+    return own_share * own + (1.0 - own_share) * others
+
+
+def fit(weights: Tensor, z: Tensor, steps: int = _STEPS) -> Mixture:
+    """Fit the mixture by expectation-maximisation to weighted residuals, moved so that their mean is 0.
+
+    r_j = P(j | z),  n_j = sum w r_j,  v_j = n_j,  b_j = sum w r_j z / n_j,  c_j^2 = sum w r_j (z - b_j)^2 / n_j
+    (Dempster, Laird and Rubin 1977; sum_j v_j b_j is then the mean of z itself), c_j >= .05
+
+    The likelihood never falls from step to step; a number of steps is fixed, so that nothing waits for a device.
+
+    Args:
+        weights: w [K, M], sums to 1 for each client.
+        z: residuals [M] or [K, M].
+        steps: of EM.
+
+    Returns:
+        Mixtures of K clients, float64.
+    """
+    z = z.double() - (weights * z).sum(1, keepdim=True)
+    spread = (weights * z.square()).sum(1, keepdim=True).sqrt()
+    scales = (spread * spread.new_tensor(_START)).clamp_min(_LEAST)
+    result = Mixture(torch.full_like(scales, -math.log(COMPONENTS)), torch.zeros_like(scales), scales)
+    for _ in range(steps):
+        result = em_step(result, weights, z)
+    return result
+
+
+def em_step(mixture: Mixture, weights: Tensor, z: Tensor) -> Mixture:
+    """Make one step of expectation-maximisation; see `fit`.
+
+    Args:
+        mixture: of K clients.
+        weights: w [K, M].
+        z: residuals [K, M].
+
+    Returns:
+        Mixtures under which the residuals are at least as likely.
+    """
+    each = mixture.responsibilities(z) * weights.unsqueeze(1)
+    mass = each.sum(-1).clamp_min(torch.finfo(each.dtype).tiny)
+    locs = (each * z.unsqueeze(1)).sum(-1) / mass
+    squares = (each * (z.unsqueeze(1) - locs.unsqueeze(-1)).square()).sum(-1) / mass
+    return Mixture((mass / mass.sum(1, keepdim=True)).log(), locs, squares.sqrt().clamp_min(_LEAST))
+
+
+@dataclass(frozen=True, eq=False)
+class RecalibratedPosterior:
+    """A posterior whose predictive errors have the shape of its leave-one-out residuals.
+
+    p(y) = sum_p w_p sum_j v_j N(y | mu_p + b_j s_p, (c_j s_p)^2)
+
+    Its mean is that of the posterior itself, since sum_j v_j b_j = 0. The posterior over functions, of which
+    certificates are, stays what it is.
+
+    Args:
+        inner: the posterior.
+        shape: of standardised errors of the K clients.
+    """
+
+    inner: LeaveOneOut
+    shape: Mixture
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture of new targets.
+
+        Args:
+            x: new inputs [K, M, d].
+
+        Returns:
+            [K, P J, M], in units of y, noise included.
+        """
+        known = self.inner.predict(x)
+        log_weights, locs, scales = (leaf.to(known.means).unsqueeze(1) for leaf in self.shape)
+        means = known.means.unsqueeze(2) + locs.unsqueeze(-1) * known.stds.unsqueeze(2)
+        variances = scales.square().unsqueeze(-1) * known.variances.unsqueeze(2)
+        weights = known.log_weights.unsqueeze(2) + log_weights
+        return NormalMixture(weights.flatten(1), means.flatten(1, 2), variances.flatten(1, 2))
+
+
+def recalibrated(posterior: Any, others: Tensor | None, share: float = 0.5) -> RecalibratedPosterior:
+    """Give a posterior's predictions the shape of its residuals.
+
+    Args:
+        posterior: of K clients.
+        others: histogram of the federation's residuals [BINS]; that of a standard normal when None.
+        share: of these where a client has many rows of its own.
+
+    Returns:
+        The posterior with mixtures of its own for each client.
+
+    Raises:
+        StudyError: when it has no leave-one-out residuals.
+    """
+    known = checked(posterior)
+    if known.personal:
+        residuals = known.leave_one_out()
+        own, rows = histogram(residuals), residuals.mask.sum(1)
+        base = standard_normal(own) if others is None else others.to(own)
+        return RecalibratedPosterior(known, fit(blend(own, rows, base, share), bin_values(own)))
+    base = standard_normal(torch.empty(0)) if others is None else others.double()
+    return RecalibratedPosterior(known, fit(base.unsqueeze(0), bin_values(base)))
+
+
+def checked(posterior: Any) -> LeaveOneOut:
+    """Check that a posterior can leave a row out.
+
+    Args:
+        posterior: any.
+
+    Returns:
+        The same.
+
+    Raises:
+        StudyError: when it cannot.
+    """
+    if not isinstance(posterior, LeaveOneOut):
+        what = f"a {type(posterior).__name__} has no leave-one-out residuals to learn the shape of errors from"
+        raise StudyError(what, hint="model.residuals = 'gaussian', or a Gaussian process")
+    return posterior

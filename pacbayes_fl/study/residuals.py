@@ -1,0 +1,214 @@
+"""How a study's regression models err: the shape of their errors, learned after the rounds and kept for new clients."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.posteriors.predictive import Posterior
+from pacbayes_fl.posteriors.residuals import BINS, checked, histogram, pooled, recalibrated
+from pacbayes_fl.results.folder import FILES
+from pacbayes_fl.results.manifest import put
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.file import Study
+
+FILE: Final = "residuals.json"
+"""What a run folder calls the federation's residuals."""
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorShape:
+    """How predictions of a study differ from those of its posteriors: not at all, or in the shape of their errors.
+
+    Args:
+        mixture: whether the shape is learned.
+        others: histogram of the federation's residuals [BINS], which is what clients sent; None where nobody did.
+        share: of these in a client's shape, where it has many rows.
+    """
+
+    mixture: bool = False
+    others: Tensor | None = None
+    share: float = 0.0
+
+    def around(self, posterior: Any) -> Any:
+        """Give the posterior of some clients the shape of its errors.
+
+        Args:
+            posterior: of K clients.
+
+        Returns:
+            A posterior for predictions; the given one is that of certificates.
+
+        Raises:
+            StudyError: when it has no leave-one-out residuals.
+        """
+        return recalibrated(posterior, self.others, self.share) if self.mixture else posterior
+
+
+GAUSSIAN: Final = ErrorShape()
+"""What the posteriors of most studies say is left as it is."""
+
+
+def check(study: Study) -> None:
+    """Check that the clients of a study may send what the shape of its errors takes.
+
+    Args:
+        study: any.
+
+    Raises:
+        PrivacyError: when histograms of residuals would leave the clients of a private run.
+    """
+    if _sends(study) and study.privacy.epsilon is not None:
+        what = "[model] residuals = 'mixture' takes a histogram of every client's residuals, which the budget does not"
+        raise PrivacyError(f"{what} pay for", hint="model.residual_share = 0 learns from each client's own rows alone")
+
+
+def learn(study: Study, method: AnyMethod, state: FederationState, existing: ScaledGroup) -> ErrorShape:
+    """Collect the residuals of a federation after its last round, one message of each client.
+
+    Args:
+        study: its [model] says whether.
+        method: the algorithm.
+        state: after the last round.
+        existing: clients that took part.
+
+    Returns:
+        The shape of errors, for these and for new clients.
+
+    Raises:
+        StudyError: when the method's posteriors have no leave-one-out residuals.
+    """
+    if not _sends(study):
+        return _shape(study, None)
+
+    def message(index: Tensor, posterior: Posterior) -> Tensor:
+        return histogram(checked(posterior).leave_one_out())
+
+    sent = personalisation.personalise(method, state, existing.train, study.plan, message)
+    result = existing.train.x.new_zeros(existing.train.clients, BINS, dtype=torch.float64)
+    for index, histograms in sent:
+        result[index] = histograms
+    return _shape(study, pooled(result))
+
+
+def _sends(study: Study) -> bool:
+    """Whether clients send their residuals."""
+    return study.model.residuals == "mixture" and study.model.residual_share > 0
+
+
+def _shape(study: Study, others: Tensor | None) -> ErrorShape:
+    """Give what a study asks for."""
+    if study.model.residuals == "gaussian":
+        return GAUSSIAN
+    return ErrorShape(True, others, study.model.residual_share)
+
+
+def labels(study: Study) -> JsonTable:
+    """Say what shape errors have.
+
+    Args:
+        study: of a run.
+
+    Returns:
+        "residuals" in words; nothing where they are those of the model.
+    """
+    if study.model.residuals == "gaussian":
+        return {}
+    share = study.model.residual_share
+    what = f"three normals by leave-one-out residuals, {share:g} of them the federation's; means are the model's"
+    return {"residuals": what}
+
+
+def to_json(shape: ErrorShape, round: int) -> bytes:
+    """Serialise what clients sent, for `read`.
+
+    Args:
+        shape: of a run.
+        round: after which.
+
+    Returns:
+        The contents of the file.
+    """
+    others = None if shape.others is None else shape.others.tolist()
+    return (json.dumps({"round": round, "others": others}, allow_nan=False) + "\n").encode()
+
+
+def keep(folder: Path | None, shape: ErrorShape, round: int) -> None:
+    """Write what clients sent into a run folder.
+
+    Args:
+        folder: of the run; None of one that is kept nowhere.
+        shape: of the run.
+        round: after which it was learned.
+
+    Raises:
+        CheckpointError: when it cannot be written.
+    """
+    if folder is not None:
+        put(folder, {FILE: to_json(shape, round) if shape.mixture else None})
+
+
+def read(study: Study, folder: Path) -> tuple[ErrorShape, int]:
+    """Read what clients sent.
+
+    Args:
+        study: of the run or release.
+        folder: of it.
+
+    Returns:
+        The shape of its errors, and the round after which it was learned; that of a study without any is 0.
+
+    Raises:
+        DataError: when the file is missing or cannot be read.
+    """
+    if study.model.residuals == "gaussian":
+        return GAUSSIAN, 0
+    path, hint = folder / FILE, "finish the run with --resume"
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        round = int(saved["round"])
+        others = None if saved["others"] is None else torch.tensor(saved["others"], dtype=torch.float64)
+        if others is not None and (others.shape != (BINS,) or not bool((others >= 0).all()) or not float(others.sum())):
+            raise ValueError("it holds no histogram")
+        if (others is None) == _sends(study):
+            raise ValueError("it is of another study")
+        return _shape(study, others), round
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
+
+
+def recall(
+    study: Study, folder: Path | None, method: AnyMethod, state: FederationState, existing: ScaledGroup
+) -> ErrorShape:
+    """Give the shape of errors of a saved run, learned again where its last round is not the one that was saved.
+
+    Args:
+        study: of the run.
+        folder: of it; None of one that is kept nowhere.
+        method: the algorithm.
+        state: that was saved.
+        existing: its clients.
+
+    Returns:
+        The shape of errors.
+
+    Raises:
+        DataError: when the file cannot be read.
+    """
+    if folder is not None and (folder / FILE).is_file():
+        shape, round = read(study, folder)
+        if round == state.round or not shape.mixture:
+            return shape
+    return learn(study, method, state, existing)

@@ -1,0 +1,154 @@
+"""The shape of errors in runs: learned after the rounds, kept, read, released, and refused where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.errors import DataError, PrivacyError, StudyError
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.posteriors.residuals import histogram, recalibrated
+from pacbayes_fl.results import records as results
+from pacbayes_fl.study import release, residuals, run
+from pacbayes_fl.study.predict import join, predict
+from tests.tiny import assert_same_results, on_csv, quick, rows, write_csv
+
+MIXTURE = ("model.residuals=mixture", "federation.rounds=4")
+GPS = ("pac-pfl", "pfedgp", "vanilla-gp", "pooled-gp")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_csv(tmp_path_factory.mktemp("residuals") / "rows.csv", rows())
+
+
+@pytest.fixture(scope="module")
+def folder(table: Path) -> Path:
+    run.run(on_csv(table, *MIXTURE), table.parent / "run")
+    return table.parent / "run"
+
+
+@pytest.mark.parametrize("name", GPS)
+def test_means_stay_and_the_spread_changes_for_existing_and_new_clients(table: Path, name: str) -> None:
+    plain, mixture = (run.run(on_csv(table, *quick(name), *sets)) for sets in (MIXTURE[1:], MIXTURE))
+    for group in ("existing", "new"):
+        mine, theirs = ({n: one.predictions[f"{group}.{n}"] for n in ("mean", "std")} for one in (mixture, plain))
+        torch.testing.assert_close(mine["mean"], theirs["mean"], equal_nan=True)
+        assert not torch.equal(mine["std"], theirs["std"])
+        torch.testing.assert_close(plain.column(group, "rsmse"), mixture.column(group, "rsmse"), rtol=1e-9, atol=0.0)
+        assert plain.column(group, "nlpd") != mixture.column(group, "nlpd")
+    assert "residuals" not in plain.labels and "0.5 of them the federation's" in str(mixture.labels["residuals"])
+
+
+def test_what_clients_sent_is_the_mean_of_their_histograms_whatever_the_chunks(folder: Path) -> None:
+    trained = run.open_run(folder)
+    group, plan = trained.groups["existing"], trained.study.plan
+    (_, posterior), *_ = personalisation.personalise(trained.method, trained.state, group.train, plan)
+    assert trained.errors.others is not None
+    torch.testing.assert_close(trained.errors.others, histogram(posterior.leave_one_out()).mean(0))
+    one = replace(trained.study, federation=replace(trained.study.federation, chunk=1))
+    again = residuals.learn(one, trained.method, trained.state, group).others
+    assert again is not None
+    torch.testing.assert_close(again, trained.errors.others)
+    mine = recalibrated(posterior, trained.errors.others).predict(group.test.x)
+    theirs = trained.errors.around(posterior).predict(group.test.x)
+    assert torch.equal(mine.variances, theirs.variances)
+
+
+def test_a_saved_run_predicts_as_it_reported_and_its_release_serves_new_clients_alike(
+    folder: Path, table: Path, tmp_path: Path
+) -> None:
+    trained, result = run.open_run(folder), results.load(folder)
+    for client, group, k in (("existing_1", "existing", 1), ("new_0", "new", 0)):
+        mask = result.predictions[f"{group}.mask_test"][k]
+        got = predict(trained, client, result.predictions[f"{group}.x_test"][k][mask])
+        for name in ("mean", "std", "lower", "upper"):
+            torch.testing.assert_close(getattr(got, name), result.predictions[f"{group}.{name}"][k][mask])
+    assert release.release(folder, tmp_path / "out")
+    known = [{k: v for k, v in row.items() if k not in ("split", "group")} for row in rows()[:5]]
+    later = [{**row, "client": "later", "y": row["y"] if k else float("nan")} for k, row in enumerate(known)]
+    path = write_csv(tmp_path / "later.csv", later)
+    (mine,), (theirs,) = (join(one, path).values() for one in (trained, release.open_release(tmp_path / "out")))
+    torch.testing.assert_close(mine.upper, theirs.upper, rtol=0.0, atol=0.0)
+    nobody = write_csv(tmp_path / "none.csv", [{**r, "y": float("nan")} for r in later[:1]])
+    with pytest.warns(UserWarning, match="no rows with a target"):
+        (empty,) = join(trained, nobody).values()
+    assert bool((empty.lower < empty.mean).all())
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(folder: Path, table: Path, tmp_path: Path) -> None:
+    run.run(on_csv(table, MIXTURE[0], "federation.rounds=2"), tmp_path / "run")
+    before = (tmp_path / "run" / residuals.FILE).read_bytes()
+    run.run(on_csv(table, *MIXTURE), tmp_path / "run", resume=True)
+    assert_same_results(tmp_path / "run", folder)
+    now = (tmp_path / "run" / residuals.FILE).read_bytes()
+    assert now == (folder / residuals.FILE).read_bytes() != before
+
+
+def test_a_run_that_was_stopped_learns_the_shape_when_it_is_opened(folder: Path, tmp_path: Path) -> None:
+    trained = run.open_run(folder)
+    state, group = trained.state, trained.groups["existing"]
+    expected = trained.errors.others
+    assert expected is not None
+    stale = residuals.to_json(replace(trained.errors, others=1 - expected), 3)
+    for saved in (stale, None):  # of an earlier round, or none at all
+        if saved is not None:
+            (tmp_path / residuals.FILE).write_bytes(saved)
+        result = residuals.recall(trained.study, tmp_path, trained.method, state, group).others
+        assert result is not None and torch.equal(result, expected)
+        (tmp_path / residuals.FILE).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", '{"round": 4, "others": [1.0]}', '{"round": 4, "others": null}'),
+        f'{{"round": 4, "others": {[-1.0] * 128}}}',
+    ],
+)
+def test_a_damaged_file_is_an_error(folder: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / residuals.FILE).write_text(text)
+    with pytest.raises(DataError, match="cannot be read"):
+        residuals.read(run.open_run(folder).study, tmp_path)
+
+
+def test_a_release_without_it_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is missing: it holds the federation's leave-one-out residuals"):
+        residuals.read(run.open_run(folder).study, tmp_path)
+
+
+def test_certificates_are_those_of_the_posterior_itself(table: Path, tmp_path: Path) -> None:
+    result = []
+    for name, more in (("plain", []), ("mixture", [MIXTURE[0]])):
+        sets = ["federation.rounds=2", "report.certify.scheme=split", "report.certify.independent=true", *more]
+        run.run(on_csv(table, *sets), tmp_path / name)
+        result.append(certify(run.open_run(tmp_path / name)))
+    plain, mixture = result
+    risks = [[(one.risk, one.kl, one.test_risk) for one in table.clients] for table in (plain, mixture)]
+    assert risks[0] == risks[1] and len(risks[0]) == 6
+
+
+def test_a_private_run_sends_no_residuals_and_may_learn_from_its_clients_own(table: Path, tmp_path: Path) -> None:
+    private = ("privacy.epsilon=50", "privacy.delta=0.01", "privacy.multiplier=1", "data.scale=client")
+    with pytest.raises(PrivacyError, match=r"residuals = 'mixture' takes a histogram .* budget does not pay for"):
+        run.run(on_csv(table, *MIXTURE, *private), tmp_path / "refused")
+    run.run(on_csv(table, *MIXTURE, *private, "model.residual_share=0"), tmp_path / "own")
+    assert json.loads((tmp_path / "own" / residuals.FILE).read_text())["others"] is None
+    assert run.open_run(tmp_path / "own").errors.others is None
+
+
+def test_a_study_that_leaves_the_shape_alone_keeps_no_file(table: Path, tmp_path: Path) -> None:
+    run.run(on_csv(table, "federation.rounds=1"), tmp_path / "run")
+    assert not (tmp_path / "run" / residuals.FILE).exists()
+
+
+def test_a_model_without_leave_one_out_residuals_is_refused_by_name(table: Path) -> None:
+    trained = run.train(on_csv(table, "method.name=ridge"))
+    study = on_csv(table, *MIXTURE)
+    with pytest.raises(StudyError, match="has no leave-one-out residuals"):
+        residuals.learn(study, trained.method, trained.state, trained.groups["existing"])
