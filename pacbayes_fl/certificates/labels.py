@@ -42,6 +42,7 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         own = "the client's rows that the prior saw" if group.prior.source == "split" else "others' average units"
         units[name] = {
             "client": f"standardised by {own}",
+            "shrunk": f"standardised by {own}, shrunk towards those of all clients that priors saw",
             "pooled": "standardised by the rows of all clients that priors saw",
             "none": "in their own units",
         }[trained.groups[name].shared.kinds[-1]]

@@ -252,7 +252,11 @@ def print_rows(results: Sequence[Result]) -> None:
     """
     for text in dict.fromkeys(result.labels["test_rows"] for result in results if "test_rows" in result.labels):
         say(f"test rows: {text}")
-    for how, words in (("across clients", "scaled across clients"), ("own units", "not scaled")):
+    for how, words in (
+        ("towards all clients", "scaled by moments shrunk towards those of all clients"),
+        ("across clients", "scaled across clients"),
+        ("own units", "not scaled"),
+    ):
         every = [result.labels.get("scaling", {}).get(how) for result in results]
         for columns in dict.fromkeys(filter(None, every)):
             say(f"{words}: {columns}")

@@ -1,6 +1,7 @@
 """Standardisation by client, fitted on training rows alone (PAC-PFL appendix 8.5; the published generator's rule).
 
-A column may also be scaled across clients, by moments that they share, or be left in its own units.
+A column may also be scaled across clients, by moments that they share or that theirs are shrunk towards, or be left in
+its own units.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.data.moments import moments_of
+from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.errors import caller_stacklevel
 
-ColumnScale = Literal["client", "pooled", "none"]
-"""How a column is scaled: by each client's own moments, by those of all clients' rows together, or not at all."""
+ColumnScale = Literal["client", "shrunk", "pooled", "none"]
+"""How a column is scaled: by each client's own moments, by these shrunk towards the federation's (empirical Bayes), by
+those of all clients' rows together, or not at all."""
 
-_ROUNDING: Final = 64  # units in the last place of a column's largest value: a spread below is rounding
+FEDERATED: Final[tuple[ColumnScale, ...]] = ("shrunk", "pooled")
+"""Those that take moments of all clients' rows."""
+
 _SHOWN: Final = 5  # names in a warning
 
 
@@ -55,6 +61,25 @@ class Scaling(NamedTuple):
         y = standardised(batch.y, self.y_mean.unsqueeze(1), self.y_std.unsqueeze(1))
         return replace(batch, x=x, y=torch.where(batch.mask, y, 0.0))
 
+    def replaced(self, columns: Tensor, mean: Tensor, std: Tensor) -> Scaling:
+        """Replace the maps of some columns.
+
+        Args:
+            columns: which of the d features, and the target last [d + 1] bool.
+            mean: [d + 1] or, by client, [K, d + 1], in units of each column.
+            std: likewise [*, d + 1], positive.
+
+        Returns:
+            The maps with these means and standard deviations there.
+        """
+        mean, std = mean.to(self.x_mean), std.to(self.x_std)
+        return Scaling(
+            torch.where(columns[:-1], mean[..., :-1], self.x_mean),
+            torch.where(columns[:-1], std[..., :-1], self.x_std),
+            torch.where(columns[-1], mean[..., -1].to(self.y_mean), self.y_mean),
+            torch.where(columns[-1], std[..., -1].to(self.y_std), self.y_std),
+        )
+
     def average(self) -> Scaling:
         """Average the clients' maps, for whoever has no rows to take its own from: leaves [1, *]."""
         return Scaling(*(leaf.mean(0, keepdim=True) for leaf in self))
@@ -65,11 +90,13 @@ class Shared(NamedTuple):
 
     Args:
         kinds: of the d features, and of the target last.
-        mean: of pooled columns [d + 1], in units of each column; 0 elsewhere.
-        std: of pooled columns [d + 1], positive; 1 elsewhere.
+        mean: of pooled and shrunk columns [d + 1], in units of each column; 0 elsewhere.
+        std: of pooled and shrunk columns [d + 1], positive; 1 elsewhere.
         average: of the maps that the clients of the training have [1, *], for one without rows; None where nobody may
             know it.
         linear: ridge regression of all clients' scaled rows, where a study's learning starts there.
+        between: standard deviation of clients' means in shrunk columns [d + 1], in units of each column; 0 elsewhere.
+        spread: standard deviation of the logarithms of clients' scales in shrunk columns [d + 1]; 0 elsewhere.
     """
 
     kinds: tuple[ColumnScale, ...]
@@ -77,26 +104,37 @@ class Shared(NamedTuple):
     std: Tensor
     average: Scaling | None = None
     linear: LinearStart | None = None
+    between: Tensor | None = None
+    spread: Tensor | None = None
 
     def impose(self, own: Scaling) -> Scaling:
-        """Replace the columns that are not scaled by client.
+        """Replace the columns that are not scaled by client, knowing nothing of the clients' rows.
 
         Args:
             own: maps of K clients, by their own rows or by others'.
 
         Returns:
-            The maps with pooled columns by the shared moments, and the others that are left alone at 0 and 1.
+            The maps with pooled and shrunk columns by the federation's moments, those that are left alone at 0 and 1.
         """
-        if all(kind == "client" for kind in self.kinds):
-            return own
         common = torch.tensor([kind != "client" for kind in self.kinds], device=own.x_mean.device)
-        mean, std = self.mean.to(own.x_mean), self.std.to(own.x_std)
-        return Scaling(
-            torch.where(common[:-1], mean[:-1], own.x_mean),
-            torch.where(common[:-1], std[:-1], own.x_std),
-            torch.where(common[-1], mean[-1].to(own.y_mean), own.y_mean),
-            torch.where(common[-1], std[-1].to(own.y_std), own.y_std),
-        )
+        return own.replaced(common, self.mean, self.std) if bool(common.any()) else own
+
+    def used(self, own: Scaling, batch: ClientBatch) -> Scaling:
+        """Replace the columns that are not scaled by client, those that are shrunk by use of the clients' rows.
+
+        Args:
+            own: maps of K clients by their rows, see `fit`.
+            batch: these rows.
+
+        Returns:
+            The maps by which the clients' rows are brought into a method's units.
+        """
+        result = self.impose(own)
+        if self.between is None or self.spread is None or "shrunk" not in self.kinds:
+            return result
+        population = Population(self.mean, self.std, self.between, self.spread)
+        mean, std = shrunk(moments_of(_columns(batch), batch.mask), batch.size, population)
+        return result.replaced(torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device), mean, std)
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -116,43 +154,6 @@ def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     )
 
 
-def power_of_two(size: Tensor) -> Tensor:
-    """Return the largest power of two that is not above a size, 1 for a size of 0.
-
-    Division by it is exact: what is computed in such units has the same bits as without, but for overflow.
-
-    Args:
-        size: not negative [*].
-
-    Returns:
-        [*], in the same units.
-    """
-    mantissa, _ = torch.frexp(size)
-    return torch.where(size > 0, size / (2.0 * mantissa), 1.0)
-
-
-class _Moments(NamedTuple):
-    """Mean and population standard deviation by client and column [K, c], and where a column does not vary."""
-
-    mean: Tensor
-    std: Tensor
-    flat: Tensor
-
-
-def _moments(columns: Tensor, mask: Tensor) -> _Moments:
-    """Take moments of columns [K, N, c], in units of each one's largest value: none is too large or small to square."""
-    mask, count = mask.unsqueeze(-1), mask.sum(1, dtype=torch.float64).clamp_min(1.0).to(columns.dtype).unsqueeze(-1)
-    peak = torch.where(mask, columns.abs(), 0.0).amax(1)
-    unit = power_of_two(peak)
-    low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
-    columns = columns / unit.unsqueeze(1)
-    mean = torch.where(mask, columns, 0.0).sum(1) / count
-    std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
-    tiny = std <= _ROUNDING * torch.finfo(std.dtype).eps * (peak / unit)  # of a large constant: rounding
-    mean, std = mean * unit, std * unit
-    return _Moments(mean, std, tiny | (low >= high) | (std == 0))  # the last: below the smallest number of the dtype
-
-
 def _columns(batch: ClientBatch) -> Tensor:
     """Put the target behind the features [K, N, d + 1]; 0 for labels, which stay where they are."""
     y = batch.y if batch.y.is_floating_point() else torch.zeros_like(batch.x[..., 0])
@@ -169,7 +170,8 @@ def settle(
 
     Args:
         batch: training rows of all clients, x [K, N, d], y [K, N].
-        asked: kind of every feature and, last, of the target [d + 1]; None leaves it open.
+        asked: kind of every feature and, last, of the target [d + 1]; None leaves it open. Where "shrunk" is asked of a
+            column that varies inside no client, it is scaled across clients.
         columns: names of the d features and the target.
         alone: why no client may learn anything of others' rows, in words; then an open column is scaled by client, and
             a warning says which ones lose what they hold.
@@ -180,9 +182,9 @@ def settle(
     labels = not batch.y.is_floating_point()
     names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
     every = _columns(batch)
-    inside = _moments(every, batch.mask)
+    inside = moments_of(every, batch.mask)
     flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
-    whole = _moments(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
+    whole = moments_of(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
     between = (flat_inside & ~whole.flat[0]).tolist()
     lost = [
         name
@@ -196,6 +198,8 @@ def settle(
     kinds: list[ColumnScale] = []
     for kind, between_clients in zip(asked, between, strict=True):
         kinds.append(kind or ("pooled" if between_clients and not alone else "client"))
+    constant = inside.flat.all(0).tolist()  # in every client: its scale is that between them
+    kinds = ["pooled" if kind == "shrunk" and flat else kind for kind, flat in zip(kinds, constant, strict=True)]
     if labels:
         kinds[-1] = "none"
     pooled = torch.tensor([kind == "pooled" for kind in kinds], device=every.device)
@@ -203,8 +207,18 @@ def settle(
         warnings.warn(
             f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=caller_stacklevel()
         )
-    std = torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
-    return Shared(tuple(kinds), torch.where(pooled, whole.mean[0], 0.0), std)
+    mean, std = torch.where(pooled, whole.mean[0], 0.0), torch.where(pooled & ~whole.flat[0], whole.std[0], 1.0)
+    result = Shared(tuple(kinds), mean, std)
+    if "shrunk" not in kinds:
+        return result
+    towards = torch.tensor([kind == "shrunk" for kind in kinds], device=every.device)
+    population = fit_population(inside, batch.size)
+    return result._replace(
+        mean=torch.where(towards, population.mean, mean),
+        std=torch.where(towards, population.std, std),
+        between=torch.where(towards, population.between, 0.0),
+        spread=torch.where(towards, population.spread, 0.0),
+    )
 
 
 def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str] = ()) -> Scaling:
@@ -219,10 +233,10 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
         columns: names of the d features, and of the target.
 
     Returns:
-        The maps of its K clients by their own rows, of all columns; see `Shared.impose`.
+        The maps of its K clients by their own rows, of all columns; see `Shared.used`.
     """
     labels = not batch.y.is_floating_point()
-    mean, std, flat = _moments(_columns(batch), batch.mask)
+    mean, std, flat = moments_of(_columns(batch), batch.mask)
     own = flat & batch.mask.any(1).unsqueeze(-1)
     if shared is not None:
         own = own & torch.tensor([kind == "client" for kind in shared.kinds], device=own.device)

@@ -36,7 +36,7 @@ class ScaledGroup:
         test: rows in the method's units.
         raw: the same rows in the data's own units.
         units: standardisation by each client's training rows, in which metrics are reported.
-        used: scaling to the method's units: `units`, but for columns that are scaled across clients or not at all.
+        used: scaling to the method's units: `units`, but for columns that are scaled by others' rows too or not at all.
         shared: what of `used` is the same for all clients.
         validation: rows in the method's units, where there are any.
     """
@@ -160,7 +160,7 @@ def scale(
         scaled = [batch.to(dtype=dtype) for batch in raw]
     else:
         units = scaling.fit(raw[0], shared, columns)
-        used = shared.impose(units)
+        used = shared.used(units, raw[0])
         scaled = [used.apply(batch).to(dtype=dtype) for batch in raw]
     own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])

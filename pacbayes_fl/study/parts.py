@@ -43,8 +43,10 @@ class DataPart:
             Of images the positions are compared instead: the published sets hold some images twice. Rows of different
             times are different rows.
         scale: units in which methods see the columns: standardised by each "client"'s training rows, where a feature
-            that is constant inside clients and different between them is scaled across clients; "pooled", by those of
-            all existing clients together; or "none", the data's own. Labels and images are left as they are.
+            that is constant inside clients and different between them is scaled across clients; by these moments
+            "shrunk" towards those of all existing clients (empirical Bayes), as few rows say little of a client's mean
+            and scale; "pooled", by those of all existing clients together; or "none", the data's own. Labels and images
+            are left as they are.
         column_scale: the same by name of a feature or of the target, for those that differ, such as
             { capacity = "pooled", y = "none" }.
     """

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
-from pacbayes_fl.data.scaling import Shared
+from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder
 from pacbayes_fl.methods.base import AnyMethod
@@ -172,8 +172,8 @@ def _public(known: Served, public: bool) -> Shared:
     if public:
         return known.shared
     columns = scaling.names(known.schema)
-    if pooled := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind == "pooled"]:
-        what = f"{', '.join(pooled)}: scaled by moments of all clients' rows, which nobody has said are public"
+    if federated := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind in FEDERATED]:
+        what = f"{', '.join(federated)}: scaled by moments of all clients' rows, which nobody has said are public"
         raise PrivacyError(what, hint="--public-scaling says so; or run with data.scale = 'client'")
     return known.shared._replace(average=None, linear=None)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor
@@ -12,9 +14,9 @@ from torch import Tensor
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
 from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.data.scaling import ColumnScale, Scaling, Shared
+from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
@@ -60,8 +62,9 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         why = "with report.certify.scheme = 'folds' a client's prior knows nothing of its rows"
     if dataset.classes is not None:
         asked[-1] = "none"
-    if why and "pooled" in asked:
-        what = f"[data] scale = 'pooled' of {columns[asked.index('pooled')]!r} takes moments of all clients' rows, and"
+    if why and (taken := [at for at, kind in enumerate(asked) if kind in FEDERATED]):
+        first = taken[0]
+        what = f"[data] scale = {asked[first]!r} of {columns[first]!r} takes moments of all clients' rows, and"
         kind = PrivacyError if study.privacy.epsilon is not None else StudyError
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
     return scaling.settle(dataset.groups["existing"].train, asked, columns, why)
@@ -83,7 +86,7 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
     every = every[: -1 if dataset.classes is not None else None]
     result = {
         label: ", ".join(name for name, one in every if one == kind)
-        for label, kind in (("across clients", "pooled"), ("own units", "none"))
+        for label, kind in (("towards all clients", "shrunk"), ("across clients", "pooled"), ("own units", "none"))
     }
     result = {label: text for label, text in result.items() if text}
     return {"scaling": result} if result else {}
@@ -115,8 +118,8 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
         The contents of the file.
     """
     columns = [
-        {"name": name, "scale": kind} | ({"mean": float(mean), "std": float(std)} if kind == "pooled" else {})
-        for name, kind, mean, std in zip(names(dataset), *shared[:3], strict=True)
+        {"name": name, "scale": kind} | {what: float(getattr(shared, what)[at]) for what in _MOMENTS.get(kind, ())}
+        for at, (name, kind) in enumerate(zip(names(dataset), shared.kinds, strict=True))
     ]
     average = None if shared.average is None else dict(zip(Scaling._fields, map(_plain, shared.average), strict=True))
     content: JsonTable = {"columns": columns, "average": average}
@@ -150,25 +153,36 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         result = json.loads(path.read_text("utf-8"))
         columns, known = result["columns"], result["average"]
         kinds = tuple(column["scale"] for column in columns)
-        if [column["name"] for column in columns] != names(dataset) or not {*kinds} <= {"client", "pooled", "none"}:
+        if [column["name"] for column in columns] != names(dataset) or not {*kinds} <= {*get_args(ColumnScale)}:
             raise ValueError(f"it is not of the columns {', '.join(names(dataset))}")
-        mean, std = (
-            _numbers([one.get(name, default) for one in columns], [len(columns)]) for name, default in _DEFAULTS
-        )
+        moments = {name: _numbers([_moment(column, name) for column in columns], [len(columns)]) for name in _ELSEWHERE}
         average = None
         if known is not None:
             shape = {"x": [len(columns) - 1], "y": []}
             average = Scaling(*(_numbers(known[name], shape[name[0]])[None] for name in Scaling._fields))
-        if not bool((std > 0).all()):
+        if not bool((moments["std"] > 0).all()):
             raise ValueError("a standard deviation is not positive")
-        return Shared(kinds, mean, std, average, _linear(result.get("linear"), len(columns) - 1))
+        if any(bool((moments[name] < 0).any()) for name in _MOMENTS["shrunk"][2:]):
+            raise ValueError("a standard deviation is negative")
+        linear = _linear(result.get("linear"), len(columns) - 1)
+        if "shrunk" not in kinds:
+            moments = {name: moments[name] for name in _MOMENTS["pooled"]}
+        return Shared(kinds, average=average, linear=linear, **moments)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint=hint) from error
 
 
-_DEFAULTS: Final = (("mean", 0.0), ("std", 1.0))
+_MOMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"pooled": ("mean", "std"), "shrunk": ("mean", "std", "between", "spread")}
+)
+_ELSEWHERE: Final = MappingProxyType({"mean": 0.0, "std": 1.0, "between": 0.0, "spread": 0.0})
+
+
+def _moment(column: JsonMapping, name: str) -> object:
+    """Return one of the moments that a column's scale needs, or what stands for it elsewhere."""
+    return column[name] if name in _MOMENTS.get(column["scale"], ()) else _ELSEWHERE[name]
 
 
 def _linear(known: Any, features: int) -> LinearStart | None:

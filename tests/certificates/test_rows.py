@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pacbayes_fl.certificates.rows import bound_rows_of, independent, none_of
+from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.study.run import train
 from tests.tiny import Row, on_csv, rows, tiny, write_csv
 
@@ -92,7 +93,8 @@ def capacities(shift: float = 0.0, of: str = "") -> list[Row]:
 POOLED = ("data.column_scale.y=pooled", "federation.rounds=1")
 
 
-def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", FEDERATED)
+def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(tmp_path: Path, kind: str) -> None:
     """A split keeps its rows out of pooled moments, and a new client's rows, however far off, move nobody's units."""
     path = write_csv(tmp_path / "rows.csv", capacities())
     trained = train(on_csv(path, *POOLED, SPLIT))
@@ -108,7 +110,7 @@ def test_what_clients_share_is_of_rows_that_priors_saw_and_of_no_row_of_a_bound(
     scaled = []
     for name, move in (("before", 0.0), ("after", 500.0)):
         path = write_csv(tmp_path / f"{name}.csv", capacities(move, "new_1"))
-        trained = train(on_csv(path, *POOLED))
+        trained = train(on_csv(path, *POOLED, f"data.column_scale.y={kind}"))
         result = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
         assert result is not None and result.independent
         scaled.append((result.rows, trained.groups["new"].shared))

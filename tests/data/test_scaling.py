@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from pacbayes_fl.data import scaling
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.moments import moments_of
+from pacbayes_fl.data.shrinkage import fit_population, shrunk
 
 
 def federation(*sizes: int, seed: int = 0) -> ClientBatch:
@@ -234,14 +237,47 @@ def test_every_column_may_be_scaled_across_clients_or_left_alone(kind: scaling.C
     torch.testing.assert_close(mine, torch.tensor(expected), rtol=1e-12, atol=1e-12)
 
 
-def test_a_client_needs_the_shared_moments_and_its_own_rows_alone() -> None:
+def test_shrunk_columns_stand_between_the_clients_own_and_the_federation_s() -> None:
+    batch = houses(9, 30, 4, 1, 12)
+    shared = scaling.settle(batch, ["shrunk"] * 5)
+    assert shared.kinds == ("shrunk", "pooled", "pooled", "pooled", "shrunk")  # what varies inside nobody is no scale
+    units = scaling.fit(batch.select(torch.tensor([0, 1, 2, 4])), shared)
+    used = shared.used(scaling.fit(batch, shared), batch)
+    columns = torch.stack((batch.x[..., 0], batch.y), -1)
+    moments = moments_of(columns, batch.mask)
+    mean, std = shrunk(moments, batch.size, fit_population(moments, batch.size))
+    torch.testing.assert_close(torch.stack((used.x_mean[:, 0], used.y_mean), -1), mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.stack((used.x_std[:, 0], used.y_std), -1), std, rtol=1e-12, atol=0)
+    own, apart = units.y_std.log(), (used.y_std[[0, 1, 2, 4]].log() - shared.std[4].log()).abs()
+    assert (apart <= (own - shared.std[4].log()).abs() + 0.2).all() and used.y_std[3] == shared.std[4]
+    assert torch.equal(used.x_mean[:, 1], shared.mean[1].expand(5))
+    unknown = shared.impose(units)  # of whose rows nothing may be known
+    assert (unknown.y_mean == shared.mean[4]).all() and (unknown.y_std == shared.std[4]).all()
+
+
+@pytest.mark.parametrize("kind", get_args(scaling.ColumnScale))
+@pytest.mark.parametrize("power", [-600, 600])
+def test_no_scale_but_the_data_s_own_knows_a_unit(kind: scaling.ColumnScale, power: int) -> None:
+    batch, unit = federation(9, 30, 4), 2.0**power
+    other = ClientBatch(batch.x * unit, batch.y * unit, batch.mask, batch.ids, batch.names)
+    first, second = (
+        shared.used(scaling.fit(one, shared), one).apply(one)
+        for one in (batch, other)
+        for shared in [scaling.settle(one, [kind] * 3)]
+    )
+    factor = unit if kind == "none" else 1.0
+    assert torch.equal(first.x * factor, second.x) and torch.equal(first.y * factor, second.y)
+
+
+@pytest.mark.parametrize("kind", get_args(scaling.ColumnScale))
+def test_a_client_needs_the_shared_moments_and_its_own_rows_alone(kind: scaling.ColumnScale) -> None:
     """What a client on another machine makes of its rows is what it is given among all others."""
     batch = houses(9, 30, 4)
-    shared = scaling.settle(batch, [None, None, "none", "pooled", "pooled"])
-    together = shared.impose(scaling.fit(batch, shared)).apply(batch)
+    shared = scaling.settle(batch, ["shrunk", None, "none", "pooled", kind])
+    together = shared.used(scaling.fit(batch, shared), batch).apply(batch)
     for k, m in enumerate((9, 30, 4)):
         own = batch.select(torch.tensor([k])).trim()
-        alone = shared.impose(scaling.fit(own, shared)).apply(own)
+        alone = shared.used(scaling.fit(own, shared), own).apply(own)
         torch.testing.assert_close(alone.x[0], together.x[k, :m], rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(alone.y[0], together.y[k, :m], rtol=1e-13, atol=1e-13)
 

@@ -8,12 +8,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from pacbayes_fl import cli
+from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.errors import DataError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import records as results
@@ -214,7 +216,7 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     assert float(anew.mean[0]) > 50 > json.loads(before)["columns"][0]["mean"]
 
 
-@pytest.mark.parametrize("scale", ["client", "pooled", "none"])
+@pytest.mark.parametrize("scale", get_args(ColumnScale))
 @pytest.mark.parametrize("method", ["pac-pfl", "ridge"])
 def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
     tmp_path: Path, method: str, scale: str
@@ -241,10 +243,11 @@ def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
 def test_scales_are_compared_like_any_other_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "houses.toml"
     source.write_text(f'[data]\nsource = "{houses(tmp_path / "rows.csv")}"\n[method]\nname = "pooled-ridge"\n')
-    assert command("compare", source, "--vary", "data.scale=client,pooled,none", "--quiet") == 0
+    assert command("compare", source, "--vary", "data.scale=client,shrunk,pooled,none", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(f"pooled-ridge scale={scale}" in line for line in lines) for scale in ("client", "pooled", "none"))
-    assert [line for line in lines if line.startswith(("scaled across", "not scaled"))] == [
+    assert all(any(f"pooled-ridge scale={scale}" in line for line in lines) for scale in get_args(ColumnScale))
+    assert [line for line in lines if line.startswith(("scaled", "not scaled"))] == [
+        "scaled by moments shrunk towards those of all clients: sun, y",
         "scaled across clients: cap, east",
         "scaled across clients: cap, east, sun, y",
         "not scaled: cap, east, sun, y",

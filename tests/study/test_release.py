@@ -14,6 +14,7 @@ import torch
 
 from pacbayes_fl import cli, tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.errors import CheckpointError, PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation import messages
 from pacbayes_fl.methods import METHODS
@@ -191,8 +192,9 @@ def test_what_no_client_is_sent_stays(tmp_path: Path) -> None:
     assert moments and all((state[name] != 0).any() and (flat[name] == 0).all() for name in moments)
 
 
-def test_moments_of_all_rows_leave_where_they_are_public(table_of: Path, tmp_path: Path) -> None:
-    run.run(on_csv(table_of, "federation.rounds=1", "data.scale=pooled"), tmp_path / "run")
+@pytest.mark.parametrize("scale", FEDERATED)
+def test_moments_of_all_rows_leave_where_they_are_public(table_of: Path, tmp_path: Path, scale: str) -> None:
+    run.run(on_csv(table_of, "federation.rounds=1", f"data.scale={scale}"), tmp_path / "run")
     with pytest.raises(PrivacyError, match=r"lag_1, wind.*nobody has said are public \(--public-scaling says so"):
         release.release(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

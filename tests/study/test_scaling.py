@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.data import load
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "houses.csv", houses())
 
 
-def settled(path: Path, *sets: str, **data: Any) -> tuple[scaling.Shared, tables.Dataset]:
+def settled(path: Path, *sets: str, **data: Any) -> tuple[Shared, tables.Dataset]:
     study = on_csv(path, *sets)
     study = replace(study, data=replace(study.data, **data))
     dataset = load(study)
@@ -46,6 +47,9 @@ def test_columns_are_settled_by_default_by_one_word_and_by_name(path: Path) -> N
     assert shared.kinds == ("client", "client", "pooled", "client")
     assert labels(shared, dataset) == {"scaling": {"across clients": "cap"}}
     assert settled(path, scale="pooled")[0].kinds == ("pooled",) * 4
+    half, _ = settled(path, scale="shrunk")
+    assert half.kinds == ("shrunk", "shrunk", "pooled", "shrunk")
+    assert labels(half, dataset) == {"scaling": {"towards all clients": "lag_1, wind, y", "across clients": "cap"}}
     some = settled(path, scale="none", column_scale={"wind": "client", "y": "pooled"})
     assert some[0].kinds == ("none", "client", "none", "pooled")
     assert labels(*some) == {"scaling": {"across clients": "y", "own units": "lag_1, cap"}}
@@ -72,10 +76,10 @@ def test_slips_are_named(path: Path) -> None:
     with pytest.raises(StudyError, match=r"column_scale: no column 'capp' \(did you mean 'cap'\?\)"):
         settled(path, column_scale={"capp": "pooled"})
     with pytest.raises(
-        StudyError, match="column_scale of 'cap' must be one of 'client', 'pooled', 'none', got 'robust'"
+        StudyError, match="column_scale of 'cap' must be one of 'client', 'shrunk', 'pooled', 'none', got 'robust'"
     ):
         DataPart(column_scale={"cap": "robust"})
-    with pytest.raises(StudyError, match="scale must be one of 'client', 'pooled', 'none', got 'all'"):
+    with pytest.raises(StudyError, match="scale must be one of 'client', 'shrunk', 'pooled', 'none', got 'all'"):
         tiny("data.scale=all")
     with pytest.raises(StudyError, match="time must be a column of its own, got 'client'"):
         tiny("data.time=client")
@@ -85,9 +89,11 @@ def test_slips_are_named(path: Path) -> None:
     ("asked", "error"), [("privacy.epsilon=1.0", PrivacyError), ("report.certify.scheme=folds", StudyError)]
 )
 def test_moments_of_all_clients_are_refused_where_nobody_may_know_them(path: Path, asked: str, error: type) -> None:
-    for data in ({"scale": "pooled"}, {"column_scale": {"y": "pooled"}}):
-        with pytest.raises(error, match=r"\[data\] scale = 'pooled' of '(lag_1|y)' takes moments of all clients' rows"):
-            settled(path, asked, **data)
+    for kind in FEDERATED:
+        for data in ({"scale": kind}, {"column_scale": {"y": kind}}):
+            message = rf"\[data\] scale = '{kind}' of '(lag_1|y)' takes moments of all clients' rows"
+            with pytest.raises(error, match=message):
+                settled(path, asked, **data)
     with pytest.warns(UserWarning, match="^cap: constant inside clients and different between them"):
         shared, _ = settled(path, asked)
     assert shared.kinds == ("client",) * 4
@@ -105,9 +111,10 @@ def test_images_are_left_as_they_are(tmp_path: Path) -> None:
         settle(replace(study, data=replace(study.data, scale="pooled")), dataset)
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, private: bool) -> None:
-    sets = ["privacy.epsilon=3.0", "data.column_scale.cap=none"] if private else []
+@pytest.mark.parametrize("scale", ["client", "shrunk", "private"])
+def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, scale: str) -> None:
+    private = scale == "private"
+    sets = ["privacy.epsilon=3.0", "data.column_scale.cap=none"] if private else [f"data.scale={scale}"]
     study = on_csv(path, *sets)
     dataset = load(study)
     shared = prepare(study, dataset)[1]["existing"].shared
@@ -115,6 +122,11 @@ def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, pri
     again = read(tmp_path, dataset)
     assert again.kinds == shared.kinds
     assert torch.equal(again.mean, shared.mean) and torch.equal(again.std, shared.std)
+    for mine, theirs in ((shared.between, again.between), (shared.spread, again.spread)):
+        if scale != "shrunk":
+            assert mine is theirs is None
+        else:
+            assert mine is not None and theirs is not None and torch.equal(mine, theirs)
     assert (shared.average is None) == private == (again.average is None)  # nothing of others' rows
     assert (shared.linear is None) == private == (again.linear is None)
     if shared.linear is not None and again.linear is not None:
@@ -132,6 +144,8 @@ def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, pri
         (lambda found: found["columns"][2].update(std=0.0), "a standard deviation is not positive"),
         (lambda found: found["columns"][2].update(mean="many"), "cannot be read"),
         (lambda found: found["columns"][0].update(scale="robust"), "it is not of the columns"),
+        (lambda found: found["columns"][1].update(spread=-1.0), "a standard deviation is negative"),
+        (lambda found: found["columns"][1].pop("between"), "cannot be read: 'between'"),
         (lambda found: found["average"].pop("y_std"), "cannot be read: 'y_std'"),
         (lambda found: found["average"].update(x_mean=[1.0]), "a moment is not a finite number"),
         (lambda found: found.update(columns=3), "cannot be read"),
@@ -141,7 +155,7 @@ def test_what_is_kept_comes_back_to_the_last_bit(path: Path, tmp_path: Path, pri
     ],
 )
 def test_damage_is_named(path: Path, tmp_path: Path, change: Any, message: str) -> None:
-    study = on_csv(path)
+    study = on_csv(path, "data.column_scale.wind=shrunk")
     dataset = load(study)
     save(tmp_path, prepare(study, dataset)[1]["existing"].shared, dataset)
     found = json.loads((tmp_path / FILE).read_text())

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data.scaling import power_of_two, standardised
+from pacbayes_fl.data.moments import power_of_two
+from pacbayes_fl.data.scaling import FEDERATED, standardised
 from pacbayes_fl.errors import StudyError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
@@ -152,7 +153,7 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
     own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
     unit = unit_of(own_std)
     own = predictive.rescale(own_loc / unit, own_std / unit)
-    if kind == "pooled":
+    if kind in FEDERATED:
         predictive = predictive.rescale((own_loc - loc) / std, own_std / std)
     return Views(predictive, own, unit)
 

@@ -1,0 +1,61 @@
+"""Means and standard deviations of clients' columns, in any units that a number can have."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ROUNDING: Final = 64  # units in the last place of a column's largest value: a spread below is rounding
+
+
+def power_of_two(size: Tensor) -> Tensor:
+    """Return the largest power of two that is not above a size, 1 for a size of 0.
+
+    Division by it is exact: what is computed in such units has the same bits as without, but for overflow.
+
+    Args:
+        size: not negative [*].
+
+    Returns:
+        [*], in the same units.
+    """
+    mantissa, _ = torch.frexp(size)
+    return torch.where(size > 0, size / (2.0 * mantissa), 1.0)
+
+
+class Moments(NamedTuple):
+    """Mean and population standard deviation of c columns of K clients.
+
+    Args:
+        mean: [K, c], in units of each column; 0 without rows.
+        std: likewise [K, c].
+        flat: [K, c] bool: where a column does not vary, but for rounding.
+    """
+
+    mean: Tensor
+    std: Tensor
+    flat: Tensor
+
+
+def moments_of(columns: Tensor, mask: Tensor) -> Moments:
+    """Take moments in units of each column's largest value: none is too large or small to square.
+
+    Args:
+        columns: [K, N, c].
+        mask: real rows [K, N].
+
+    Returns:
+        Moments [K, c].
+    """
+    mask, count = mask.unsqueeze(-1), mask.sum(1, dtype=torch.float64).clamp_min(1.0).to(columns.dtype).unsqueeze(-1)
+    peak = torch.where(mask, columns.abs(), 0.0).amax(1)
+    unit = power_of_two(peak)
+    low, high = torch.where(mask, columns, torch.inf).amin(1), torch.where(mask, columns, -torch.inf).amax(1)
+    columns = columns / unit.unsqueeze(1)
+    mean = torch.where(mask, columns, 0.0).sum(1) / count
+    std = (torch.where(mask, columns - mean.unsqueeze(1), 0.0).square().sum(1) / count).sqrt()
+    tiny = std <= _ROUNDING * torch.finfo(std.dtype).eps * (peak / unit)  # of a large constant: rounding
+    mean, std = mean * unit, std * unit
+    return Moments(mean, std, tiny | (low >= high) | (std == 0))  # the last: below the smallest number of the dtype
