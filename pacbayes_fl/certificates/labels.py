@@ -39,10 +39,13 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         if request.smooth is not None:
             prior = f"particles blurred by {request.smooth:g}, against the data-free hyper-prior"
         rows[name] = f"{seen}; prior: {prior}"
-        own = "the client's rows that the prior saw" if group.prior.source == "split" else "others' average units"
+        own, towards = "others' average units", "the typical moments of the clients that priors saw"
+        if group.prior.source == "split":
+            own = "the client's rows that the prior saw"
+            towards = f"{own}, with moments shrunk towards those of all clients"
         units[name] = {
             "client": f"standardised by {own}",
-            "shrunk": f"standardised by {own}, shrunk towards those of all clients that priors saw",
+            "shrunk": f"standardised by {towards}",
             "pooled": "standardised by the rows of all clients that priors saw",
             "none": "in their own units",
         }[trained.groups[name].shared.kinds[-1]]
