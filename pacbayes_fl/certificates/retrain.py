@@ -64,7 +64,7 @@ def is_finished(study: Study, folder: Path) -> bool:
     settled, _ = held_out.recall(study, folder)
     saved = Study.from_toml(folder / "study.toml")
     checkpoint.check_study(saved.table(), settled.table())
-    return saved.plan.rounds == study.plan.rounds
+    return saved.plan.rounds == settled.plan.rounds
 
 
 def check(study: Study, request: Request) -> None:

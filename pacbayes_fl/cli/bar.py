@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
@@ -29,8 +29,15 @@ class _Plain(ProgressColumn):
         return Text(task.fields[self.field], no_wrap=True, overflow="ellipsis")
 
 
+class Show(Protocol):
+    """Shows how far a run has come."""
+
+    def __call__(self, done: int, news: Sequence[str] | None, total: int | None = None) -> None:
+        """Show finished rounds, what is new, and the number of all rounds where that has changed."""
+
+
 @contextmanager
-def bar(text: str, total: int, console: Console | None = None) -> Iterator[Callable[[int, Sequence[str] | None], None]]:
+def bar(text: str, total: int, console: Console | None = None) -> Iterator[Show]:
     """Show a bar on a terminal.
 
     Args:
@@ -39,8 +46,8 @@ def bar(text: str, total: int, console: Console | None = None) -> Iterator[Calla
         console: where; stderr when None.
 
     Yields:
-        What is to be called after a round, with its number and what is new, the most important first; None leaves what
-        was told before.
+        What is to be called after a round, with its number and what is new, the most important first (None leaves what
+        was told before), and the number of all rounds, which may be chosen before the first.
     """
     console = Console(stderr=True) if console is None else console
     fixed = [kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn)]
@@ -51,11 +58,11 @@ def bar(text: str, total: int, console: Console | None = None) -> Iterator[Calla
     with Progress(_Plain("name"), *drawn, *fixed, _Plain("news"), console=console) as shown:
         task = shown.add_task("", total=total, name=name, news="")
 
-        def show(done: int, news: Sequence[str] | None) -> None:
+        def show(done: int, news: Sequence[str] | None, total: int | None = None) -> None:
             fields = (
                 {} if news is None else {"news": _packed(news, left - width(name) - (wide + 1 if drawn else 0) - 1)}
             )
-            shown.update(task, completed=done, **fields)  # type: ignore[arg-type]
+            shown.update(task, completed=done, total=total, **fields)  # type: ignore[arg-type]
 
         yield show
 

@@ -97,6 +97,7 @@ def print_table(result: Result) -> None:
     _print_fallen(result.labels)
     print_bins([result])
     print_rows([result])
+    _say_choices(result.labels)
     if "privacy" in result.labels:
         say(f"privacy: {result.labels['privacy']['statement']}")
     for model, rules in result.labels.get("selections", {}).items():
@@ -116,6 +117,17 @@ def _say_not_finite(where: str, asked: int, entries: Mapping[str, JsonMapping], 
         shown = ", ".join(f"{client}: {value}" for client, value in odd[:_SHOWN])
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         say(f"{where} {', '.join(names)}: mean over {count} of {asked} {what}; {shown}{more}")
+
+
+def _say_choices(labels: JsonMapping) -> None:
+    """Say what held-out training rows have chosen, and what that shows of the fit."""
+    for key, note in labels.items():
+        if isinstance(note, Mapping) and {"chosen", "scores", "rule"} <= note.keys():
+            known = {value: score for value, score in note["scores"].items() if score is not None}
+            scores = ", ".join(f"{value}: {score:.3f}" for value, score in known.items())
+            say(f"{key} = {note['chosen']} was chosen by held-out training rows ({scores or note['rule']})")
+            if "remark" in note:
+                say(f"{key}: {note['remark']}")
 
 
 def _print_fallen(labels: JsonMapping) -> None:
@@ -364,10 +376,11 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
     if quiet:
         yield lambda record: None
     elif not sys.stderr.isatty():
-        step = max(1, total // 10)
 
         def line(record: RoundRecord) -> None:
-            if record.round % step == 0 or record.round == total or record.dropped or record.undone:
+            nonlocal total
+            total = _total(record, total)
+            if record.round % max(1, total // 10) == 0 or record.round == total or record.dropped or record.undone:
                 say(f"{text}: {record.round}/{total} {_news(record)}", file=sys.stderr, flush=True)
 
         yield line
@@ -375,7 +388,18 @@ def progress(text: str, total: int, quiet: bool) -> Iterator[OnRound]:
         from pacbayes_fl.cli.bar import bar
 
         with bar(text, total) as show:
-            yield lambda record: show(record.round, _progress_parts(record) if _is_news(record) else None)
+
+            def told(record: RoundRecord) -> None:
+                nonlocal total
+                total = _total(record, total)
+                show(record.round, _progress_parts(record) if _is_news(record) else None, total)
+
+            yield told
+
+
+def _total(record: RoundRecord, before: int) -> int:
+    """Number of rounds of a run, which may be chosen before the first."""
+    return before if record.round else int(record.values.get("rounds", before))
 
 
 def _is_news(record: RoundRecord) -> bool:

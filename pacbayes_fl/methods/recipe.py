@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import Method
@@ -16,7 +16,8 @@ from pacbayes_fl.results.metrics import Task
 
 AnyMethod = Method[Any, Any, Any, Any]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
-HELD_OUT = "held-out"
+Defaults = Mapping[str, Mapping[str, object]]
+HELD_OUT: Final = "held-out"
 """Value of an option that a study leaves open: held-out training rows choose it."""
 
 
@@ -41,19 +42,29 @@ class HeldOutChoice(NamedTuple):
 
     The study chooses among the candidates by the log likelihood of training rows that a federation was not given: one
     of `trial_rounds` rounds for each candidate or, for an option that only `Method.personalise` reads, a single one of
-    all rounds.
+    all rounds. An option outside of [method] has the word in the type of its own field.
 
     Args:
         option: its name.
         values: the candidates in the order of preference among equals, or what gives them from the study's options.
         after: whether no round depends on it.
-        by_default: whether it is open where a study does not set it. From Python its default is then the first value.
+        by_default: whether it is open where a study does not set it, of [method]. From Python its default is then the
+            first value.
+        table: of the study that has the option; of [data] only what rows are scaled by can be left open.
+        clients: whether some clients are held out as well as rows, so that new clients count.
     """
 
     option: str
     values: tuple[Any, ...] | Callable[[Any], tuple[Any, ...]]
     after: bool = False
     by_default: bool = True
+    table: Literal["method", "model", "data", "federation"] = "method"
+    clients: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name in notes and labels, with the table where that is not [method]."""
+        return self.option if self.table == "method" else f"{self.table}.{self.option}"
 
     def candidates(self, options: Any) -> tuple[Any, ...]:
         """Values to choose among.
@@ -117,6 +128,8 @@ class Recipe:
         search: what `tune` varies, by dotted key.
         held_out: what a study may leave open; `trials` says how long it tries.
         trials: options of the study's choice.
+        own_rows: values by part of a study that names a file of one's own, where they differ from the preset
+            "recommended": nobody has tuned anything for it. "held-out" counts where rows may be chosen by.
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
         paper: what the paper says of options where it differs from what their fields say.
@@ -133,6 +146,7 @@ class Recipe:
     search: Search = field(default_factory=dict)
     held_out: tuple[HeldOutChoice, ...] = ()
     trials: Trials | None = None
+    own_rows: Defaults = field(default_factory=dict)
     variant: Mapping[str, object] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     paper: Mapping[str, Paper] = field(default_factory=dict)
@@ -149,7 +163,9 @@ class Recipe:
             preset: MappingProxyType({name: MappingProxyType({**values}) for name, values in table.items()})
             for preset, table in given.items()
         }
-        for name, table in (("presets", frozen), ("search", self.search), ("variant", self.variant)):
+        own = {name: MappingProxyType({**values}) for name, values in self.own_rows.items()}
+        tables = {"presets": frozen, "search": self.search, "variant": self.variant, "own_rows": own}
+        for name, table in tables.items():
             object.__setattr__(self, name, MappingProxyType({**table}))
 
     @property
@@ -163,12 +179,17 @@ class Recipe:
         """False where rows leave the clients."""
         return self.method.federated
 
+    @property
+    def _open(self) -> tuple[HeldOutChoice, ...]:
+        """Choices of the table [method]."""
+        return tuple(one for one in self.held_out if one.table == "method")
+
     @cached_property
     def placed(self) -> dict[str, Option]:
         """Options of the method by the fields that hold them, with a study's defaults."""
         if self.instance is not None:
             return {}
-        left_open = {asks.option: asks for asks in self.held_out}
+        left_open = {asks.option: asks for asks in self._open}
         result = {}
         for path, one in flat_options(self.method, self.variant).items():
             if one.name in self.fixed:
@@ -203,7 +224,7 @@ class Recipe:
         if self.instance is not None:
             return self.instance
         values = {one.name: getattr(options, one.name) for one in self.placed.values()}
-        for asks in self.held_out:
+        for asks in self._open:
             if values[asks.option] == HELD_OUT:
                 raise StudyError(f"{asks.option} is still 'held-out'", hint="a run of a study chooses it")
         needed = {"model": model, "features": tuple(features)}
@@ -225,9 +246,7 @@ class Recipe:
             TypeError: when an option is not one of the method's.
         """
         usual = self.options(**options)
-        first = {
-            one.option: one.candidates(usual)[0] for one in self.held_out if getattr(usual, one.option) == HELD_OUT
-        }
+        first = {one.option: one.candidates(usual)[0] for one in self._open if getattr(usual, one.option) == HELD_OUT}
         return self.build(self.options(**{**options, **first}), model, features)
 
 

@@ -167,7 +167,11 @@ def _method(name: str) -> Description:
     facts += [("tuned", ", ".join(recipe.search) or "nothing: `tune` has no search space for it")]
     if recipe.held_out:
         text = 'may be left open as "held-out": rows that a federation was not given choose it'
-        facts += [(one.option, text) for one in recipe.held_out]
+        facts += [(one.key, text) for one in recipe.held_out]
+    own = [
+        f"{part}.{name} = {_value(value)}" for part, table in recipe.own_rows.items() for name, value in table.items()
+    ]
+    facts += [("on a file of one's own", ", ".join(own))] if own else []
     first = next(iter(options_of(recipe.options).values()), None)
     example = f"pacbayes-fl run polynomial --set method.name={name}"
     more = [f"{example} --set method.{first.name}={_value(first.default)}"] if first else []

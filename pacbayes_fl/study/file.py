@@ -21,8 +21,8 @@ from pacbayes_fl.plugins.references import INSTANCE, read_again, reference
 from pacbayes_fl.plugins.references import anchored as of_folder
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
+from pacbayes_fl.study import choices, models, sources
 from pacbayes_fl.study import instances as study_instances
-from pacbayes_fl.study import models, sources
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel
@@ -35,9 +35,6 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("privacy", PrivacyPart),
 )
 """Tables that are the same for every method, by name."""
-
-TEMPERATURE = HeldOutChoice("temperature", (), after=True)
-"""What [model] may leave open, a number: of classifiers, the temperature of their predictions."""
 
 
 @dataclass(frozen=True)
@@ -123,17 +120,18 @@ class Study:
 
     @property
     def held_out(self) -> tuple[HeldOutChoice, ...]:
-        """Choices still to be made by held-out training rows: options of the method, and the temperature."""
-        options = self.method.options
-        asked = [one for one in self.recipe.held_out if getattr(options, one.option) == "held-out"]
-        return (*asked, TEMPERATURE) if self.model.temperature == "held-out" else tuple(asked)
+        """Choices still to be made by held-out training rows."""
+        return choices.still_open(self)
 
     @property
     def plan(self) -> FederationPlan:
-        """The study's federation as the engine takes it; one round where there is nothing to repeat."""
+        """The study's federation as the engine takes it: one round where there is nothing to repeat.
+
+        Where the number of rounds is still to be chosen, it is the largest that can be.
+        """
         names = FederationPlan.__dataclass_fields__.keys() & FederationPart.__dataclass_fields__.keys()
-        plan = FederationPlan(seed=self.seed, **{name: getattr(self.federation, name) for name in names})
-        return plan if self.recipe.rounds else replace(plan, rounds=1)
+        values = {name: getattr(self.federation, name) for name in names} | choices.rounds_of(self)
+        return FederationPlan(seed=self.seed, **values)
 
     @classmethod
     def from_table(
@@ -197,8 +195,10 @@ class Study:
             _check_own(known, own, f"{where} [methods.{known}")
         given_model = instances.method is not None or instances.model is not None
         usual = {part: values for part, values in recipe.presets[preset].items() if part != "model" or not given_model}
-        base = settings.merge(settings.merge(usual, table), methods.get(name, {}))
-        layered = settings.merge(base, given)
+        stated = settings.merge(settings.merge(table, methods.get(name, {})), given)
+        if preset == "recommended" and not given_model:
+            usual = settings.merge(usual, choices.own_defaults(recipe, stated))
+        layered = settings.merge(usual, stated)
         options = {key: value for key, value in layered.get("method", {}).items() if key not in ("name", "preset")}
         data = settings.parse(DataPart, layered.get("data", {}), f"{where} [data]")
         source = sources.find(data.source)

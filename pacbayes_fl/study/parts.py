@@ -89,6 +89,8 @@ class FederationPart:
 
     `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
     `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
+    `rounds = "held-out"`, the default of Gaussian processes on a file of one's own, takes as many as make training rows
+    of held-out clients, and held-out rows of the others, most likely (see `study.search.path`).
 
     Args:
         device: "auto" takes CUDA where there is one.
@@ -96,7 +98,7 @@ class FederationPart:
         checkpoint_every: rounds between two checkpoints; a private run has one after every release.
     """
 
-    rounds: int = same(FederationPlan, "rounds", default=400)
+    rounds: int | Literal["held-out"] = same(FederationPlan, "rounds", default=400)
     cohort: int | None = same(FederationPlan, "cohort")
     train: Literal["cohort", "all"] = same(FederationPlan, "train")
     aggregate: Aggregate = same(FederationPlan, "aggregate")

@@ -26,7 +26,7 @@ from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.results.records import SUPPOSED
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.file import TEMPERATURE, Study
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
 
 _DELTA: Final = 0.1  # of the largest that means anything, 1 / N
@@ -56,7 +56,7 @@ def check(study: Study, folder: Path | None) -> None:
     reduction.check_private(study.plan)
     residuals.check(study)
     for asked in study.held_out:
-        refuse_choice(study, f"{'model' if asked is TEMPERATURE else 'method'}.{asked.option}")
+        refuse_choice(study, f"{asked.table}.{asked.option}")
     if study.report.certify.scheme == "folds":
         what = "[report.certify] scheme = 'folds' trains several times, and a budget is for one training"
         raise PrivacyError(what, hint="report.certify.scheme = 'split' or 'none'")

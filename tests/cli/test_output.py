@@ -220,3 +220,21 @@ def test_every_line_is_said() -> None:
         for line in module.read_text("utf-8").splitlines():
             if re.search(r"(?<![\w.])print\(|stdout\.write|stderr\.write", line):
                 assert any(start in line for start in allowed), f"{module.name}: {line.strip()}"
+
+
+def test_a_choice_is_said_with_its_scores_and_with_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    note = {"chosen": 25, "scores": {"5": -1.5, "25": -1.25, "50": None}, "rule": "by rows", "remark": "it overfits"}
+    output._say_choices({"federation.rounds": note, "rounds": "of test rows", "tau": note | {"scores": {}}})
+    assert capsys.readouterr().out.splitlines() == [
+        "federation.rounds = 25 was chosen by held-out training rows (5: -1.500, 25: -1.250)",
+        "federation.rounds: it overfits",
+        "tau = 25 was chosen by held-out training rows (by rows)",
+        "tau: it overfits",
+    ]
+
+
+def test_progress_goes_to_the_number_of_rounds_that_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("work", 200, quiet=False) as told:
+        told(RoundRecord(0, 4, values={"rounds": 2}))
+        told(RoundRecord(2, 4))
+    assert "work: 2/2" in capsys.readouterr().err

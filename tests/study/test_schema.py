@@ -99,7 +99,7 @@ def test_a_private_study_and_a_simulation_are_valid() -> None:
         ({"seed": True}, "$.seed: True is not of type 'integer'"),
         ({"name": " "}, "$.name: ' ' does not match"),
         ({"federation": {"device": "gpu"}}, "$.federation.device: 'gpu' is not one of ['auto', 'cpu', 'cuda']"),
-        ({"federation": {"rounds": 1.5}}, "$.federation.rounds: 1.5 is not of type 'integer'"),
+        ({"federation": {"rounds": 1.5}}, "$.federation.rounds: 1.5 is not valid under any"),
         ({"federation": {"cohort": "all"}}, "$.federation.cohort: 'all' is not valid under any"),
         ({"report": {"certify": {"folds": 1}}}, "$.report.certify.folds: 1 is less than the minimum of 2"),
         ({"data": {"test_share": 1}}, "$.data.test_share: 1 is greater than or equal to the maximum of 1"),

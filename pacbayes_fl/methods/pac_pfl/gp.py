@@ -36,7 +36,17 @@ from pacbayes_fl.inference.optim import Adam, adam, adam_init, sgd
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, Nothing, RefinedPosterior
 from pacbayes_fl.methods.options import Paper, part
-from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe, Search
+from pacbayes_fl.methods.recipe import (
+    HELD_OUT,
+    Defaults,
+    HeldOutChoice,
+    LogUniform,
+    MethodSummary,
+    OneOf,
+    Recipe,
+    Search,
+    Trials,
+)
 from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import OpenNames, check, option
@@ -341,6 +351,12 @@ GP_SEARCH: Search = MappingProxyType(
 )
 """What a search varies of every method on deep-kernel Gaussian processes, beside spreads and steps."""
 
+OWN_ROWS: Defaults = MappingProxyType({"federation": MappingProxyType({"rounds": HELD_OUT})})
+"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train."""
+
+RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
+TRIALS = Trials(50)
+
 RECIPE = Recipe(
     "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
     PacPFL,
@@ -352,4 +368,11 @@ RECIPE = Recipe(
         "federation.rounds": STEPS,
         **GP_SEARCH,
     },
+    held_out=(
+        HeldOutChoice("hyper_prior_std", (0.3, 0.1, 1.0), by_default=False, clients=True),
+        HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
+        RATE,
+    ),
+    trials=TRIALS,
+    own_rows=OWN_ROWS,
 )

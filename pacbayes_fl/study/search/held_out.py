@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import split, tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError
+from pacbayes_fl.errors import UNREADABLE, ClientError, DataError, NumericalError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.tempered import best as best_temperature
-from pacbayes_fl.posteriors.tempered import temper
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import residuals
-from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate.classification import predictive
-from pacbayes_fl.study.evaluate.regression import units_of
-from pacbayes_fl.study.file import TEMPERATURE, Study
-from pacbayes_fl.study.models import InstanceModel, NetworkModel
+from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, every, kind_of, with_value
+from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.path import follow
+from pacbayes_fl.study.search.scores import HeldOutScore
 
 FILE = "choice.json"
 """What a run folder calls its choice."""
@@ -55,7 +52,9 @@ def choose(
 
     The score is the mean over clients of the log likelihood of a held-out row under the personal model, averaged over
     draws of the weights. Test and validation rows are not looked at. An option on which training depends takes a
-    federation of `trial_rounds` rounds for each candidate, with the first candidates of the others. Those that only
+    federation of `trial_rounds` rounds for each candidate, with the first candidates of the others. The number of
+    rounds is chosen along the path of one more, and where it is open the others are judged by the best round of theirs;
+    there, and for options that say so, clients are held out as well as rows (`path.deal`). Those that only
     `personalise` reads, and the temperature, are chosen together on one more federation, of as many rounds as the run:
     how sure models are changes with every round. The run itself then trains on all rows.
 
@@ -63,7 +62,7 @@ def choose(
         study: one that leaves something open.
         dataset: its data.
         on_trial: called after every candidate with a record of round 0, whose one value is the score, such as
-            "clusters=2".
+            "clusters=2"; and with "rounds", when their number has been chosen.
 
     Returns:
         The study with the best candidates, the first of equals, and what labels should say of the choice.
@@ -74,7 +73,6 @@ def choose(
     if not study.held_out:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
     train = dataset.groups["existing"].train
-    part = _parted(dataset)
 
     def tell(name: str, score: float) -> None:
         if on_trial is not None:
@@ -82,20 +80,26 @@ def choose(
 
     notes: JsonTable = {}
     for asked in study.held_out:
-        if not asked.after:
-            study, notes[asked.option] = _by_training(study, asked, part, tell)
+        if asked.clients and asked is not ROUNDS:
+            study, notes[asked.key] = _along_paths(study, asked, dataset, tell)
+        elif not asked.after and asked is not ROUNDS:
+            study, notes[asked.key] = _by_training(study, asked, _parted(dataset), tell)
+    if ROUNDS in study.held_out:
+        study, notes[ROUNDS.key] = _rounds(study, dataset, tell)
+        tell("rounds", study.plan.rounds)
     if study.held_out:
-        study, more = _after_training(study, part, tell)
+        study, more = _after_training(study, _parted(dataset), tell)
         notes |= more
     return study, notes
 
 
-def first(study: Study, dataset: tables.Dataset) -> Study:
+def first(study: Study, dataset: tables.Dataset, but: Sequence[HeldOutChoice] = ()) -> Study:
     """Take the first candidate of everything that a study leaves open, without any trial.
 
     Args:
         study: any.
         dataset: its data.
+        but: what stays open.
 
     Returns:
         The study, with which everything can be checked that does not depend on the choice.
@@ -103,11 +107,11 @@ def first(study: Study, dataset: tables.Dataset) -> Study:
     Raises:
         DataError: naming a client that has too few rows to choose by.
     """
-    if study.held_out:
+    left = [asked for asked in study.held_out if asked not in but]
+    if any(not asked.clients for asked in left):
         _parted(dataset)
-    for asked in study.held_out:
-        candidates = (1.0,) if asked is TEMPERATURE else asked.candidates(study.method.options)
-        study = _with(study, asked, candidates[0])
+    for asked in left:
+        study = with_value(study, asked, candidates(study, asked)[0])
     return study
 
 
@@ -118,26 +122,69 @@ def _parted(dataset: tables.Dataset) -> tables.Dataset:
     return replace(dataset, groups={"existing": tables.Group(rest, held)})
 
 
+def _along_paths(
+    study: Study, asked: HeldOutChoice, dataset: tables.Dataset, tell: Callable[[str, float], None]
+) -> tuple[Study, JsonTable]:
+    """Train short federations for every candidate, without some clients and rows; each counts by its best round."""
+    rounds = min(study.method.options.trial_rounds, study.plan.rounds)
+    marks = (*(mark for mark in candidates(study, ROUNDS) if mark < rounds), rounds)
+    scores, causes = {}, list[str]()
+    for candidate in candidates(study, asked):
+        trial = first(with_value(study, asked, candidate), dataset, but=(ROUNDS, TEMPERATURE))
+        path = follow(trial, dataset, marks if ROUNDS in study.held_out else (rounds,))
+        scores[candidate] = math.nan if path.best is None else path.scores[path.best]
+        causes += [] if path.failure is None else [path.failure]
+        tell(f"{asked.key}={candidate}", scores[candidate])
+    if not causes and not any(map(math.isfinite, scores.values())):  # nobody has rows to choose by
+        return _unchosen(study, asked, candidates(study, asked)[0])
+    chosen, note = _chosen(asked.key, scores, rounds, causes)
+    return with_value(study, asked, chosen), note | {"rule": _words(rounds, asked.clients)}
+
+
+def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
+    """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
+    trial = first(study, dataset, but=(ROUNDS, TEMPERATURE))
+    path = follow(trial, dataset, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
+    if path.best is None:
+        if path.failure is not None:
+            raise StudyError(f"no number of rounds could be chosen: {path.failure}")
+        return _unchosen(study, ROUNDS, type(study.federation)().rounds)
+    remark = path.remark()
+    if remark is not None:
+        warnings.warn(f"{remark}; {path.best} are taken", stacklevel=caller_stacklevel())
+    scores = {str(mark): score if math.isfinite(score) else None for mark, score in path.scores.items()}
+    note = {"chosen": path.best, "scores": scores, "rule": _words(None, clients=True)}
+    note |= {} if remark is None else {"remark": remark}
+    return with_value(study, ROUNDS, path.best), note
+
+
+def _unchosen(study: Study, asked: HeldOutChoice, value: object) -> tuple[Study, JsonTable]:
+    """Take the usual value where no client has a row to spare."""
+    why = "no client has two training rows, so that none can be held out"
+    warnings.warn(f"{asked.key} = {settings.to_value(value)}, as usual: {why}", stacklevel=caller_stacklevel())
+    return with_value(study, asked, value), {"chosen": value, "scores": {}, "rule": why}
+
+
 def _by_training(
     study: Study, asked: HeldOutChoice, part: tables.Dataset, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
     rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
-    first = {one.option: one.candidates(study.method.options)[:1] for one in _later(study)}
-    for candidate in asked.candidates(study.method.options):
+    later = {one.option: candidates(study, one)[:1] for one in _later(study)}
+    for candidate in candidates(study, asked):
         try:
-            ((_, scores[candidate], _, _),) = _trial(_with(study, asked, candidate), part, rounds, first)
+            ((_, scores[candidate], _, _),) = _trial(with_value(study, asked, candidate), part, rounds, later)
         except (ClientError, NumericalError) as error:  # score NaN, the search continues
             scores[candidate] = math.nan
             causes.append(str(error))
-        tell(f"{asked.option}={candidate}", scores[candidate])
-    chosen, note = _chosen(asked.option, scores, rounds, causes)
-    return _with(study, asked, chosen), note
+        tell(f"{asked.key}={candidate}", scores[candidate])
+    chosen, note = _chosen(asked.key, scores, rounds, causes)
+    return with_value(study, asked, chosen), note
 
 
 def _after_training(study: Study, part: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
-    wanted = {one.option: one.candidates(study.method.options) for one in _later(study)}
+    wanted = {one.option: candidates(study, one) for one in _later(study)}
     result, notes = _trial(study, part, study.plan.rounds, wanted), {}
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
@@ -148,14 +195,14 @@ def _after_training(study: Study, part: tables.Dataset, tell: Callable[[str, flo
             if best is not None:
                 scores = {"1.0": best.untempered} | {str(best.temperature): best.score}
                 note = {"chosen": best.temperature, "scores": scores, "rule": _words(study.plan.rounds)}
-                study, notes[asked.option] = _with(study, asked, best.temperature), note
+                study, notes[asked.key] = with_value(study, asked, best.temperature), note
             continue
         by_value: dict[Any, float] = {one.values[asked.option]: math.nan for one in result}
         for one in known:
             before = by_value[one.values[asked.option]]
             by_value[one.values[asked.option]] = one.score if math.isnan(before) else max(before, one.score)
-        chosen, notes[asked.option] = _chosen(asked.option, by_value, study.plan.rounds)
-        study = _with(study, asked, chosen)
+        chosen, notes[asked.key] = _chosen(asked.key, by_value, study.plan.rounds)
+        study = with_value(study, asked, chosen)
     if best is None:
         raise StudyError("no temperature could be chosen: the likelihood of held-out rows is not finite")
     return study, notes
@@ -174,11 +221,12 @@ def _chosen(
     return best, {"chosen": best, "scores": shown, "rule": _words(rounds)}
 
 
-def _words(rounds: int) -> str:
-    return (
-        f"mean log likelihood per held-out training row after {rounds} rounds on the other four fifths, in nats; the "
-        "run trains on all"
-    )
+def _words(rounds: int | None, clients: bool = False) -> str:
+    after = "" if rounds is None else f" after {rounds} rounds" if not clients else f" in up to {rounds} rounds"
+    rest = "four fifths, in nats; the run trains on all"
+    if clients:
+        return f"mean log likelihood per held-out training row, also of clients that did not train,{after} on {rest}"
+    return f"mean log likelihood per held-out training row{after} on the other {rest}"
 
 
 def _later(study: Study) -> list[HeldOutChoice]:
@@ -195,7 +243,7 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     studies = [_settled(study, _later(study), values) for values in combinations]
     (method, groups), *others = [prepare(one, part) for one in studies]
     group, plan = groups["existing"], replace(study.plan, rounds=min(rounds, study.plan.rounds))
-    state, sums = engine.run_rounds(method, group.train, plan), [_Held(group) for _ in studies]
+    state, sums = engine.run_rounds(method, group.train, plan), [HeldOutScore(group) for _ in studies]
     method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
     errors = residuals.learn(study, method, state, group)
@@ -211,49 +259,6 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
             held.add(log_prob, index)
     tempering = TEMPERATURE in study.held_out
     return [_Scored(values, *held.score(tempering)) for values, held in zip(combinations, sums, strict=True)]
-
-
-class _Held:
-    """Log likelihoods of the held-out rows of all clients."""
-
-    def __init__(self, group: ScaledGroup) -> None:
-        self._group, self._labelled = group, not group.train.y.is_floating_point()
-        self._log_probs: list[Tensor] = []  # [M, C] of labels, [M] of numbers
-        self._y: list[Tensor] = []
-        self._weight: list[Tensor] = []  # of a row in the mean over clients
-
-    def log_prob(self, posterior: Any, index: Tensor) -> Tensor:
-        """Log probabilities of all labels [k, N, C], or log densities [k, N], of some clients' rows."""
-        asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
-        if self._labelled:
-            return predictive(posterior, asked.x).log_probs
-        units = units_of(posterior.predict(asked.x), self._group, index)
-        return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
-
-    def add(self, predictive: Tensor, index: Tensor) -> None:
-        """Take what `log_prob` has found."""
-        own = self._group.raw.test.select(index.cpu())
-        weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
-        self._log_probs.append(predictive[own.mask].double())
-        self._y.append(own.y[own.mask])
-        self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
-
-    def score(self, tempering: bool) -> tuple[float, float, float]:
-        """Mean log likelihood under the best temperature, that temperature, and the mean under 1."""
-        log_probs, y, weight = (torch.cat(parts) for parts in (self._log_probs, self._y, self._weight))
-        if not self._labelled:
-            plain = float((weight * log_probs).sum())
-            return plain, 1.0, plain
-
-        def likelihood(temperature: float) -> float:
-            own = temper(log_probs, temperature).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
-            return float((weight * own).sum())
-
-        plain = likelihood(1.0)
-        if not tempering or not math.isfinite(plain):
-            return plain, 1.0, plain
-        result = best_temperature(log_probs, y, weight)
-        return likelihood(result), result, plain
 
 
 def remember(folder: Path, notes: JsonMapping) -> None:
@@ -288,10 +293,9 @@ def recall(study: Study, folder: Path) -> tuple[Study, JsonTable]:
     try:
         notes = json.loads(path.read_text("utf-8"))
         for asked in study.held_out:
-            value = notes[asked.option]["chosen"]
-            kind = type(study.model) if asked is TEMPERATURE else type(study.method.options)
-            settings.parse(kind, {asked.option: value}, f"{path}:")  # of the option's type
-            study = _with(study, asked, value)
+            value = notes[asked.key]["chosen"]
+            settings.parse(kind_of(study, asked), {asked.option: value}, f"{path}:")  # of the option's type
+            study = with_value(study, asked, value)
         return study, notes
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
@@ -315,22 +319,15 @@ def without_choice(study: Study, folder: Path) -> Study:
         return study
     try:
         notes = json.loads(path.read_text("utf-8"))
-        settled = [one for one in (*study.recipe.held_out, TEMPERATURE) if one.option in notes]
+        settled = [one for one in every(study.recipe) if one.key in notes]
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error
     for asked in settled:
-        study = _with(study, asked, "held-out")
+        study = with_value(study, asked, "held-out")
     return study
 
 
 def _settled(study: Study, asked: Sequence[HeldOutChoice], values: JsonMapping) -> Study:
     for one in asked:
-        study = _with(study, one, values[one.option])
+        study = with_value(study, one, values[one.option])
     return study
-
-
-def _with(study: Study, asked: HeldOutChoice, value: Any) -> Study:
-    if asked is TEMPERATURE and isinstance(study.model, NetworkModel | InstanceModel):
-        return replace(study, model=replace(study.model, temperature=value))
-    options = replace(study.method.options, **{asked.option: value})
-    return replace(study, method=replace(study.method, options=options))

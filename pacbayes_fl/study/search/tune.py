@@ -25,11 +25,11 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import LogUniform, OneOf, Search
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.metrics import headlines, search_scores
-from pacbayes_fl.study import held_rows, privacy, residuals
+from pacbayes_fl.study import choices, held_rows, privacy, residuals
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import unit_of, units_of
-from pacbayes_fl.study.file import TEMPERATURE, Study, assigned, read_table
+from pacbayes_fl.study.file import Study, assigned, read_table
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
 from pacbayes_fl.study.search.trials import Trial, Trials
@@ -213,8 +213,8 @@ def searched(path: Path | str, method: str, sets: Sequence[str] = ()) -> Search:
 
 def _open(study: Study) -> dict[str, tuple[Any, ...]]:
     """Give the candidates of the options that the study leaves open, by dotted key; a temperature is 1 meanwhile."""
-    options = study.method.options
-    return {f"method.{one.option}": one.candidates(options) for one in study.held_out if one is not TEMPERATURE}
+    left = [one for one in study.held_out if one is not choices.TEMPERATURE]
+    return {f"{one.table}.{one.option}": choices.candidates(study, one) for one in left}
 
 
 def _holds(table: JsonMapping, key: str) -> bool:
@@ -276,7 +276,7 @@ def tune(
         raise StudyError(f"score {wanted!r} is not for these data", hint=f"one of {', '.join(scores)} is")
     log, trials = Trials() if log is None else log, []
     others = candidates(search, budget - 1, seed) if search.keys() - {_ROUNDS} else []  # one run visits all rounds
-    first = {key: values[0] for key, values in _open(base).items()}
+    first = {key: values[0] for key, values in _open(base).items() if key != _ROUNDS}
     for number, values in enumerate([first, *(first | other for other in others)]):
         if (result := log.known(method, number, values)) is None:
             chosen = [f"{key}={settings.to_value(value)}" for key, value in values.items()]

@@ -19,13 +19,16 @@ from pacbayes_fl.results import records as results
 from pacbayes_fl.results.manifest import adopt
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run
+from pacbayes_fl.study.choices import ROUNDS, candidates
 from pacbayes_fl.study.compare import compare
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search import held_out
 from pacbayes_fl.study.search.held_out import choose, recall
-from tests.tiny import tiny
+from pacbayes_fl.study.search.path import Path as Along
+from pacbayes_fl.study.search.path import follow
+from tests.tiny import tiny, write_csv
 from tests.tiny_images import tiny_images, write_root
 
 OPEN = ("method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.trial_rounds=2")
@@ -251,7 +254,7 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
     one, dataset = left_open(root, *TEMPERED), load(left_open(root, *TEMPERED))
     trained = counted(monkeypatch)
     chosen, notes = choose(one, dataset)
-    result = notes["temperature"]["chosen"]
+    result = notes["model.temperature"]["chosen"]
     assert trained == [3] and chosen == left_open(root, *TEMPERED, f"model.temperature={result!r}")
     rest, held = split.stratified_folds(dataset.groups["existing"].train, 5)[0]
     method, groups = prepare(
@@ -266,7 +269,9 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
         own = (log_probs / temperature).log_softmax(-1).gather(-1, held.y.long().unsqueeze(-1)).squeeze(-1)
         return float((torch.where(held.mask, own, 0.0).sum(1) / held.size).mean())
 
-    assert notes["temperature"]["scores"] == pytest.approx({"1.0": score(1.0), str(result): score(result)}, rel=1e-7)
+    assert notes["model.temperature"]["scores"] == pytest.approx(
+        {"1.0": score(1.0), str(result): score(result)}, rel=1e-7
+    )
     grid = [0.1 * 100 ** (i / 400) for i in range(401)]
     assert score(result) >= max(map(score, grid)) - 1e-12 and score(result) > score(1.0)
 
@@ -274,7 +279,7 @@ def test_a_temperature_makes_held_out_rows_most_likely(root: Path, monkeypatch: 
 def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: Path, tmp_path: Path) -> None:
     folder, one = tmp_path / "run", left_open(root, *TEMPERED)
     first = run.run(one, folder)
-    chosen = first.labels["temperature"]["chosen"]
+    chosen = first.labels["model.temperature"]["chosen"]
     plain = run.run(left_open(root, *TEMPERED[:1]))
     for name, probs in first.predictions.items():
         if name.endswith("probs"):
@@ -282,7 +287,7 @@ def test_a_run_predicts_with_its_temperature_also_when_resumed_and_opened(root: 
             torch.testing.assert_close(probs.double(), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
     assert run.open_run(folder).method.temperature == chosen  # type: ignore[attr-defined]
     again = run.run(replace(one, federation=replace(one.federation, rounds=4)), folder, resume=True)
-    assert again.labels["temperature"] == first.labels["temperature"] and len(again.rounds) == 4
+    assert again.labels["model.temperature"] == first.labels["model.temperature"] and len(again.rounds) == 4
 
 
 def test_a_temperature_is_for_classes() -> None:
@@ -311,3 +316,96 @@ def test_a_private_study_chooses_nothing_by_its_rows(root: Path, tmp_path: Path)
         one = left_open(root, *sets, "privacy.epsilon=1.0")
         with pytest.raises(PrivacyError, match=f"{name} would be chosen by training rows"):
             run.run(one, tmp_path / "run")
+
+
+# the number of rounds, and what clients are held out for ------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let numbers of rounds be chosen among two."""
+    monkeypatch.setattr(held_out, "candidates", lambda one, asks: (2, 4) if asks is ROUNDS else candidates(one, asks))
+
+
+def test_the_number_of_rounds_is_the_best_of_one_path(few: None) -> None:
+    study = tiny("federation.rounds=held-out")
+    seen: list[RoundRecord] = []
+    chosen, notes = choose(study, load(study), seen.append)
+    path, said = follow(study, load(study), (2, 4)), notes["federation.rounds"]
+    assert said["scores"] == {str(mark): score for mark, score in path.scores.items()}
+    assert chosen == tiny(f"federation.rounds={path.best}") and said["chosen"] == path.best == chosen.plan.rounds
+    assert [dict(record.values) for record in seen] == [
+        *({f"federation.rounds={mark}": score} for mark, score in path.scores.items()),
+        {"rounds": path.best},
+    ]
+
+
+def test_other_options_are_judged_by_the_best_round_of_theirs(few: None) -> None:
+    sets = ("federation.rounds=held-out", "method.trial_rounds=4")
+    study = tiny("method.tau=held-out", *sets)
+    chosen, notes = choose(study, load(study))
+    scores = {}
+    for tau in (1.0, 0.3, 0.1):
+        path = follow(tiny(f"method.tau={tau}", *sets), load(study), (2, 4))
+        scores[str(tau)] = max(path.scores.values())
+    assert notes["tau"]["scores"] == scores and str(notes["tau"]["chosen"]) == max(scores, key=lambda tau: scores[tau])
+    assert chosen.held_out == () and list(notes) == ["tau", "federation.rounds"]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        HeldOutChoice("feature_dim", (1, 2), table="model", clients=True),
+        HeldOutChoice("scale", ("client", "pooled"), table="data", clients=True),
+        HeldOutChoice("noise_std", (1.0, 0.1), table="model"),
+    ],
+    ids=lambda asks: asks.option,
+)
+def test_options_of_other_tables_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: HeldOutChoice
+) -> None:
+    one = tiny("federation.rounds=2")
+    monkeypatch.setattr(Study, "held_out", property(lambda s: (asks,) if s is one else ()))
+    chosen, notes = choose(one, load(one))
+    best = notes[f"{asks.table}.{asks.option}"]["chosen"]
+    assert chosen == tiny("federation.rounds=2", f"{asks.table}.{asks.option}={best}")
+    held_out.remember(tmp_path, notes)
+    assert recall(one, tmp_path) == (chosen, notes)
+
+
+def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64).unsqueeze(1)
+    study = tiny("federation.rounds=held-out", "data.test_share=0.5")
+    single = study.with_instances(data={f"c{k}": (x[:2] + k, x[:2, 0]) for k in range(4)})
+    with pytest.warns(UserWarning, match=r"federation\.rounds = 400, as usual: no client has two training rows"):
+        chosen, notes = choose(single, load(single))
+    assert chosen.plan.rounds == 400 and notes["federation.rounds"]["scores"] == {}
+
+
+def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: Path) -> None:
+    """Chosen once, written as a number, and open again for a run that reserves rows."""
+    rows = [{"client": f"c{k}", "x": at, "y": (at * (k + 1)) % 5} for k in range(4) for at in range(12)]
+    table = {**tiny().table(), "data": {"source": str(write_csv(tmp_path / "rows.csv", rows))}}
+    table["federation"] = {"device": "cpu", "threads": 1}
+    study = Study.from_table(table, "own.toml")
+    assert study.federation.rounds == "held-out"
+    first = run.run(study, tmp_path / "run")
+    chosen = first.labels["federation.rounds"]["chosen"]
+    assert Study.from_toml(tmp_path / "run" / "study.toml").federation.rounds == chosen == first.round
+    again = run.run(study, tmp_path / "run", resume=True)
+    assert again.labels["federation.rounds"] == first.labels["federation.rounds"]
+    settled = Study.from_toml(tmp_path / "run" / "study.toml")
+    assert held_out.without_choice(settled, tmp_path / "run").federation.rounds == "held-out"
+    assert run.open_run(tmp_path / "run").round == chosen
+
+
+def test_a_fall_of_the_likelihood_is_said_and_kept(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    falls = Along({2: -1.0, 4: -1.5}, {2: -20.0, 4: -15.0}, "log_evidence")
+    monkeypatch.setattr(held_out, "follow", lambda *_: falls)
+    study = tiny("federation.rounds=held-out")
+    with pytest.warns(UserWarning, match=r"overfits: from round 2 to round 4 .*-20 to -15 nats.*; 2 are taken"):
+        _, notes = choose(study, load(study))
+    assert notes["federation.rounds"]["remark"] == falls.remark()
+    monkeypatch.setattr(held_out, "follow", lambda *_: Along(failure="it diverged"))
+    with pytest.raises(StudyError, match="no number of rounds could be chosen: it diverged"):
+        choose(study, load(study))

@@ -1,0 +1,174 @@
+"""Options that a study may leave open to be chosen by held-out training rows, whatever table they stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from pacbayes_fl import settings
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.methods import HeldOutChoice, Recipe
+from pacbayes_fl.methods.recipe import HELD_OUT
+from pacbayes_fl.plugins.references import INSTANCE
+from pacbayes_fl.study import sources
+from pacbayes_fl.study.parts import FederationPart, MethodPart
+
+
+class Tables(Protocol):
+    """What is asked here of a study."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of its method."""
+
+    @property
+    def method(self) -> MethodPart:
+        """Its table [method]."""
+
+    @property
+    def federation(self) -> FederationPart:
+        """Its table [federation]."""
+
+
+Whole = TypeVar("Whole", bound=Tables)
+
+TEMPERATURE: Final = HeldOutChoice("temperature", (), after=True, table="model")
+"""A number: of classifiers, the temperature of their predictions."""
+
+ROUNDS: Final = HeldOutChoice("rounds", (5, 10, 25, 50, 100, 200), table="federation", clients=True)
+"""The number of rounds: one federation visits all candidates, the fewest first."""
+
+_SHARED: Final = (ROUNDS, TEMPERATURE)
+
+
+def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
+    """List what studies of a method may leave open.
+
+    Args:
+        recipe: of the method.
+
+    Returns:
+        Its own choices, and those that all methods share.
+    """
+    return (*recipe.held_out, *_SHARED)
+
+
+def still_open(study: Tables) -> tuple[HeldOutChoice, ...]:
+    """List the choices that are still to be made by held-out training rows.
+
+    Args:
+        study: any.
+
+    Returns:
+        Those of the method first; no number of rounds where there is nothing to repeat.
+    """
+    asked = [one for one in every(study.recipe) if _value(study, one) == HELD_OUT]
+    return tuple(one for one in asked if one is not ROUNDS or study.recipe.rounds)
+
+
+def candidates(study: Tables, asked: HeldOutChoice) -> tuple[Any, ...]:
+    """List the values among which an option is chosen.
+
+    Args:
+        study: which leaves it open.
+        asked: the option.
+
+    Returns:
+        The preferred first; of a temperature, for which there is no list, that of no tempering.
+    """
+    return (1.0,) if asked is TEMPERATURE else asked.candidates(study.method.options)
+
+
+def with_value(study: Whole, asked: HeldOutChoice, value: object) -> Whole:
+    """Give an option that was left open a value.
+
+    Args:
+        study: any.
+        asked: the option.
+        value: one of its candidates, or "held-out" to leave it open again.
+
+    Returns:
+        The study with it.
+    """
+    given, whole = {asked.option: value}, cast(Any, study)
+    if asked.table == "method":
+        result = replace(whole, method=replace(study.method, options=replace(study.method.options, **given)))
+    else:
+        result = replace(whole, **{asked.table: replace(getattr(whole, asked.table), **given)})
+    return cast(Whole, result)
+
+
+def kind_of(study: Tables, asked: HeldOutChoice) -> type:
+    """The dataclass that has an option, by which a value of it is read.
+
+    Args:
+        study: any.
+        asked: the option.
+
+    Returns:
+        That of the study's table.
+    """
+    return type(study.method.options if asked.table == "method" else getattr(study, asked.table))
+
+
+def rounds_of(study: Tables) -> dict[str, int]:
+    """Say how many rounds a plan has, where its table does not.
+
+    Args:
+        study: any.
+
+    Returns:
+        One where there is nothing to repeat, the most where their number is still to be chosen; otherwise nothing.
+    """
+    if not study.recipe.rounds:
+        return {"rounds": 1}
+    return {"rounds": max(candidates(study, ROUNDS))} if study.federation.rounds == HELD_OUT else {}
+
+
+def refuse_open(study: Tables) -> None:
+    """Refuse to train before everything is chosen that a table of the data or the model leaves open.
+
+    Args:
+        study: what is to be trained.
+
+    Raises:
+        StudyError: naming the option.
+    """
+    for asked in still_open(study):
+        if asked.table in ("data", "model") and asked is not TEMPERATURE:
+            raise StudyError(f"{asked.key} is still 'held-out'", hint="a run of a study chooses it")
+
+
+def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
+    """Give the defaults of a study on a file of one's own, for which nobody has tuned anything.
+
+    Args:
+        recipe: of its method.
+        table: of the study, with everything that was given.
+
+    Returns:
+        Values by part; nothing of a source that is built in, and nothing to be chosen by rows that may not choose:
+        those of a private run, or all that certificates by folds stand on.
+    """
+    source = _table(table, "data").get("source")
+    if not isinstance(source, str) or source in sources.every() or source.startswith(INSTANCE):
+        return {}
+    certify = _table(_table(table, "report"), "certify")
+    private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
+    refused = private or certify.get("scheme") == "folds"
+    return {
+        part: {name: value for name, value in values.items() if not (refused and value == HELD_OUT)}
+        for part, values in recipe.own_rows.items()
+    }
+
+
+def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:
+    part = table.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _value(study: Tables, asked: HeldOutChoice) -> object:
+    part = study.method.options if asked.table == "method" else getattr(study, asked.table)
+    return getattr(part, asked.option, None)

@@ -1,0 +1,206 @@
+"""Held-out likelihood along the rounds of one federation, with clients held out as well as rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.federation import engine, federation_state, personalisation
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.study import residuals
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.evaluate.regression import state_of
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.scores import HeldOutScore
+
+BLOCKS: Final = 5  # into which clients and their rows are dealt
+PARTS: Final = 2  # federations, each without another fifth
+_WORSE: Final = 2  # marks in a row, after which a path ends
+_FALL: Final = 0.05  # nats per row that are worth a warning
+
+
+@dataclass(frozen=True)
+class Path:
+    """What held-out rows and the clients' objective came to along the rounds.
+
+    Args:
+        scores: mean log likelihood of a held-out row, over clients and federations, by number of rounds, in nats.
+        objectives: the mean objective of the clients that train, such as their log evidence.
+        objective: its name; None where the method has none.
+        failure: what ended the path.
+    """
+
+    scores: Mapping[int, float] = field(default_factory=dict)
+    objectives: Mapping[int, float] = field(default_factory=dict)
+    objective: str | None = None
+    failure: str | None = None
+
+    @property
+    def best(self) -> int | None:
+        """The number of rounds of the highest score, the least of equals; None where no score is finite."""
+        known = {mark: score for mark, score in self.scores.items() if math.isfinite(score)}
+        return max(known, key=lambda mark: known[mark], default=None)
+
+    def remark(self) -> str | None:
+        """Say that rows become less likely while the clients' objective goes on getting better.
+
+        Returns:
+            A sentence with numbers; None where that is not so.
+        """
+        best, last = self.best, max(self.scores, default=0)
+        if best is None or self.objective is None or not {best, last} <= self.objectives.keys():
+            return None
+        before, after = self.objectives[best], self.objectives[last]
+        fitted = before - after if self.objective == "loss" else after - before
+        if fitted <= 0 or not self.scores[last] < self.scores[best] - _FALL:
+            return None
+        known = RECORDED[self.objective]
+        return (
+            f"the federation overfits: from round {best} to round {last} the {known.label} of the training rows goes "
+            f"from {before:.4g} to {after:.4g} {known.unit}, while held-out rows become less likely, "
+            f"{self.scores[best]:.4g} to {self.scores[last]:.4g} nats per row"
+        )
+
+
+def deal(dataset: tables.Dataset, seed: int, part: int) -> tables.Dataset | None:
+    """Hold a fifth of the existing clients out, and of everyone's training rows a fifth, the last ones first.
+
+    Of fewer than five clients or rows one is held out; of fewer than three clients, and of a single row, none is.
+
+    Args:
+        dataset: of a study; test and validation rows and new clients are not looked at.
+        seed: of the order of the clients.
+        part: which fifth, from 0.
+
+    Returns:
+        A data set whose test rows are the held-out rows, and whose new clients, if any, are the held-out clients; None
+        where nobody has two rows.
+    """
+    train = dataset.groups["existing"].train
+    count, labelled = train.clients, not train.y.is_floating_point()
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    out = set(order[part % min(BLOCKS, count) :: BLOCKS]) if count > 2 else set()
+    rest, held = [], []
+    for k, size in enumerate(train.size.long().tolist()):
+        asked = _held_rows(train.y[k, :size].cpu(), part, labelled).to(train.x.device)
+        x, y = train.x[k, :size], train.y[k, :size]
+        rest.append((x[~asked], y[~asked]))
+        held.append((x[asked], y[asked]))
+    if not any(len(y) for _, y in held):
+        return None
+    seen, hidden = (ClientBatch.stack(rows, train.names, train.ids) for rows in (rest, held))
+    whole = tables.Group(seen, hidden)
+    groups = {"existing": whole.select(torch.tensor([k for k in range(count) if k not in out]))}
+    if out:
+        groups["new"] = whole.select(torch.tensor(sorted(out)))
+    return replace(dataset, groups=groups)
+
+
+def _held_rows(y: Tensor, part: int, labelled: bool) -> Tensor:
+    """Choose one client's held-out rows, bool [m]: a block of a series; of labels, some of every label."""
+    size = len(y)
+    blocks = min(BLOCKS, size)
+    if blocks < 2:
+        return torch.zeros(size, dtype=torch.bool)
+    block = blocks - 1 - part % blocks
+    if labelled:
+        dealt = torch.empty(size, dtype=torch.int64)
+        dealt[y.argsort(stable=True)] = torch.arange(size) % blocks
+        return dealt == block
+    at = torch.arange(size)
+    return (at >= size * block // blocks) & (at < size * (block + 1) // blocks)
+
+
+def follow(
+    study: Study, dataset: tables.Dataset, marks: Sequence[int], tell: Callable[[int, float], None] | None = None
+) -> Path:
+    """Train federations without some of the clients and rows, and score these after several numbers of rounds.
+
+    The path ends where two marks in a row are worse than the best, or a federation fails.
+
+    Args:
+        study: in which all but the number of rounds is settled.
+        dataset: its data.
+        marks: numbers of rounds.
+        tell: called with every mark and its score.
+
+    Returns:
+        The path; without any score where nobody has rows to hold out.
+    """
+    dealt = [deal(dataset, study.seed, part) for part in range(PARTS)]
+    if any(one is None for one in dealt):
+        return Path()
+    scores, objectives, name, worse, best = dict[int, float](), dict[int, float](), None, 0, -math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about the data, the run itself will say
+        try:
+            trials = [_Trial(study, one, max(marks)) for one in dealt if one is not None]
+            name = trials[0].method.objective
+            for mark in sorted(marks):
+                reached = [trial.advance(mark) for trial in trials]
+                scores[mark] = sum(score for score, _ in reached) / len(reached)
+                objectives[mark] = sum(objective for _, objective in reached) / len(reached)
+                if tell is not None:
+                    tell(mark, scores[mark])
+                worse = 0 if scores[mark] > best else worse + 1
+                best = max(best, scores[mark]) if math.isfinite(scores[mark]) else best
+                if worse == _WORSE:
+                    break
+        except (ClientError, NumericalError) as error:
+            return Path(scores, objectives, name, str(error))
+    return Path(scores, objectives, name)
+
+
+class _Trial:
+    """A federation without a part, between two of its rounds."""
+
+    def __init__(self, study: Study, part: tables.Dataset, rounds: int) -> None:
+        self._study = study
+        self.method, self._groups = prepare(study, part)
+        train, plan = self._groups["existing"].train, study.plan
+        least = min(plan.min_clients, train.clients)
+        cohort = None if plan.cohort is None else min(plan.cohort, train.clients)
+        self._plan = replace(plan, rounds=rounds, min_clients=least, cohort=cohort)
+        self._state = federation_state.start(self.method, train, self._plan)
+        self._rounds = engine.rounds(self.method, train, self._plan, self._state)
+        self._objective = math.nan
+
+    def advance(self, mark: int) -> tuple[float, float]:
+        """Train up to a number of rounds; give the score and the objective after them."""
+        while self._state.round < mark:
+            record, self._state = next(self._rounds)
+            self._objective = record.values.get(self.method.objective or "", math.nan)
+        method, total, clients = federation_state.at_rates(self.method, self._state), 0.0, 0
+        errors = residuals.learn(self._study, method, self._state, self._groups["existing"])
+        for name, group in self._groups.items():
+            total += sum(self._scored(method, errors, name, group)) * group.test.clients
+            clients += int((group.test.size > 0).sum())
+        return total / clients, self._objective
+
+    def _scored(
+        self, method: AnyMethod, errors: residuals.ErrorShape, name: str, group: ScaledGroup
+    ) -> Iterator[float]:
+        """Score the held-out rows of a group; nothing where it has none."""
+        if not group.test.size.any():
+            return
+        held, state = HeldOutScore(group), state_of(method, self._state, name, group)
+        log_prob = partial(_log_prob, held, errors)
+        for index, result in personalisation.personalise(method, state, group.train, self._plan, log_prob):
+            held.add(result, index)
+        yield held.score(tempering=False)[0]
+
+
+def _log_prob(held: HeldOutScore, errors: residuals.ErrorShape, index: Tensor, posterior: Any) -> Tensor:
+    return held.log_prob(errors.around(posterior), index)

@@ -1,0 +1,83 @@
+"""How likely a federation's personal models make rows that it was not given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.posteriors.tempered import best as best_temperature
+from pacbayes_fl.posteriors.tempered import temper
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.evaluate.classification import predictive
+from pacbayes_fl.study.evaluate.regression import units_of
+
+
+class HeldOutScore:
+    """Log likelihoods of the held-out rows of all clients.
+
+    Args:
+        group: rows to learn from as its training rows, held-out ones as its test rows.
+    """
+
+    def __init__(self, group: ScaledGroup) -> None:
+        """Begin without any row."""
+        self._group, self._labelled = group, not group.train.y.is_floating_point()
+        self._log_probs: list[Tensor] = []  # [M, C] of labels, [M] of numbers
+        self._y: list[Tensor] = []
+        self._weight: list[Tensor] = []  # of a row in the mean over clients
+
+    def log_prob(self, posterior: Any, index: Tensor) -> Tensor:
+        """Look at the held-out rows of some clients.
+
+        Args:
+            posterior: of these clients.
+            index: their positions [k].
+
+        Returns:
+            Log probabilities of all labels [k, N, C], or log densities [k, N] in units of the client's training rows.
+        """
+        asked, own = self._group.test.select(index.cpu()), self._group.raw.test.select(index.cpu())
+        if self._labelled:
+            return predictive(posterior, asked.x).log_probs
+        units = units_of(posterior.predict(asked.x), self._group, index)
+        return units.log_prob(own.y) + self._group.units.y_std[index].log().unsqueeze(-1)
+
+    def add(self, predictive: Tensor, index: Tensor) -> None:
+        """Take what `log_prob` has found.
+
+        Args:
+            predictive: its result [k, N, C] or [k, N].
+            index: positions of the clients [k].
+        """
+        own = self._group.raw.test.select(index.cpu())
+        weight = own.size.clamp_min(1.0).reciprocal() / self._group.test.clients
+        self._log_probs.append(predictive[own.mask].double())
+        self._y.append(own.y[own.mask])
+        self._weight.append(weight.unsqueeze(-1).expand_as(own.mask)[own.mask].to(predictive.device).double())
+
+    def score(self, tempering: bool) -> tuple[float, float, float]:
+        """Give the mean over clients of the log likelihood of a held-out row.
+
+        Args:
+            tempering: look for the best temperature of labels.
+
+        Returns:
+            The mean under the best temperature, that temperature, and the mean under 1; in nats.
+        """
+        log_probs, y, weight = (torch.cat(parts) for parts in (self._log_probs, self._y, self._weight))
+        if not self._labelled:
+            plain = float((weight * log_probs).sum())
+            return plain, 1.0, plain
+
+        def likelihood(temperature: float) -> float:
+            own = temper(log_probs, temperature).gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+            return float((weight * own).sum())
+
+        plain = likelihood(1.0)
+        if not tempering or not math.isfinite(plain):
+            return plain, 1.0, plain
+        result = best_temperature(log_probs, y, weight)
+        return likelihood(result), result, plain

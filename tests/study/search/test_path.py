@@ -1,0 +1,143 @@
+"""Clients and rows that are held out, and what they say of the number of rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import engine, personalisation
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search import path
+from pacbayes_fl.study.search.path import BLOCKS, Path, deal, follow
+from tests.tiny import tiny
+
+
+def dataset(sizes: list[int], labels: bool = False) -> tables.Dataset:
+    """Clients with rows x = 0, 1, 2, ..., whose targets are these, or labels of three kinds."""
+    rows = []
+    for size in sizes:
+        x = torch.arange(size, dtype=torch.float64).unsqueeze(-1)
+        rows.append((x, (torch.arange(size) % 3) if labels else x[:, 0]))
+    ids = list(range(len(sizes)))
+    train = ClientBatch.stack(rows, [f"c{k}" for k in ids], ids)
+    return replace(load(tiny()), groups={"existing": tables.Group(train, train)}, classes=3 if labels else None)
+
+
+def held_rows(part: tables.Dataset) -> dict[str, list[float]]:
+    return {
+        name: group.test.x[k, group.test.mask[k], 0].tolist()
+        for group in part.groups.values()
+        for k, name in enumerate(group.test.names)
+    }
+
+
+def test_every_client_and_every_row_is_held_out_in_one_part() -> None:
+    whole = dataset([20, 11, 5, 7, 9, 10, 6, 13, 8, 12])
+    parts = [deal(whole, 3, part) for part in range(BLOCKS)]
+    new = [set(part.groups["new"].train.names) for part in parts if part is not None]
+    assert sorted(name for names in new for name in names) == sorted(whole.groups["existing"].train.names)
+    for k, size in enumerate(whole.groups["existing"].train.size.long().tolist()):
+        held = [held_rows(part)[f"c{k}"] for part in parts if part is not None]
+        assert sorted(row for rows in held for row in rows) == list(range(size))
+        assert held[0][-1] == size - 1, "the last rows first"
+    first = parts[0]
+    assert first is not None
+    for group in first.groups.values():
+        both = torch.cat((group.train.size, group.test.size)).reshape(2, -1).sum(0).tolist()
+        assert both == [whole.groups["existing"].train.size[int(name[1:])] for name in group.train.names]
+    other = deal(whole, 4, 0)
+    assert other is not None and other.groups["new"].train.names != first.groups["new"].train.names
+
+
+@pytest.mark.parametrize(
+    ("sizes", "new", "held"),
+    [([1, 2, 3, 4], 1, [0, 1, 1, 1]), ([5, 1], 0, [1, 0]), ([9], 0, [2])],
+)
+def test_few_rows_and_few_clients_hold_out_what_they_can(sizes: list[int], new: int, held: list[int]) -> None:
+    part = deal(dataset(sizes), 0, 0)
+    assert part is not None and len(part.groups["existing"].train.names) == len(sizes) - new
+    assert [len(held_rows(part)[f"c{k}"]) for k in range(len(sizes))] == held
+
+
+def test_single_rows_leave_nothing_to_choose_by() -> None:
+    assert deal(dataset([1, 1, 1, 1]), 0, 0) is None and follow(tiny(), dataset([1, 1, 1, 1]), (2,)) == Path()
+
+
+def test_labels_are_dealt_one_by_one() -> None:
+    part = deal(dataset([15, 15, 15], labels=True), 0, 1)
+    assert part is not None
+    for group in part.groups.values():
+        assert all(sorted(y[mask].tolist()) == [0, 1, 2] for y, mask in zip(group.test.y, group.test.mask, strict=True))
+
+
+def test_the_score_is_that_of_federations_without_clients_and_rows() -> None:
+    """By hand: two federations; those who trained and those who join are asked for their held-out rows."""
+    study = tiny("federation.rounds=4")
+    told: list[tuple[int, float]] = []
+    result = follow(study, load(study), (2, 4), lambda *one: told.append(one))
+    expected = []
+    for number in range(path.PARTS):
+        part = deal(load(study), study.seed, number)
+        assert part is not None
+        method, groups = prepare(study, part)
+        state = engine.run_rounds(method, groups["existing"].train, study.plan)
+        scores = []
+        for group in groups.values():
+            posterior: Any = personalisation.join(method, state.server, group.train, study.seed)
+            density = posterior.predict(group.test.x).log_prob(group.test.y)
+            scores += (torch.where(group.test.mask, density, 0.0).sum(1) / group.test.size).tolist()
+        assert len(scores) == 4 and "new" in groups
+        expected.append(sum(scores) / 4)
+    assert result.scores[4] == pytest.approx(sum(expected) / 2, rel=1e-9) and told == list(result.scores.items())
+    assert result.objective == "log_evidence" and result.objectives.keys() == {2, 4} == result.scores.keys()
+
+
+def test_test_rows_and_new_clients_are_not_looked_at() -> None:
+    study = tiny("federation.rounds=2")
+    whole = load(study)
+    existing, new = whole.groups["existing"], whole.groups["new"]
+    poisoned = replace(existing, test=replace(existing.test, x=existing.test.x * math.nan))
+    other = replace(whole, groups={"existing": poisoned, "new": replace(new, train=new.test)})
+    assert follow(study, other, (2,)) == follow(study, whole, (2,))
+
+
+class Scripted:
+    """A federation whose scores are known."""
+
+    values = (-1.0, -0.5, -0.7, -0.6, -0.1)
+
+    def __init__(self, *_: Any) -> None:
+        self.method = tiny_method()
+
+    def advance(self, mark: int) -> tuple[float, float]:
+        """Look the score up."""
+        return self.values[mark - 1], float(mark)
+
+
+def tiny_method() -> Any:
+    return prepare(tiny(), load(tiny()))[0]
+
+
+def test_a_path_ends_after_two_marks_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "_Trial", Scripted)
+    result = follow(tiny(), load(tiny()), (1, 2, 3, 4, 5))
+    assert list(result.scores) == [1, 2, 3, 4] and result.best == 2 and result.failure is None
+
+
+def test_a_fall_is_told_only_while_the_fit_gets_better() -> None:
+    falls = Path({1: -1.0, 2: -1.5}, {1: -20.0, 2: -15.0}, "log_evidence")
+    said = falls.remark()
+    assert said is not None and "from round 1 to round 2 the mean log evidence" in said and "-1 to -1.5 nats" in said
+    assert replace(falls, objectives={1: -15.0, 2: -20.0}).remark() is None
+    assert replace(falls, objective="loss").remark() is None
+    assert replace(falls, objective="loss", objectives={1: 2.0, 2: 1.0}).remark() is not None
+    assert replace(falls, scores={1: -1.0, 2: -1.02}).remark() is None
+    assert replace(falls, objective=None).remark() is None and Path().remark() is None
+    assert Path({1: math.nan, 2: -1.0, 3: -1.0}).best == 2, "the fewest of equals"

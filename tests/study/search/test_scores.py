@@ -1,0 +1,40 @@
+"""The likelihood of held-out rows, against densities by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import untouched
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.study.data import scale
+from pacbayes_fl.study.search.scores import HeldOutScore
+
+
+class Known:
+    """A standard normal prediction of every row, in the method's units."""
+
+    def predict(self, x: torch.Tensor) -> NormalMixture:
+        """Predict rows [K, N, d]."""
+        zero = torch.zeros(len(x), 1, x.shape[1], dtype=torch.float64)
+        return NormalMixture(zero[..., 0], zero, torch.ones_like(zero))
+
+
+def test_every_client_counts_once_whatever_its_rows_and_its_unit() -> None:
+    columns = [torch.tensor(rows, dtype=torch.float64) for rows in ([0.0, 2.0], [10.0, 30.0])]
+    train = ClientBatch.stack([(y.unsqueeze(-1), y) for y in columns], ("a", "b"), (0, 1))
+    asked = [torch.tensor(rows, dtype=torch.float64) for rows in ([1.0, 3.0, 2.0], [40.0])]
+    test = ClientBatch.stack([(y.unsqueeze(-1), y) for y in asked], ("a", "b"), (0, 1))
+    group = scale(tables.Group(train, test), untouched(1), torch.device("cpu"))
+    held = HeldOutScore(group)
+    for index in (torch.tensor([0]), torch.tensor([1])):
+        held.add(held.log_prob(Known(), index), index)
+    standard = torch.distributions.Normal(0.0, 1.0)
+    used, units = group.used, group.units
+    expected = [
+        (standard.log_prob((y - used.y_mean[k]) / used.y_std[k]) - used.y_std[k].log() + units.y_std[k].log()).mean()
+        for k, y in enumerate(asked)
+    ]
+    assert held.score(tempering=False)[0] == pytest.approx(float(sum(expected) / 2), rel=1e-9)

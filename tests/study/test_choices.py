@@ -1,0 +1,106 @@
+"""What a study may leave open, in which table it stands, and what a file of one's own leaves open by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.methods import METHODS, HeldOutChoice
+from pacbayes_fl.study import choices, privacy
+from pacbayes_fl.study.choices import ROUNDS, TEMPERATURE, candidates, kind_of, refuse_open, rounds_of, with_value
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.listing import BUNDLED
+from pacbayes_fl.study.parts import DataPart, FederationPart
+from pacbayes_fl.study.prepare import prepare
+from tests.tiny import tiny
+
+OWN = {"data": {"source": "mine.csv"}}
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "pfedgp"])
+def test_a_file_of_ones_own_leaves_the_number_of_rounds_open(name: str) -> None:
+    study = Study.from_table({**OWN, "method": {"name": name}})
+    assert study.held_out == (ROUNDS,) and study.federation.rounds == "held-out"
+    assert study.plan.rounds == max(candidates(study, ROUNDS)), "as many as can be, until it is chosen"
+    assert with_value(study, ROUNDS, 25).plan.rounds == 25
+
+
+@pytest.mark.parametrize(
+    ("table", "rounds"),
+    [
+        ({"federation": {"rounds": 30}}, 30),
+        ({"methods": {"pac-pfl": {"federation": {"rounds": 30}}}}, 30),
+        ({"method": {"preset": "paper"}}, 1000),
+        ({"method": {"name": "pfedbayes"}}, 160),
+        ({"privacy": {"epsilon": 2.0}}, 400),
+        ({"report": {"certify": {"scheme": "folds"}}}, 400),
+        ({"data": {"source": "polynomial"}}, 400),
+        ({"data": {}}, 400),
+    ],
+)
+def test_what_is_said_or_may_not_be_chosen_by_rows_is_not_left_open(table: dict[str, Any], rounds: int) -> None:
+    assert Study.from_table({**OWN, **table}).federation.rounds == rounds
+
+
+@pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.toml")), ids=lambda path: path.stem)
+def test_no_bundled_study_leaves_its_rounds_open(path: Any) -> None:
+    assert all(
+        Study.from_toml(path.stem, [f"method.name={name}"]).federation.rounds != "held-out" for name in _able(path)
+    )
+
+
+def _able(path: Any) -> list[str]:
+    usual = Study.from_toml(path.stem)
+    return [name for name in ("pac-pfl", "pfedgp", "fedavg") if usual.recipe.learns == METHODS[name].learns]
+
+
+def test_privacy_with_the_word_none_is_no_privacy() -> None:
+    assert Study.from_table({**OWN, "privacy": {"epsilon": "none"}}).held_out == (ROUNDS,)
+
+
+def test_where_nothing_is_repeated_no_number_of_rounds_is_chosen() -> None:
+    study = Study.from_table({"method": {"name": "vanilla-gp"}, "federation": {"rounds": "held-out"}})
+    assert study.held_out == () and study.plan.rounds == 1 and rounds_of(study) == {"rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "value"),
+    [
+        (HeldOutChoice("feature_dim", (1, 2), table="model"), 1),
+        (HeldOutChoice("scale", ("client", "pooled"), table="data"), "pooled"),
+        (HeldOutChoice("tau", (1.0, 0.3)), 0.3),
+        (ROUNDS, 10),
+    ],
+)
+def test_a_choice_stands_in_any_table(asked: HeldOutChoice, value: Any) -> None:
+    study = with_value(tiny(), asked, value)
+    part: Any = study.method.options if asked.table == "method" else getattr(study, asked.table)
+    assert getattr(part, asked.option) == value and type(part) is kind_of(study, asked)
+    assert with_value(study, asked, getattr(getattr(tiny(), asked.table), asked.option, 1.0)) == tiny()
+    assert asked.key == (asked.option if asked.table == "method" else f"{asked.table}.{asked.option}")
+
+
+def test_the_dataclass_that_reads_a_choice_is_that_of_its_table() -> None:
+    assert kind_of(tiny(), ROUNDS) is FederationPart
+    assert kind_of(tiny(), HeldOutChoice("scale", (), table="data")) is DataPart
+
+
+def test_nothing_is_trained_while_the_model_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, study = HeldOutChoice("linear", ("ridge", "none"), table="model"), tiny()
+    object.__setattr__(study.model, "linear", "held-out")
+    monkeypatch.setattr(choices, "every", lambda recipe: (asked, TEMPERATURE))
+    assert study.held_out == (asked,)
+    with pytest.raises(StudyError, match=r"model\.linear is still 'held-out'"):
+        refuse_open(study)
+    with pytest.raises(StudyError, match=r"model\.linear is still 'held-out'"):
+        prepare(study, load(tiny()))
+
+
+def test_a_private_run_refuses_the_choice_by_the_name_of_its_table(tmp_path: Any) -> None:
+    for key, sets in (("federation.rounds", []), ("method.tau", ["method.tau=held-out", "federation.rounds=5"])):
+        study = tiny("federation.rounds=held-out", *sets, "privacy.epsilon=1.0")
+        with pytest.raises(PrivacyError, match=f"{key} would be chosen by training rows"):
+            privacy.check(study, tmp_path)
