@@ -42,6 +42,7 @@ from pacbayes_fl.study.callbacks import EarlyStop as EarlyStop
 from pacbayes_fl.study.callbacks import TensorBoard as TensorBoard
 from pacbayes_fl.study.compare import compare as compare
 from pacbayes_fl.study.file import Study as Study
+from pacbayes_fl.study.forecast import forecast as forecast
 from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run

@@ -1,12 +1,14 @@
-"""The command `predict`: predictions for a client of the run."""
+"""The command `predict`: a forecast for a table, of all its clients or of some."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand
-from pacbayes_fl.cli.output import print_predictions
+from pacbayes_fl.cli.output import say
 
 
 def arguments(command: AddCommand) -> None:
@@ -17,33 +19,70 @@ def arguments(command: AddCommand) -> None:
     """
     sub = command(
         "predict",
-        "predictions for a client of the run: mean and intervals in the data's own units, or labels",
-        "pacbayes-fl predict runs/first --client poly_00 --data ask.csv",
+        "predictions for a table: mean and quantiles in the data's own units, or labels",
+        "pacbayes-fl predict runs/first --data next.csv --quantiles .05,.5,.95 --out forecast.csv",
         "pacbayes-fl predict runs/first --client poly_00 --data ask.csv --later since.csv --json",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    sub.add_argument("--client", required=True, metavar="NAME", help="a client of the run, as clients.csv names it")
     sub.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="CSV or Parquet with the run's features; images: .npz"
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="whose rows to predict, as clients.csv names it; several by commas, or said again; all when left out",
+    )
+    sub.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="CSV or Parquet with the client column and the run's features, other columns are passed through; "
+        "images: .npz",
     )
     sub.add_argument(
         "--later",
         type=Path,
         metavar="FILE",
-        help="rows with targets that came after the training; what the client has learned from counts once",
+        help="rows with targets that came after the training; what a client has learned from counts once",
     )
+    sub.add_argument(
+        "--quantiles",
+        type=_levels,
+        default=(),
+        metavar="Q,Q,...",
+        help="levels of the quantiles, such as .05,.5,.95; by default lower and upper end of the central 95 %%",
+    )
+    sub.add_argument("--out", type=Path, metavar="FILE", help="write .csv or .parquet instead of printing CSV")
     sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")
 
 
+def _levels(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected levels such as .05,.5,.95, got {text!r}") from None
+
+
 def act(options: argparse.Namespace) -> None:
-    """Print the predictions for the rows of a file.
+    """Print or write the predictions for the rows of a file.
 
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.predict import predict
+    from pacbayes_fl.study.forecast import check_out, forecast, levels_of
     from pacbayes_fl.study.run import open_run
 
+    levels_of(options.quantiles)  # before a run is opened
+    if options.out is not None:
+        check_out(options.out)
     trained = open_run(options.run)
-    result = predict(trained, options.client, options.data, options.later)
-    print_predictions([result], options.json, trained.state.round)
+    known = {name for group in trained.groups.values() for name in group.train.names}
+    clients = [name for word in options.client for name in ([word] if word in known else word.split(","))]
+    result = forecast(trained, options.data, clients, options.quantiles, options.later)
+    if options.json:
+        print(json.dumps(result.by_client()))
+    if options.out is not None:
+        result.save(options.out)
+        say(f"{len(result.clients)} rows of {len(set(result.clients))} clients are in {options.out}", file=sys.stderr)
+    elif not options.json:
+        sys.stdout.write(result.to_csv())

@@ -166,32 +166,6 @@ def scale(
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])
 
 
-def match_columns(table: user_tables.Table, features: tuple[tables.Column, ...]) -> user_tables.Table:
-    """Reorder the columns of a user's table as in a run's training data.
-
-    Args:
-        table: as read.
-        features: the run's columns.
-
-    Returns:
-        The table in the run's order.
-
-    Raises:
-        DataError: naming a client, what is missing and what is too many.
-    """
-    wanted = tuple(column.name for column in features)
-    if set(table.features) != set(wanted):
-        missing = [name for name in wanted if name not in table.features]
-        extra = [name for name in table.features if name not in wanted]
-        raise DataError(
-            f"features must be {', '.join(wanted)}; missing: {', '.join(missing) or 'none'}, "
-            f"not known: {', '.join(extra) or 'none'}",
-            client=next(iter(table.clients), None),
-        )
-    order = [table.features.index(name) for name in wanted]
-    return table._replace(clients={name: (x[:, order], y) for name, (x, y) in table.clients.items()}, features=wanted)
-
-
 def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:
     """Check that a run goes on with the data that it was started with; clients may come and go, with a warning.
 

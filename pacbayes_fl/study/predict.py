@@ -22,7 +22,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling
-from pacbayes_fl.study.data import ScaledGroup, match_columns, scale
+from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
 from pacbayes_fl.study.prepare import device_of
@@ -76,8 +76,8 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
         trained: as `open_run` gives it.
         client: name of an existing or new client of the run.
         path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
-            clients' rows in it are ignored, a missing client column means that all rows are this client's. Or the rows
-            themselves [M, *feature], in the run's order of columns and the data's own units.
+            columns and other clients' rows are ignored, a missing client column means that all rows are this client's.
+            Or the rows themselves [M, *feature], in the run's order of columns and the data's own units.
         later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
             those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
             once, with "allow" as often as the table has it more often than the training rows.
@@ -109,7 +109,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
             if name == "existing":
                 state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).subset([k]))
             if later is not None:
-                part = _extend(known, part, client, later)
+                part = extended(known, part, client, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
@@ -206,16 +206,16 @@ def _table(known: Served, path: Path | str, need_target: bool, default: str | No
     data, dataset = known.study.data, known.schema
     if dataset.feature_shape:
         return user_images.read(Path(path), dataset.feature_shape, default)
-    table = user_tables.read_table(
+    return user_tables.read_table(
         Path(path),
         data.client,
         dataset.target.name,
+        [column.name for column in dataset.features],
         need_target=need_target,
         default_client=default,
         task="regression" if dataset.classes is None else "classification",
         time=data.time,
     )
-    return match_columns(table, dataset.features)
 
 
 def _rows_of(known: Served, client: str, path: Path | str) -> Tensor:
@@ -235,8 +235,24 @@ def _checked(known: Served, client: str, x: Tensor) -> Tensor:
     return x
 
 
-def _extend(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
-    """Add later rows of one client, in the units that its training rows gave it, but for those that it had."""
+def extended(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
+    """Add later rows of one client, in the units that its training rows gave it, but for those that it had.
+
+    Args:
+        known: the run.
+        group: the client alone.
+        client: its name.
+        path: rows with targets, as `predict` takes them.
+
+    Returns:
+        The client with the rows that are new.
+
+    Raises:
+        DataError: when there are no rows of it, or they cannot be used.
+
+    Warns:
+        UserWarning: of rows that it had already.
+    """
     table = _table(known, path, need_target=True, default=client)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
@@ -270,18 +286,41 @@ def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
 
 
 def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
-    asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64)).to(group.train.x.device)
-    rows = group.bring(asked).x
+    """Predict rows x [M, *feature] of the one client of a group."""
+    asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64))
+    _, result = next(answers(known, state, group, asked, BAND))
+    kind = Prediction if known.schema.classes is None else ClassPrediction
+    return kind(client, *(values[0] for values in result))
 
-    def predicted(index: Tensor, posterior: Any) -> AnyPrediction:
+
+def answers(
+    known: Served, state: FederationState, group: ScaledGroup, asked: ClientBatch, levels: Sequence[float]
+) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Predict rows of all clients of a group, a few clients at a time.
+
+    Args:
+        known: the run.
+        state: in which these K clients personalise.
+        group: their training rows.
+        asked: rows to predict x [K, M, *feature], in the data's own units.
+        levels: of the quantiles, L numbers in (0, 1).
+
+    Yields:
+        Positions [k] of clients; and of their rows [k, M], on the CPU, mean, std and L quantiles in the data's own
+        units, observation noise included; or, of a run on labels, the most probable label, its probability, and the
+        entropy of all probabilities in nats.
+    """
+    rows = group.bring(asked.to(group.train.x.device)).x
+
+    def predicted(index: Tensor, posterior: Any) -> tuple[Tensor, ...]:
+        here = rows[index.to(rows.device)]
         if known.schema.classes is not None:
-            mixture = predictive(posterior, rows)
+            mixture = predictive(posterior, here)
             top = mixture.probs.max(-1)
-            return ClassPrediction(client, *(t[0].cpu() for t in (top.indices, top.values, mixture.entropy)))
-        _, own, unit = units_of(known.errors.around(posterior).predict(rows), group, index)
-        lower, upper = own.quantile(group.units.y_mean.new_tensor(BAND))
-        return Prediction(client, *((t * unit)[0].cpu() for t in (own.mean, own.variance.sqrt(), lower, upper)))
+            return tuple(values.cpu() for values in (top.indices, top.values, mixture.entropy))
+        _, own, unit = units_of(known.errors.around(posterior).predict(here), group, index)
+        quantiles = own.quantile(group.units.y_mean.new_tensor(list(levels)))
+        scale = unit.unsqueeze(-1)
+        return tuple((values * scale).cpu() for values in (own.mean, own.variance.sqrt(), *quantiles))
 
-    _, result = next(personalisation.personalise(known.method, state, group.train, known.study.plan, predicted))
-    prediction: AnyPrediction = result
-    return prediction
+    return personalisation.personalise(known.method, state, group.train, known.study.plan, predicted)

@@ -26,9 +26,9 @@ def test_predict_gives_what_the_run_reported(call: Call, finished: Path, tmp_pat
             assert got[client][name] == pytest.approx(flat[f"{group}.{name}"][k].tolist(), rel=1e-9, abs=1e-12)
         _, out, _ = call("predict", finished, "--client", client, "--data", "ask.csv")
         lines = list(csv.reader(io.StringIO(out)))
-        assert lines[0] == ["client", "row", "mean", "std", "lower", "upper", "round"]
+        assert lines[0] == ["client", "x", "mean", "std", "lower", "upper", "round"]
         assert {line[-1] for line in lines[1:]} == {str(ROUNDS)} and got[client]["round"] == ROUNDS
-        assert [line[:2] for line in lines[1:]] == [[client, str(row)] for row in range(8)]
+        assert {line[0] for line in lines[1:]} == {client}
         assert [float(line[2]) for line in lines[1:]] == pytest.approx(got[client]["mean"], rel=1e-5)
 
 
@@ -38,3 +38,44 @@ def test_later_rows_change_a_prediction(call: Call, finished: Path, tmp_path: Pa
     asked = ("predict", finished, "--client", "poly_02", "--data", "ask.csv", "--json")
     before, after = (json.loads(call(*asked, *more).out)["poly_02"] for more in ((), ("--later", "later.csv")))
     assert after["mean"][0] > before["mean"][0] + 0.1
+
+
+def test_a_forecast_file_holds_all_clients_with_their_keys(call: Call, finished: Path, tmp_path: Path) -> None:
+    table = [{"client": f"poly_{k:02d}", "x": k / 4, "when": f"2024-05-0{k + 1}"} for k in (2, 0, 1, 0)]
+    write_csv(tmp_path / "next.csv", table)
+    asked = ("predict", finished, "--data", "next.csv", "--quantiles", ".05,.5,.95")
+    code, out, err = call(*asked, "--out", "f.csv")
+    assert (code, out, err) == (0, "", "4 rows of 3 clients are in f.csv\n")
+    with (tmp_path / "f.csv").open() as stream:
+        lines = list(csv.DictReader(stream))
+    assert [*lines[0]] == ["client", "x", "when", "mean", "std", "q0.05", "q0.5", "q0.95", "round"]
+    assert [(line["client"], line["when"]) for line in lines] == [(row["client"], row["when"]) for row in table]
+    assert call(*asked).out == (tmp_path / "f.csv").read_text()
+    assert [
+        line["client"] for line in csv.DictReader(io.StringIO(call(*asked, "--client", "poly_01,poly_02").out))
+    ] == [
+        "poly_02",
+        "poly_01",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (("--quantiles", "0,.5"), "quantiles are between 0 and 1, got 0 (such as .05,.5,.95)"),
+        (("--out", "f.txt"), "predictions are written to .csv or .parquet, got f.txt"),
+        (("--client", "poly_09"), "the run does not know it"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused(
+    call: Call, finished: Path, tmp_path: Path, more: tuple[str, ...], text: str
+) -> None:
+    write_csv(tmp_path / "ask.csv", [{"client": "poly_00", "x": 0.1}])
+    answer = call("predict", finished, "--data", "ask.csv", *more)
+    assert answer.code == 1 and text in answer.err and not (tmp_path / "f.txt").exists()
+
+
+def test_levels_that_are_no_numbers_are_wrong_usage(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        call("predict", "run", "--data", "ask.csv", "--quantiles", "low")
+    assert "argument --quantiles: expected levels such as .05,.5,.95, got 'low'" in capsys.readouterr().err

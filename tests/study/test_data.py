@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import data_gen
-from pacbayes_fl.data import tables, user_tables
+from pacbayes_fl.data import tables
 from pacbayes_fl.data.archives import read_npz
 from pacbayes_fl.data.scaling import settle, untouched
 from pacbayes_fl.errors import DataError, StudyError
@@ -22,7 +22,6 @@ from pacbayes_fl.study.data import (
     check_saved,
     load,
     load_saved,
-    match_columns,
     provenance,
     scale,
     to_saved,
@@ -176,29 +175,6 @@ def test_a_group_can_be_cut_to_some_clients(tmp_path: Path) -> None:
     assert torch.equal(part.train.y[1], group.train.y[0, :6])
     assert part.units.y_std.tolist() == [group.units.y_std[2].item(), group.units.y_std[0].item()]
     assert torch.equal(part.units.x_mean[0], group.units.x_mean[2])
-
-
-def test_columns_are_matched_by_name(tmp_path: Path) -> None:
-    features = (tables.Column("lag_1"), tables.Column("wind"))
-    table = rows(sizes=(4,), new=())
-    same = user_tables.read_table(write_csv(tmp_path / "a.csv", table))
-    turned = [{name: row[name] for name in ("wind", "y", "client", "lag_1", "split", "group")} for row in table]
-    other = user_tables.read_table(write_csv(tmp_path / "b.csv", turned))
-    assert other.features == ("wind", "lag_1")
-    assert not torch.equal(other.clients["existing_0"][0], same.clients["existing_0"][0])
-    for got in (match_columns(same, features), match_columns(other, features)):
-        assert got.features == ("lag_1", "wind")
-        assert torch.equal(got.clients["existing_0"][0], same.clients["existing_0"][0])
-        assert torch.equal(got.clients["existing_0"][1], same.clients["existing_0"][1])
-
-
-def test_columns_that_are_missing_or_too_many_are_named_with_a_client(tmp_path: Path) -> None:
-    table = user_tables.read_table(write_csv(tmp_path / "a.csv", rows(sizes=(4,), new=())))
-    text = r"^client 'existing_0': features must be lag_1, rain; missing: rain, not known: wind$"
-    with pytest.raises(DataError, match=text):
-        match_columns(table, (tables.Column("lag_1"), tables.Column("rain")))
-    with pytest.raises(DataError, match="missing: none, not known: wind"):
-        match_columns(table, (tables.Column("lag_1"),))
 
 
 def test_provenance_tells_one_split_from_another(tmp_path: Path) -> None:

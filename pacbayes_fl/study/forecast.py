@@ -1,0 +1,284 @@
+"""Predictions for a whole table, of all clients of a run at once, beside the table's own columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data import user_images, user_tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DataError, NumericalError, StudyError
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.names import to_cell
+from pacbayes_fl.results.folder import write_atomic
+from pacbayes_fl.study.evaluate.regression import BAND, state_of
+from pacbayes_fl.study.predict import answers, extended
+from pacbayes_fl.study.release import Served, served
+from pacbayes_fl.study.run import Trained
+
+_CLASSES: Final = ("label", "probability", "entropy")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A table and, row by row, what a run predicts for it.
+
+    Args:
+        columns: of the table, as they stand there: R values each.
+        clients: whose each row is [R].
+        predicted: "mean", "std" and quantiles, in the data's own units, observation noise included; or "label",
+            "probability" and "entropy": [R] each.
+        round: of the models that predict.
+    """
+
+    columns: Mapping[str, Sequence[object]]
+    clients: Sequence[str]
+    predicted: Mapping[str, Tensor]
+    round: int
+
+    def table(self) -> dict[str, list[object]]:
+        """Give all columns: the table's own, those predicted, and the round.
+
+        A predicted column whose name the table has already is called "predicted_" and that name.
+        """
+        rows = len(self.clients)
+        new = {name: values.tolist() for name, values in self.predicted.items()} | {"round": [self.round] * rows}
+        named = {f"predicted_{name}" if name in self.columns else name: values for name, values in new.items()}
+        return {**{name: list(values) for name, values in self.columns.items()}, **named}
+
+    def by_client(self) -> JsonTable:
+        """Give the predicted columns of every client, as JSON can hold them."""
+        rows: dict[str, list[int]] = {}
+        for row, owner in enumerate(self.clients):
+            rows.setdefault(owner, []).append(row)
+        return {
+            owner: {**{name: values[own].tolist() for name, values in self.predicted.items()}, "round": self.round}
+            for owner, own in rows.items()
+        }
+
+    def to_csv(self) -> str:
+        """Write all columns as CSV, a row of the table a line; numbers with nine significant digits."""
+        stream, table = io.StringIO(), self.table()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([to_cell(name) for name in table])
+        for row in zip(*table.values(), strict=True):
+            writer.writerow([_cell(value) for value in row])
+        return stream.getvalue()
+
+    def save(self, path: Path | str) -> None:
+        """Write all columns to a file.
+
+        Args:
+            path: .csv, or .parquet, which needs the extra `tables`.
+
+        Raises:
+            DataError: when it ends otherwise, or pyarrow is missing.
+            CheckpointError: when it cannot be written.
+        """
+        path = Path(path)
+        check_out(path)
+        if path.suffix.lower() == ".csv":
+            write_atomic(path, self.to_csv().encode())
+            return
+        import pyarrow
+        from pyarrow import parquet
+
+        stream = io.BytesIO()
+        parquet.write_table(pyarrow.table(self.table()), stream)
+        write_atomic(path, stream.getvalue())
+
+
+def check_out(path: Path) -> None:
+    """Refuse a file that a forecast cannot be written to.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        DataError: when it ends neither in .csv nor in .parquet, or pyarrow is missing for the latter.
+    """
+    if path.suffix.lower() not in user_tables.TABLES:
+        raise DataError(f"predictions are written to .csv or .parquet, got {path}")
+    if path.suffix.lower() == ".parquet":
+        try:
+            import pyarrow as pyarrow
+        except ImportError as error:
+            raise DataError("writing Parquet needs pyarrow", hint="pip install 'pacbayes_fl[tables]'") from error
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return to_cell(value) if isinstance(value, str) else value
+
+
+def levels_of(quantiles: Sequence[float]) -> dict[str, float]:
+    """Name quantiles as columns: "q0.05" of the level .05.
+
+    Args:
+        quantiles: levels in (0, 1); none for "lower" and "upper", at 2.5 and 97.5 %.
+
+    Returns:
+        Level by column, in the order given.
+
+    Raises:
+        StudyError: when a level is not in (0, 1), or given twice.
+    """
+    if not quantiles:
+        return dict(zip(("lower", "upper"), BAND, strict=True))
+    for level in quantiles:
+        if not (math.isfinite(level) and 0 < level < 1):
+            raise StudyError(f"quantiles are between 0 and 1, got {level:g}", hint="such as .05,.5,.95")
+    named = {f"q{level:g}": level for level in quantiles}
+    if len(named) < len(quantiles):
+        raise StudyError(f"a quantile is given twice: {', '.join(f'{level:g}' for level in quantiles)}")
+    return named
+
+
+def forecast(
+    trained: Trained,
+    path: Path | str,
+    clients: Sequence[str] = (),
+    quantiles: Sequence[float] = (),
+    later: Path | str | None = None,
+) -> Forecast:
+    r"""Predict the rows of a table for all their clients at once.
+
+    Args:
+        trained: as `open_run` gives it.
+        path: CSV or Parquet with the client column and the run's features, or .npz of a run on images; other columns
+            are passed through. Without a client column all rows are those of the one client that is named.
+        clients: whose rows are predicted; all of the table when empty.
+        quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Nothing for labels.
+        later: rows of these clients with targets that came after the training; see `predict`.
+
+    Returns:
+        The rows of these clients in the order of the file.
+
+    Raises:
+        DataError: when a client is not known, has no rows in the table, or a column is missing.
+        StudyError: when a quantile is no level.
+        NumericalError: when a prediction is not finite, naming its client and row.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> _ = fl.run(study, "forecast_run")
+        >>> table = "client,x,hour\npoly_00,0.1,7\npoly_01,0.2,7\n"
+        >>> _ = open("ask.csv", "w").write(table)
+        >>> result = fl.forecast(fl.open_run("forecast_run"), "ask.csv", quantiles=[0.1, 0.9])
+        >>> list(result.table())
+        ['client', 'x', 'hour', 'mean', 'std', 'q0.1', 'q0.9', 'round']
+    """
+    known, levels = served(trained), levels_of(quantiles)
+    names = ("mean", "std", *levels) if known.schema.classes is None else _CLASSES
+    asked = _read(known, path, clients)
+    asked.check(clients, [name for group in trained.groups.values() for name in group.train.names])
+    rows = asked.rows(clients)
+    predicted = {name: torch.full((len(asked.owners),), torch.nan, dtype=torch.float64) for name in names}
+    for group in trained.groups:
+        for client, values in _predicted(trained, known, group, asked, list(rows), [*levels.values()], later):
+            for column, numbers in zip(names, values, strict=True):
+                predicted[column][rows[client]] = numbers[: len(rows[client])].double()
+    kept = sorted(row for own in rows.values() for row in own)
+    predicted = {column: numbers[kept] for column, numbers in predicted.items()}
+    owners = [asked.owners[row] for row in kept]
+    _require_finite(predicted, owners, kept)
+    if "label" in predicted:
+        predicted["label"] = predicted["label"].long()
+    columns = {column: [values[row] for row in kept] for column, values in asked.columns.items()}
+    return Forecast(columns, owners, predicted, trained.state.round)
+
+
+class _Asked(NamedTuple):
+    """A table to predict: its columns as they stand there, whose each row is, and the features of every client."""
+
+    path: Path
+    columns: dict[str, list[object]]
+    owners: list[str]
+    features: dict[str, Tensor]
+
+    def rows(self, clients: Sequence[str]) -> dict[str, list[int]]:
+        """Positions of the rows of some clients, all where none is named."""
+        rows: dict[str, list[int]] = {name: [] for name in clients}
+        for row, owner in enumerate(self.owners):
+            if not clients or owner in rows:
+                rows.setdefault(owner, []).append(row)
+        return rows
+
+    def check(self, clients: Sequence[str], known: Sequence[str]) -> None:
+        """Refuse clients that the run does not know, or of which the table has no rows."""
+        for name in clients or self.features:
+            if name not in known:
+                hint = f"it knows {', '.join(known[:6])}, ...; join is for clients that never trained"
+                raise DataError("the run does not know it", client=name, hint=hint)
+            if name not in self.features:
+                raise DataError(f"{self.path} has no rows of it", client=name)
+
+
+def _read(known: Served, path: Path | str, clients: Sequence[str]) -> _Asked:
+    path, schema, client = Path(path), known.schema, known.study.data.client
+    default = clients[0] if len(clients) == 1 else None
+    if schema.feature_shape:
+        images = user_images.read(path, schema.feature_shape, default).clients
+        owners = [name for name, (x, _) in images.items() for _ in x]
+        at = [row for x, _ in images.values() for row in range(len(x))]
+        return _Asked(path, {"client": [*owners], "row": [*at]}, owners, {name: x for name, (x, _) in images.items()})
+    columns, _ = user_tables.read_columns(path)
+    features, time = [column.name for column in schema.features], known.study.data.time
+    table = user_tables.read_table(
+        path, client, schema.target.name, features, need_target=False, default_client=default, time=time
+    )
+    count = len(next(iter(columns.values())))
+    owners = [str(value) for value in columns.get(client, [default] * count)]
+    return _Asked(path, columns, owners, {name: x for name, (x, _) in table.clients.items()})
+
+
+def _predicted(
+    trained: Trained,
+    known: Served,
+    group: str,
+    asked: _Asked,
+    clients: Sequence[str],
+    levels: Sequence[float],
+    later: Path | str | None,
+) -> Iterator[tuple[str, Sequence[Tensor]]]:
+    """Predict the rows of some clients of a group, all at once unless later rows make each another client."""
+    scaled = trained.groups[group]
+    place = {name: k for k, name in enumerate(scaled.train.names)}
+    own = [name for name in clients if name in place]
+    for members in [[name] for name in own] if later is not None else [own] if own else []:
+        at = [place[name] for name in members]
+        part = scaled.select(torch.tensor(at))
+        state = state_of(trained.method, trained.state, group, part)
+        if group == "existing":
+            state = state._replace(kept=Kept.of(trained.state.kept, scaled.train.clients).subset(at))
+        if later is not None:
+            part = extended(known, part, members[0], later)
+        rows = [(asked.features[name], torch.zeros(len(asked.features[name]), dtype=torch.float64)) for name in members]
+        batch = ClientBatch.pad(rows, members, dtype=known.raw, classes=known.schema.classes)
+        for index, values in answers(known, state, part, batch, levels):
+            for i, k in enumerate(index.tolist()):
+                yield members[k], [one[i] for one in values]
+
+
+def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], rows: Sequence[int]) -> None:
+    """Refuse predictions that are no numbers, by the first client and row."""
+    bad = ~torch.stack([values.isfinite() for values in predicted.values()]).all(0)
+    if not bool(bad.any()):
+        return
+    first = int(bad.nonzero()[0])
+    values = ", ".join(f"{name} {float(numbers[first]):g}" for name, numbers in predicted.items())
+    others = ", ".join(dict.fromkeys(owner for owner, no in zip(owners, bad.tolist(), strict=True) if no))
+    what = f"its prediction of row {rows[first]} of the table is not finite ({values}); rows of {others} are not"
+    hint = "look at its rows: one may be far outside of what the run was trained on"
+    raise NumericalError(what, client=owners[first], hint=hint)
