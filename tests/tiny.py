@@ -40,7 +40,7 @@ def tiny(*sets: str) -> Study:
 def quick(name: str) -> list[str]:
     """Return assignments that make a method of the table cheap, and choose what it leaves open."""
     recipe = METHODS[name]
-    values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1}
+    values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1, "trees": 2}
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
     usual = Study.from_table({"method": {"name": name}})
     known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out}

@@ -80,6 +80,8 @@ METHODS = Registry(
         "pooled-ridge": "baselines.ridge:POOLED",
         "persistence": "baselines.persistence:RECIPE",
         "ard-gp": "baselines.ard_gp:RECIPE",
+        "gbt": "baselines.gbt:RECIPE",
+        "pooled-gbt": "baselines.gbt:POOLED",
         "pooled-ensemble": "baselines.ensemble:RECIPE",
         "pfedbayes": "variational.pfedbayes:RECIPE",
         "sfedbayes": "variational.sfedbayes:RECIPE",

@@ -16,6 +16,7 @@ _COPIES: Final = (
     "svgd_particles",
     "clusters",
     "max_clusters",
+    "members",
 )  # and all that ends in "draws": of all weights
 
 

@@ -48,6 +48,7 @@ def test_the_weights_are_counted_as_the_model_counts_them(name: str, asked: list
         ("pac-pfl", "model.feature_dim=4000000000", "model.feature_dim"),
         ("pac-pfl", "method.particles=1000000", "method.particles"),
         ("pooled-gp", "method.inducing=1000000", "method.inducing"),
+        ("pooled-ensemble", "method.members=4000000000", "method.members"),
         *(
             (name, "model.widths=[1000000000,1000000000]", "model.widths")
             for name in NUMBERS
