@@ -6,6 +6,7 @@ kl(q || p) in q at 0, is that at the smallest normal double, so that a chain of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from pacbayes_fl.errors import AssumptionError
 
-_TINY = torch.finfo(torch.float64).tiny
+_TINY, _EPS = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).eps
+_BELOW = math.nextafter(_TINY, 0.0)
 _SERIES = 18  # enough for |x| < 1/2: 9^-18 is below what float64 resolves
 _SLACK = 1e-14  # more than `binary_kl` can be wrong by, relative to its value
+_STEPS = 12  # of Newton's method, which takes four to six
 
 
 def log_excess(x: Tensor) -> Tensor:
@@ -65,7 +68,8 @@ def binary_kl(q: Tensor, p: Tensor) -> Tensor:
 def _kl(q: Tensor, p: Tensor) -> Tensor:
     """Take `binary_kl` of float64 numbers, outside of any graph."""
     difference = p - q
-    return _part(q, p, difference) + _part(1.0 - q, 1.0 - p, -difference)
+    parts = _part(torch.stack((q, 1.0 - q)), torch.stack((p, 1.0 - p)), torch.stack((difference, -difference)))
+    return parts[0] + parts[1]
 
 
 def relative_entropy(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
@@ -115,8 +119,8 @@ def _part(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
 def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
     """Largest p with kl(q || p) <= c, never below it.
 
-    Bisection to neighbouring numbers, of which the outer one is returned: as if c were larger by 1e-14 of itself. The
-    slopes are those of the implicit function theorem:
+    Newton's method, then bisection to neighbouring numbers, of which the outer one is returned: as if c were larger by
+    1e-14 of itself. The slopes are those of the implicit function theorem:
 
     dp/dc = p (1 - p) / (p - q),  dp/dq = ln[p (1 - q) / (q (1 - p))] dp/dc
 
@@ -135,11 +139,18 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
 
 
 def _upper(q: Tensor, c: Tensor) -> Tensor:
-    few = c.clamp_max(1.0)  # any more reaches 1, and infinity times 0 is no number
+    few = c.clamp_max(1.0)  # any more reaches 1
     reach = torch.minimum(2.0 * few + (2.0 * q * few).sqrt(), 1.0 - q)  # kl(q || p) >= (p - q)^2 / (2 p)
     end = (q + reach * (1.0 + 1e-9)).clamp_max(1.0)
     end = torch.where(end < 1.0, torch.nextafter(end, torch.ones_like(end)), 1.0)
-    return torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    # kl(q || p) >= -(1 - q) ln(1 - p) - h(q), which is all but equal where p is close to 1
+    entropy = torch.special.entr(q) + torch.special.entr(1.0 - q)
+    start = torch.minimum(q + _reach(q, c), -torch.expm1(-(c + entropy) / (1.0 - q)))
+
+    def newton(p: Tensor, excess: Tensor) -> Tensor:  # in ln(1 - p), of which kl is convex: from outside it stays there
+        return p - (1.0 - p) * torch.expm1(excess * p / (p - q))
+
+    return torch.where(c == 0, q, _outer(q, c * (1.0 + _SLACK), end, start, newton))
 
 
 def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
@@ -163,12 +174,18 @@ def _lower(q: Tensor, c: Tensor) -> Tensor:
     # With h = -(1 - q) ln(1 - q) <= q the root lies between q e^(-(c + h) / q) and q e^(-c / q): within a factor e.
     loss = torch.where(q < 1, -(1.0 - q) * torch.log1p(-q), 0.0)
     end = torch.where(q > 0, q * (-(c + loss) / q).exp() * (1.0 - 1e-9), 0.0)
-    result = torch.where(c == 0, q, _outer(lambda p: _kl(q, p) >= c * (1.0 + _SLACK), q, end))
+    end = torch.where(c == 0, q, torch.minimum(q, end.clamp_min(_BELOW)))
+    start = torch.maximum(end, q - _reach(1.0 - q, c))
+
+    def newton(p: Tensor, excess: Tensor) -> Tensor:  # in ln p, likewise
+        return p * (excess * (1.0 - p) / (q - p)).exp()
+
+    result = _outer(q, c * (1.0 + _SLACK), end, start, newton)
     return torch.where(result < _TINY, 0.0, result)  # subnormal numbers are too coarse to tell
 
 
 class _Inverse(torch.autograd.Function):
-    """Value by bisection, outside of any graph; slopes by the implicit function theorem."""
+    """Value by Newton's method and bisection, outside of any graph; slopes by the implicit function theorem."""
 
     @staticmethod
     def forward(q: Tensor, c: Tensor, inverse: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -219,11 +236,37 @@ def _checked(q: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return q, c
 
 
-def _outer(beyond: Callable[[Tensor], Tensor], inner: Tensor, outer: Tensor) -> Tensor:
-    """Bisect to neighbouring numbers; return the outer one, where `beyond` holds or which ends the bracket."""
+def _reach(q: Tensor, c: Tensor) -> Tensor:
+    """Bound p - q of the upper inverse: kl(q || p) >= (p - q)^2 / (2 p), and >= (p - q)^2 / (2 (1 - q))."""
+    c = c.clamp_max(1.0)  # any more reaches 1, and infinity times 0 is no number
+    return torch.minimum(2.0 * c + (2.0 * q * c).sqrt(), (2.0 * (1.0 - q) * c).sqrt())
+
+
+def _outer(q: Tensor, c: Tensor, end: Tensor, start: Tensor, newton: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Bracket the root of kl(q || p) = c, which lies between q and `end`, by neighbours; return the outer one.
+
+    There kl >= c, or it is `end`. Newton's method says about where to look; where the signs beside its root do not
+    agree, bisection begins with the whole bracket.
+    """
+    low, high = torch.minimum(q, end).clamp_min(_TINY), torch.maximum(q, end).clamp_max(1.0 - 0.5 * _EPS)
+    p = start.clamp(low, high)
+    for _ in range(_STEPS):
+        p, last = newton(p, _kl(q, p) - c).clamp(low, high), p
+        if not bool(((p - last).abs() > 1e-8 * torch.minimum((p - q).abs(), p)).any()):
+            break  # the next step would be of the order of the square of this one
+    inner, outer = q, end
+    off = 8.0 * _EPS * (p + c * p * (1.0 - p) / (p - q).abs())  # by rounding of p, and of kl times dp/dc
+    for middle in (p - off, p, p + off):
+        inner, outer = _narrowed(q, c, inner, outer, middle)
     while True:
         middle = inner + 0.5 * (outer - inner)
         if bool(((middle == inner) | (middle == outer)).all()):
             return outer
-        past = beyond(middle)
-        inner, outer = torch.where(past, inner, middle), torch.where(past, middle, outer)
+        inner, outer = _narrowed(q, c, inner, outer, middle)
+
+
+def _narrowed(q: Tensor, c: Tensor, inner: Tensor, outer: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the end of the bracket on whose side of the root the middle lies, if it lies in the bracket."""
+    inside = (middle > torch.minimum(inner, outer)) & (middle < torch.maximum(inner, outer))
+    past = _kl(q, middle) >= c
+    return torch.where(inside & ~past, middle, inner), torch.where(inside & past, middle, outer)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 from torch import Tensor
 
+from pacbayes_fl.bounds import kl_inverse
 from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower, kl_inverse_upper, log_excess
 from pacbayes_fl.errors import AssumptionError
 
@@ -115,6 +116,19 @@ def test_x_minus_its_logarithm_keeps_its_digits() -> None:
         context.prec = 60
         exact = [float(Decimal(v) - (1 + Decimal(v)).ln()) if v > -1 else math.inf for v in x.tolist()]
     torch.testing.assert_close(log_excess(x), numbers(*exact), rtol=1e-15, atol=0)
+
+
+def test_a_root_takes_a_few_divergences_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bisection alone takes more than fifty, and hundreds towards 0."""
+    calls: list[Tensor] = []
+    divergence = kl_inverse._kl
+    monkeypatch.setattr(kl_inverse, "_kl", lambda q, p: calls.append(p) or divergence(q, p))
+    q = numbers(0, 1e-30, 1e-12, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-6, 1 - 2**-53, 1)
+    c = numbers(*(10.0**exponent for exponent in range(-14, 5)), 0, math.inf)
+    for inverse in (kl_inverse_upper, kl_inverse_lower):
+        calls.clear()
+        inverse(q.unsqueeze(1), c)
+        assert 0 < len(calls) <= 20
 
 
 def test_the_smallest_numbers_of_all_are_no_trouble() -> None:
