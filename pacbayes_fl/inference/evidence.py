@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.optim import adam, adam_init
-from pacbayes_fl.models.base import FunctionModel, PriorGradients, PriorValues
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.prior_values import PriorGradients, PriorValues
 from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
 
@@ -55,7 +56,8 @@ def particle_scores(
     with torch.no_grad():
         prior, vjp = model.with_vjp(particles, batch.x)
         evidence, grad_kernel = _tempered(prior, batch, power)
-        score = vjp(PriorGradients(evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale))
+        by = evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale, evidence.grad_linear
+        score = vjp(PriorGradients(*by))
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
 
@@ -81,7 +83,7 @@ def maximise(model: FunctionModel, theta: Tensor, batch: ClientBatch, rate: floa
 
 
 class _Evidence(NamedTuple):
-    """Log evidence [K, P], its gradients by mean (alpha) and noise [K, P, N] and output scale [K, P], the inverse."""
+    """Log evidence [K, P], the inverse, and gradients by all of `PriorValues` but the kernel; alpha is by the mean."""
 
     value: Tensor
     alpha: Tensor
@@ -89,6 +91,7 @@ class _Evidence(NamedTuple):
     inverse: Tensor
     factor: Factor
     grad_outputscale: Tensor | None = None
+    grad_linear: Tensor | None = None
 
 
 def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:
@@ -105,25 +108,29 @@ def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> t
 
 
 def _by_scaled_embedding(prior: PriorValues, scale: Tensor, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
-    """Log evidence and its gradient for a kernel a k, in units in which the output scale a is 1.
+    """Log evidence and its gradient for a kernel a k + b b', in units in which the output scale a is 1.
 
-    ln N(r | 0, a k + D) = ln N(r' | 0, k + D') - m / 2 ln a,  r' = r / sqrt(a), D' = D / a the noise of the rows
+    ln N(r | 0, a k + b b' + D) = ln N(r / sqrt(a) | 0, k + b b' / a + D / a) - m / 2 ln a,  D the noise of the rows
 
-    Its slope by a is (alpha' r' / 2 - sum_i D'_i d/dD'_i - m / 2) / a, alpha' = (k + D')^-1 r'.
+    With r, b and D in these units, its slope by a is (alpha' r / 2 - sum D d/dD - sum b d/db / 2 - m / 2) / a.
     """
     real, root = batch.mask.unsqueeze(1), scale.sqrt().unsqueeze(-1)
     residual = torch.where(real, batch.y.unsqueeze(1) - prior.mean, 0.0) / root
     noise = prior.noise / scale.unsqueeze(-1)
-    unit = PriorValues(batch.y.unsqueeze(1) - residual, noise, prior.kernel, True)  # of which the residual is r'
+    linear = None if prior.linear is None else prior.linear / root.unsqueeze(-1)
+    unit = PriorValues(batch.y.unsqueeze(1) - residual, noise, prior.kernel, True, None, linear)  # has this residual
     one, grad_kernel = _by_embedding(unit, batch)
     rows = real.sum(-1, dtype=residual.dtype)
     quadratic = (one.alpha * residual).sum(-1)
+    if linear is not None and one.grad_linear is not None:
+        quadratic = quadratic - (linear * one.grad_linear).sum((-2, -1))
     return one._replace(
         value=one.value - 0.5 * rows * scale.log(),
         alpha=one.alpha / root,
         grad_noise=one.grad_noise / scale.unsqueeze(-1),
         factor=one.factor._replace(jitter=one.factor.jitter * scale),
         grad_outputscale=(0.5 * (quadratic - rows) - (noise * one.grad_noise).sum(-1)) / scale,
+        grad_linear=None if one.grad_linear is None else one.grad_linear / root.unsqueeze(-1),
     ), grad_kernel
 
 
@@ -152,7 +159,8 @@ def _by_covariance(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, T
 def _by_embedding(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Tensor]:
     """Log evidence and its gradient by features z [K, P, N, F] for k = exp(-|z - z'|^2 / 2): no N^2 F differences.
 
-    With W = ((K + s^2 I)^-1 - alpha alpha') * K elementwise, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j.
+    With V = (k + b b' + D)^-1 - alpha alpha' and W = V * k elementwise, d ln Z / dz_i = z_i sum_j W_ji - sum_j W_ji z_j
+    and d ln Z / db = -V b.
     """
     if prior.outputscale is not None:
         return _by_scaled_embedding(prior, prior.outputscale, batch)
@@ -163,8 +171,11 @@ def _by_embedding(prior: PriorValues, batch: ClientBatch) -> tuple[_Evidence, Te
     kernel -= half.unsqueeze(-1)
     kernel -= half.unsqueeze(-2)
     kernel.clamp_(max=0.0).exp_()
-    evidence = _evidence(kernel, prior, batch)
+    linear = None if prior.linear is None else torch.where(real.unsqueeze(-1), prior.linear, 0.0)
+    evidence = _evidence(kernel if linear is None else kernel + linear @ linear.mT, prior, batch)
     weight = evidence.inverse.addcmul_(evidence.alpha.unsqueeze(-1), evidence.alpha.unsqueeze(-2), value=-1.0)
+    if linear is not None:
+        evidence = evidence._replace(grad_linear=-(weight @ linear))
     weight *= kernel
     weight.diagonal(dim1=-2, dim2=-1).zero_()  # where the kernel carries the noise; a point does not pull on itself
     pulled = torch.cat((features, torch.ones_like(features[..., :1])), -1).mT @ weight  # from the left: twice as fast

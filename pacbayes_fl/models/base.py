@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pyro
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
 
 Default = TypeVar("Default", bound=Callable[..., object])
 
@@ -37,56 +38,6 @@ def default(method: Default) -> Default:
     """
     method.__default__ = True  # type: ignore[attr-defined]
     return method
-
-
-class PriorValues(NamedTuple):
-    """A prior at some inputs.
-
-    Args:
-        mean: [K, P, N], in units of y.
-        noise: observation variance [K, P, N], in squared units of y.
-        kernel: the embedding [K, P, N, F] of a prior that has one; else the covariance [K, P, N, N], in squared units.
-        embedded: whether `kernel` is an embedding.
-        outputscale: factor [K, P] of the embedding's covariance, in squared units of y; 1 when None.
-    """
-
-    mean: Tensor
-    noise: Tensor
-    kernel: Tensor
-    embedded: bool
-    outputscale: Tensor | None = None
-
-
-class PriorGradients(NamedTuple):
-    """Gradients of a number by `PriorValues`, client by client.
-
-    Args:
-        mean: [K, P, N].
-        noise: [K, P, N].
-        kernel: [K, P, N, F] or [K, P, N, N].
-        outputscale: [K, P] of a prior that has one.
-    """
-
-    mean: Tensor
-    noise: Tensor
-    kernel: Tensor
-    outputscale: Tensor | None = None
-
-
-Pullback = Callable[[PriorGradients], Tensor]
-"""Turns a number's gradients by a prior's values into its gradient by theta [K, P, D], client by client."""
-
-
-class Spreads(NamedTuple):
-    """Standard deviations of every hyper-parameter, relative to that of the hyper-prior.
-
-    Args:
-        prior: of the hyper-prior [D], positive.
-        start: of the first particles [D].
-    """
-
-    prior: Tensor
-    start: Tensor
 
 
 class FunctionModel(ABC):
@@ -187,6 +138,19 @@ class FunctionModel(ABC):
         return None
 
     @default
+    def linear_features(self, theta: Tensor, x: Tensor) -> Tensor | None:
+        """Features whose products are added to the covariance that the embedding gives.
+
+        Args:
+            theta: hyper-parameters [K, P, D].
+            x: inputs [K, N, d].
+
+        Returns:
+            b [K, P, N, R], in units of y, for b(x)' b(x') beside exp(-|z - z'|^2 / 2); None for 0.
+        """
+        return None
+
+    @default
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; None where all go alike."""
         return None
@@ -228,7 +192,8 @@ class FunctionModel(ABC):
             embedding = self.embedding(leaf, x)
             kernel = self.covariance(leaf, x) if embedding is None else embedding
             scale = None if embedding is None else self.outputscale(leaf)
-            outputs = self.mean(leaf, x), self.noise(leaf, x), kernel, scale
+            linear = None if embedding is None else self.linear_features(leaf, x)
+            outputs = self.mean(leaf, x), self.noise(leaf, x), kernel, scale, linear
 
         def vjp(gradients: PriorGradients) -> Tensor:
             pairs = zip(outputs, gradients, strict=True)
@@ -236,7 +201,8 @@ class FunctionModel(ABC):
             return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
 
         mean, noise, kernel = (output.detach() for output in outputs[:3])
-        return PriorValues(mean, noise, kernel, embedding is not None, None if scale is None else scale.detach()), vjp
+        beside = (None if output is None else output.detach() for output in (scale, linear))
+        return PriorValues(mean, noise, kernel, embedding is not None, *beside), vjp
 
     def prior(self, theta: Tensor, x: Tensor) -> tuple[MultivariateNormal, Tensor]:
         """Prior at some inputs as GPyTorch's distribution: the definition that every faster path is held to.

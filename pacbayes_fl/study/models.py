@@ -63,6 +63,8 @@ class GPModel:
         noise_widths: hidden units of the layers of a network that gives every input a noise of its own; "constant" is
             one noise for all inputs, as in the paper, an empty list a linear one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
+        linear_kernel: whether every client has slopes of its own, by a linear kernel beside the other whose scale is
+            learned; "auto" is true where the mean has a linear term.
         residuals: shape of the errors around predicted means, of which neither training nor certificates know:
             "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to
             leave-one-out residuals, its own and the federation's, of which every client sends a histogram once.
@@ -82,6 +84,7 @@ class GPModel:
     linear: Literal["auto", "none", "zero", "ridge"] = "auto"
     noise_widths: Literal["constant"] | tuple[int, ...] = option("constant", low=1)
     noise_spread: float = option(0.5, above=0)
+    linear_kernel: bool | Literal["auto"] = "auto"
     residuals: Literal["gaussian", "mixture"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
 
@@ -90,7 +93,7 @@ class GPModel:
         options.check(self, "[model]")
 
     def settled(self, federated: bool, private: bool, folds: bool) -> GPModel:
-        """Say where learning starts if the table leaves it open.
+        """Say where learning starts, and with which kernel, if the table leaves it open.
 
         Args:
             federated: whether the method trains in rounds.
@@ -105,13 +108,20 @@ class GPModel:
             StudyError: when folds of clients would.
         """
         if self.linear == "auto":
-            return replace(self, linear="none" if not federated else "zero" if private or folds else "ridge")
+            start: Literal["none", "zero", "ridge"] = "zero" if private or folds else "ridge"
+            return replace(self, linear=start if federated else "none").settled(federated, private, folds)
+        if self.linear_kernel == "auto":
+            return replace(self, linear_kernel=self.linear != "none").settled(federated, private, folds)
         if self.linear == "ridge" and (private or folds):
             kind = PrivacyError if private else StudyError
             why = "a private run releases nothing else of them" if private else "folds of clients may not know of them"
             what = f"[model] linear = 'ridge' takes sums of all clients' rows, and {why}"
             raise kind(what, hint="model.linear = 'zero' learns the linear term in the rounds")
         return self
+
+    @property
+    def _has_linear_kernel(self) -> bool:
+        return self.linear != "none" if self.linear_kernel == "auto" else self.linear_kernel
 
     def build(
         self, shape: tuple[int, ...], classes: int | None = None, start: LinearStart | None = None
@@ -142,6 +152,7 @@ class GPModel:
             start,
             None if self.noise_widths == "constant" else self.noise_widths,
             self.noise_spread,
+            self._has_linear_kernel,
         )
 
     def size(self, inputs: int, classes: int | None) -> ModelSize:
@@ -157,6 +168,7 @@ class GPModel:
         widths = [(inputs, *part, 1) for part in (self.mean_widths, self.noise_widths) if not isinstance(part, str)]
         weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
+        weights += self._has_linear_kernel
         return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")
 
 

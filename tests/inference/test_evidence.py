@@ -51,8 +51,9 @@ def models() -> dict[str, FunctionModel]:
         "learned scales": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
         "linear start": DeepKernelGP(FEATURES, (8,), (8,), linear=START),
         "noise network": DeepKernelGP(FEATURES, (8,), (8,), noise_widths=(4,)),
-        "all of it": DeepKernelGP(FEATURES, None, (8,), linear=START, noise_widths=(), noise_spread=1.0),
-        "slow noise network": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, noise_widths=(4,)),
+        "all of it": DeepKernelGP(FEATURES, None, (8,), linear=START, noise_widths=(), linear_kernel=True),
+        "slow": DeepKernelGP(FEATURES, (8,), (8,), learn_lengthscale=True, noise_widths=(4,), linear_kernel=True),
+        "linear kernel": DeepKernelGP(FEATURES, (8,), (8,), linear_kernel=True),
         "matern": GPyTorchPrior(gpytorch.means.LinearMean(FEATURES), matern, FEATURES),
         "fixed mean": GPyTorchPrior(gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel(), FEATURES),
     }
@@ -101,9 +102,9 @@ def test_value_and_gradient_of_the_worked_example(embedded: bool) -> None:
 
 
 @pytest.mark.quick
-def test_the_evidence_of_rows_with_noise_of_their_own_is_scipy_s() -> None:
-    """A linear mean, a linear feature and a linear raw noise, by numpy."""
-    model, batch = DeepKernelGP(FEATURES, (), (), 1, noise_widths=()), clients()
+def test_the_evidence_of_rows_with_noise_and_clients_with_slopes_of_their_own_is_scipy_s() -> None:
+    """A linear mean, a linear feature, a linear kernel and a linear raw noise, by numpy."""
+    model, batch = DeepKernelGP(FEATURES, (), (), 1, noise_widths=(), linear_kernel=True), clients()
     theta = particles(model, 2)
     result = particle_scores(model, theta, batch)
     for p in range(2):
@@ -116,6 +117,7 @@ def test_the_evidence_of_rows_with_noise_of_their_own_is_scipy_s() -> None:
             x, y = batch.x[k, :m].numpy(), batch.y[k, :m].numpy()
             std = np.log1p(np.exp(named["likelihood.raw_noise"] + x @ noise[:, 0] + biases[2]))
             covariance = np.exp(-0.5 * (x @ kernel - (x @ kernel).T) ** 2) + np.diag(std**2)
+            covariance += named["kernel.slope_std"] ** 2 * (x @ x.T + 1.0)
             expected = stats.multivariate_normal(x @ mean[:, 0] + biases[0], covariance).logpdf(y)
             assert result.log_evidence[k, p].item() == pytest.approx(expected, rel=1e-10)
 

@@ -134,8 +134,8 @@ def deep(d: int) -> FunctionModel:
     return DeepKernelGP(d, (3,), (3,))
 
 
-def noisy(d: int) -> FunctionModel:
-    return DeepKernelGP(d, (3,), (3,), noise_widths=(2,))
+def rich(d: int) -> FunctionModel:
+    return DeepKernelGP(d, (3,), (3,), learn_outputscale=True, noise_widths=(2,), linear_kernel=True)
 
 
 def plain(d: int) -> FunctionModel:
@@ -217,7 +217,7 @@ def _cases() -> Iterator[Case]:
     scaled = {"minibatch": 3, "minibatch_scale": "outside", "cohort_scale": "mean", "optimiser": "ascent"}
     yield Case("pac-pfl-scaled-minibatch", partial(from_recipe, METHODS["pac-pfl"], options=scaled))
     equal = {"weighting": "equal"}
-    yield Case("pac-pfl-noise-network", partial(from_recipe, METHODS["pac-pfl"], options=equal, model=noisy))
+    yield Case("pac-pfl-rich", partial(from_recipe, METHODS["pac-pfl"], options=equal, model=rich))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))
     other: dict[str, Any] = {
         "restart": True,

@@ -26,8 +26,9 @@ from pacbayes_fl.methods.variational.bpfed import BPFed
 from pacbayes_fl.methods.variational.cfedbayes import CFedBayes
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.methods.variational.sfedbayes import SFedBayes
-from pacbayes_fl.models.base import FixedWeights, FunctionModel, PriorGradients, WeightModel, WeightPrior
+from pacbayes_fl.models.base import FixedWeights, FunctionModel, WeightModel, WeightPrior
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
+from pacbayes_fl.models.prior_values import PriorGradients
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from tests.laws import cases

@@ -12,7 +12,7 @@ import torch
 
 from pacbayes_fl.data.linear_start import linear_moments, pooled_ridge
 from pacbayes_fl.errors import StudyError
-from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, DeepKernelGP
+from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, SLOPES, DeepKernelGP
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.models.weights.convolutional import BayesianCNN
@@ -175,7 +175,8 @@ def test_learning_starts_at_the_ridge_regression_of_the_existing_clients_scaled_
     zero: Any = prepare(tiny("model.linear=zero"), dataset)[0]
     assert zero.model.dim == model.dim and zero.model.unflatten(zero.model.location())[LINEAR].eq(0).all()
     none: Any = prepare(tiny("model.linear=none"), dataset)[0]
-    assert none.model.dim == model.dim - 3 and LINEAR not in none.model.shapes  # w, b and the outputscale
+    assert none.model.dim == model.dim - 4  # w, b, the outputscale and the scale of clients' own slopes
+    assert not {LINEAR, SLOPES} & {*none.model.shapes}
 
 
 def test_clients_are_scaled_once_and_what_is_odd_about_them_is_said_once(recwarn: pytest.WarningsRecorder) -> None:

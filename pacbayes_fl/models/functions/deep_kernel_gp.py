@@ -16,10 +16,11 @@ from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.models.base import FunctionModel, PriorGradients, PriorValues, Pullback, Spreads
+from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
 from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
 from pacbayes_fl.models.likelihoods import NOISE_STD, gaussian_noise, gaussian_noise_slope, inverse_softplus
+from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
 
 LINEAR: Final = "mean.linear"
 """Coefficients (w, b) of the linear term among the hyper-parameters."""
@@ -27,11 +28,15 @@ LINEAR: Final = "mean.linear"
 OUTPUTSCALE: Final = "kernel.base.raw_outputscale"
 """What `softplus` makes the outputscale of."""
 
+SLOPES: Final = "kernel.slope_std"
+"""Standard deviation of clients' own slopes, whose sign is idle: where it is not needed it can go to 0."""
+
 _NOISE: Final = "likelihood"
 _RAW_NOISE: Final = ("raw_noise", "likelihood.raw_noise")  # without a noise network, and with one
 _STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
 _OUTPUT: Final = 0.01  # of the last layer of a network beside a start
 _OUTPUTSCALE: Final = math.exp(-2.0)  # beside a linear model
+_SLOPES: Final = 0.1  # standard deviation of clients' own slopes at the start
 
 
 class DeepMean(Mean):
@@ -65,14 +70,18 @@ class DeepMean(Mean):
 class DeepKernel(Kernel):
     """Kernel on a network's features, k(x, x') = k_base(f(x), f(x')) (PAC-PFL section 8.3.2; Wilson et al. 2016).
 
+    A linear kernel beside it, s^2 (x' x + 1), gives clients slopes of their own (Rasmussen and Williams, section 2.1).
+
     Args:
         sizes: numbers of units from d inputs to the features.
         base: kernel on the features.
+        linear: whether there is a linear kernel.
     """
 
-    def __init__(self, sizes: Sequence[int], base: Kernel) -> None:
-        """Make the network."""
+    def __init__(self, sizes: Sequence[int], base: Kernel, linear: bool = False) -> None:
+        """Make the network, and the standard deviation of slopes s."""
         super().__init__()
+        self.slope_std = nn.Parameter(torch.zeros((), dtype=torch.float64)) if linear else None
         self.network = BatchedMLP(sizes)
         self.base = base
 
@@ -90,7 +99,10 @@ class DeepKernel(Kernel):
         """
         kernel = self.base(self.network(x1), self.network(x2), diag=diag)
         dense: Tensor = kernel if diag else kernel.to_dense()
-        return dense
+        if self.slope_std is None:
+            return dense
+        products = (x1 * x2).sum(-1) if diag else (x1 @ x2.mT)
+        return dense + self.slope_std.square().view(*self.slope_std.shape, *[1] * (1 if diag else 2)) * (products + 1.0)
 
 
 class DeepNoise(Likelihood):
@@ -146,6 +158,7 @@ class DeepKernelGP(FunctionModel):
         noise_widths: hidden units of the noise network, which starts close to 0; None for one variance, () for a linear
             one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
+        linear_kernel: add s^2 (x' x + 1) to the kernel, s a hyper-parameter from .1: slopes of every client's own.
     """
 
     def __init__(
@@ -160,13 +173,15 @@ class DeepKernelGP(FunctionModel):
         linear: LinearStart | None = None,
         noise_widths: Sequence[int] | None = None,
         noise_spread: float = 0.5,
+        linear_kernel: bool = False,
     ) -> None:
         """Build the GPyTorch modules."""
         scaled, some = learn_outputscale or linear is not None, mean_widths is not None or linear is not None
         base = RBFKernel().double()
         base.lengthscale = 1.0
         base.raw_lengthscale.requires_grad_(learn_lengthscale)
-        kernel = DeepKernel((input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if scaled else base)
+        sizes, base = (input_dim, *kernel_widths, feature_dim), ScaleKernel(base) if scaled else base
+        kernel = DeepKernel(sizes, base, linear_kernel)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
         noise = None if noise_widths is None else DeepNoise((input_dim, *noise_widths, 1), std)
@@ -200,11 +215,13 @@ class DeepKernelGP(FunctionModel):
             named[LINEAR][:-1] = self._linear.weight
             named[LINEAR][-1] = self._linear.bias
             named[OUTPUTSCALE].fill_(inverse_softplus(_OUTPUTSCALE))
+        if SLOPES in self.shapes:
+            self.unflatten(centre)[SLOPES].fill_(_SLOPES)
         return centre
 
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; see the base class."""
-        if self._linear is None and self._noise_network is None:
+        if self._linear is None and self._noise_network is None and SLOPES not in self.shapes:
             return None
         prior = torch.ones_like(self.location())
         named = self.unflatten(prior)
@@ -219,8 +236,8 @@ class DeepKernelGP(FunctionModel):
                 values.fill_(self._noise_spread)
         start = prior.clone()
         first = self.unflatten(start)
-        if self._linear is not None:
-            first[OUTPUTSCALE].zero_()
+        for name in [OUTPUTSCALE] * (self._linear is not None) + [SLOPES] * (SLOPES in first):
+            first[name].zero_()
         for network in [_NOISE] if self._linear is None else ["mean", _NOISE]:
             for last in [name for name in first if name.startswith(f"{network}.network.")][-1:]:
                 depth = last.rsplit(".", 1)[1]
@@ -267,6 +284,12 @@ class DeepKernelGP(FunctionModel):
     def outputscale(self, theta: Tensor) -> Tensor | None:
         """Factor [K, P] of the embedding's covariance under theta [K, P, D]; None where it is fixed at 1."""
         return softplus(self.unflatten(theta)[OUTPUTSCALE]) if OUTPUTSCALE in self.shapes else None
+
+    def linear_features(self, theta: Tensor, x: Tensor) -> Tensor | None:
+        """Features s (x, 1) [K, P, N, d + 1] under theta [K, P, D] at x [K, N, d]; None without linear kernel."""
+        if SLOPES not in self.shapes:
+            return None
+        return self.unflatten(theta)[SLOPES][..., None, None] * _with_one(x).unsqueeze(1)
 
     def bind(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         """Mean and embedding as a function of x [K, N, d] for fixed theta [K, P, D]; see the base class."""
@@ -316,10 +339,10 @@ class DeepKernelGP(FunctionModel):
         if _NOISE in outputs:
             raw_noise = raw_noise + outputs[_NOISE].squeeze(-1)
         noise = gaussian_noise(raw_noise).expand_as(mean)
-        scale = self.outputscale(theta.detach())
+        scale, linear = self.outputscale(theta.detach()), self.linear_features(theta.detach(), x)
 
         def vjp(gradients: PriorGradients) -> Tensor:
-            grad_mean, grad_noise, grad_embedding, grad_scale = gradients
+            grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear = gradients
             score = flat.new_empty(len(flat), groups, self.dim)
             named = self.unflatten(score)
             by_row = grad_noise if _NOISE in networks else grad_noise.sum(-1, keepdim=True)
@@ -338,10 +361,12 @@ class DeepKernelGP(FunctionModel):
                 beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
             if grad_scale is not None:
                 beside[OUTPUTSCALE].copy_(grad_scale * self.unflatten(theta.detach())[OUTPUTSCALE].sigmoid())
+            if grad_linear is not None:
+                beside[SLOPES].copy_((grad_linear * _with_one(x).unsqueeze(1)).sum((-2, -1)))
             return by_client
 
         scale = None if scale is None else scale.expand(mean.shape[:2])
-        return PriorValues(mean, noise, outputs["kernel"], True, scale), vjp
+        return PriorValues(mean, noise, outputs["kernel"], True, scale, linear), vjp
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""
@@ -362,6 +387,11 @@ class DeepKernelGP(FunctionModel):
 def _linear(coefficients: Tensor, x: Tensor) -> Tensor:
     """Evaluate w' x + b [*, P, N] for (w, b) [*, P, d + 1] at x [*, N, d]."""
     return coefficients[..., :-1] @ x.mT + coefficients[..., -1:]
+
+
+def _with_one(x: Tensor) -> Tensor:
+    """Append a 1 to inputs: [*, N, d + 1] of [*, N, d]."""
+    return torch.cat((x, torch.ones_like(x[..., :1])), -1)
 
 
 def _by_network(values: Tensor, groups: int) -> Tensor:

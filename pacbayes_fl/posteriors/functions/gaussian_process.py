@@ -210,11 +210,13 @@ class GPPosterior:
             cross = self.model.covariance(self.theta, x, self.x)
             prior_variance = self.model.variance(self.theta, x)
         else:
-            cross = squared_exponential(embedding, self.train_embedding)
-            prior_variance = torch.ones_like(prior_mean)
-            if (scale := self.model.outputscale(self.theta)) is not None:
-                cross *= scale[..., None, None]
-                prior_variance = prior_variance * scale.unsqueeze(-1)
+            linear = self.model.linear_features(self.theta, x)
+            other = None if linear is None else self.model.linear_features(self.theta, self.x)
+            scale = self.model.outputscale(self.theta)
+            cross = _embedded_covariance(embedding, self.train_embedding, scale, linear, other)
+            prior_variance = torch.ones_like(prior_mean) if scale is None else scale.unsqueeze(-1).expand_as(prior_mean)
+            if linear is not None:
+                prior_variance = prior_variance + linear.square().sum(-1)
         # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
         mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
         explained = (cross @ self.whitener.mT).square().sum(-1)
@@ -301,6 +303,16 @@ def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
     return gram.clamp_(max=0.0).exp_()
 
 
+def _embedded_covariance(
+    z: Tensor, other: Tensor, scale: Tensor | None, linear: Tensor | None, other_linear: Tensor | None
+) -> Tensor:
+    """Covariance a exp(-|z - z'|^2 / 2) + b' b [K, P, N, M] of a prior with an embedding; None is a = 1 and b = 0."""
+    covariance = squared_exponential(z, other)
+    if scale is not None:
+        covariance *= scale[..., None, None]
+    return covariance if linear is None or other_linear is None else covariance.add_(linear @ other_linear.mT)
+
+
 def condition(
     model: FunctionModel,
     theta: Tensor,
@@ -322,11 +334,11 @@ def condition(
     """
     with torch.no_grad():
         mean, embedding = model.bind(theta)(batch.x)
-        covariance = (
-            model.covariance(theta, batch.x) if embedding is None else squared_exponential(embedding, embedding)
-        )
-        if embedding is not None and (scale := model.outputscale(theta)) is not None:
-            covariance *= scale[..., None, None]
+        if embedding is None:
+            covariance = model.covariance(theta, batch.x)
+        else:
+            linear = model.linear_features(theta, batch.x)
+            covariance = _embedded_covariance(embedding, embedding, model.outputscale(theta), linear, linear)
         log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta, batch.x), batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))

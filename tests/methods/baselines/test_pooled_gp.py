@@ -21,13 +21,13 @@ from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.functions.gaussian_process import condition
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from tests.laws.cases import bits, deep, federation, noisy, plain, strangers
+from tests.laws.cases import bits, deep, federation, plain, rich, strangers
 
 Array = NDArray[np.float64]
 BATCH = federation(3)
 X, Y = pool(send(BATCH))
 ONE = ClientBatch.pad([(X, Y)])
-MODELS = pytest.mark.parametrize("model", [deep(3), plain(3), noisy(3)], ids=["deep", "plain", "noise network"])
+MODELS = pytest.mark.parametrize("model", [deep(3), plain(3), rich(3)], ids=["deep", "plain", "rich"])
 
 
 def theta_of(model: FunctionModel, seed: int = 1) -> torch.Tensor:

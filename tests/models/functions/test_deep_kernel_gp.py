@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch.nn.functional import softplus
 
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import ShapeError
-from pacbayes_fl.models.base import FunctionModel, PriorGradients
-from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, OUTPUTSCALE, DeepKernelGP
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.deep_kernel_gp import LINEAR, OUTPUTSCALE, SLOPES, DeepKernelGP
 from pacbayes_fl.models.likelihoods import inverse_softplus
+from pacbayes_fl.models.prior_values import PriorGradients
 
 START = LinearStart(torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), 0.25, 0.7)
 MODELS: dict[str, Callable[[], DeepKernelGP]] = {
@@ -25,6 +27,8 @@ MODELS: dict[str, Callable[[], DeepKernelGP]] = {
     "linear term alone": lambda: DeepKernelGP(3, None, (4,), linear=START),
     "noise network": lambda: DeepKernelGP(3, (4,), (4,), noise_widths=(5,)),
     "linear noise and start": lambda: DeepKernelGP(3, None, (4,), linear=START, noise_widths=()),
+    "linear kernel": lambda: DeepKernelGP(3, (4,), (4,), linear_kernel=True),
+    "everything": lambda: DeepKernelGP(3, (4,), (4,), linear=START, noise_widths=(2,), linear_kernel=True),
     "uneven": lambda: DeepKernelGP(3, mean_widths=(5,), kernel_widths=(7, 4, 3), feature_dim=3),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -51,7 +55,7 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
     theta, x, other = particles(model, 2, 2), draw(2, 5, 3, seed=1), draw(2, 4, 3, seed=2)
 
     def network(prefix: str, at: Tensor) -> Tensor:
-        named = {n: v for n, v in model.unflatten(theta[1, 0]).items() if n.startswith(prefix)}
+        named = {n: v for n, v in model.unflatten(theta[1, 0]).items() if n.startswith(f"{prefix}.network.")}
         depth = len(named) // 2
         for i in range(depth):
             weight, bias = (named[f"{prefix}.network.{part}.{i}"] for part in ("weights", "biases"))
@@ -62,12 +66,16 @@ def test_mean_and_covariance_are_the_paper_s(name: str) -> None:
     named = model.unflatten(theta[1, 0])
     scale = softplus(named[OUTPUTSCALE]) if OUTPUTSCALE in named else torch.ones((), dtype=z.dtype)
     kernel = scale * torch.exp(-0.5 * (z.unsqueeze(1) - z_other).square().sum(-1))
+    variance = scale.expand(5)
+    if SLOPES in named:
+        kernel = kernel + named[SLOPES].square() * (x[1] @ other[1].mT + 1.0)
+        variance = variance + named[SLOPES].square() * (x[1].square().sum(-1) + 1.0)
     torch.testing.assert_close(model.covariance(theta, x, other)[1, 0], kernel, rtol=1e-11, atol=1e-12)
     mean = network("mean", x[1]).squeeze(-1) if "mean.network.weights.0" in named else torch.zeros(5, dtype=z.dtype)
     if LINEAR in named:
         mean = mean + x[1] @ named[LINEAR][:3] + named[LINEAR][3]
     torch.testing.assert_close(model.mean(theta, x)[1, 0], mean, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(model.variance(theta, x)[1, 0], scale.expand(5))
+    torch.testing.assert_close(model.variance(theta, x)[1, 0], variance)
 
 
 @every_model
@@ -107,11 +115,16 @@ def test_the_pullback_is_that_of_autograd(name: str, shared: bool) -> None:
     expected, definition = FunctionModel.with_vjp(model, theta, x)
     assert result.embedded and expected.embedded
     assert (result.outputscale is None) == (OUTPUTSCALE not in model.shapes)
-    values = [(a, b) for a, b in zip(result, expected, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    for part, other in values:
-        torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
-    by = [torch.randn(t.shape, generator=torch.Generator().manual_seed(4), dtype=t.dtype) for t, _ in values]
-    score, reference = vjp(PriorGradients(*by)), definition(PriorGradients(*by))
+    assert (result.linear is None) == (SLOPES not in model.shapes)
+    by = dict[str, Tensor | None]()
+    for field in PriorGradients._fields:
+        part, other = getattr(result, field), getattr(expected, field)
+        assert (part is None) == (other is None)
+        by[field] = None if part is None else draw(*part.shape, seed=4)
+        if part is not None:
+            torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-13)
+    gradients: Any = by
+    score, reference = vjp(PriorGradients(**gradients)), definition(PriorGradients(**gradients))
     assert score.shape == (3, 2, model.dim) and score[:, 0, 0].eq(0).all() and score[:, 1, 0].ne(0).all()
     error = (score - reference).norm(dim=-1) / reference.norm(dim=-1)
     assert float(error.max()) < 1e-12
@@ -192,6 +205,23 @@ def test_a_linear_start_is_the_centre_and_the_first_particles_lie_close_to_it() 
         last, first = f"mean.network.{part}.1", f"mean.network.{part}.0"
         torch.testing.assert_close(start[last], 0.01 * prior[last])
         torch.testing.assert_close(start[first], prior[first])
+
+
+def test_slopes_of_clients_own_start_small_and_alike_and_change_nothing_at_0() -> None:
+    model, plain = (DeepKernelGP(3, (4,), (4,), linear=START, linear_kernel=own) for own in (True, False))
+    spreads, theta, x = model.spreads(), particles(model, 2, 2), draw(2, 5, 3, seed=1)
+    assert spreads is not None and model.dim == plain.dim + 1 and model.unflatten(model.location())[SLOPES] == 0.1
+    assert model.unflatten(spreads.prior)[SLOPES] == 1.0 and model.unflatten(spreads.start)[SLOPES] == 0.0
+    alone = DeepKernelGP(3, (4,), (4,), linear_kernel=True).spreads()
+    assert alone is not None and alone.prior.eq(1.0).all() and alone.start.eq(0.0).sum() == 1
+    named = model.unflatten(theta)
+    named[SLOPES].zero_()
+    rest = torch.cat([named[n].reshape(2, 2, -1) for n in plain.shapes], -1)
+    assert torch.equal(model.covariance(theta, x), plain.covariance(rest, x))
+    named[SLOPES].fill_(0.7)
+    there = model.covariance(theta, x)
+    named[SLOPES].neg_()
+    assert torch.equal(model.covariance(theta, x), there) and not torch.equal(there, plain.covariance(rest, x))
 
 
 @pytest.mark.parametrize("linear", [None, START])

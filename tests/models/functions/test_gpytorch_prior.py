@@ -13,8 +13,8 @@ from gpytorch.means import ConstantMean, LinearMean, Mean
 from torch import Tensor, nn
 
 from pacbayes_fl.errors import ShapeError, StudyError
-from pacbayes_fl.models.base import PriorGradients
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.prior_values import PriorGradients
 
 
 class NetworkMean(Mean):

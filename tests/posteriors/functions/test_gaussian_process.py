@@ -61,7 +61,7 @@ def models() -> dict[str, FunctionModel]:
     return {
         "deep": DeepKernelGP(2),
         "learned scales": DeepKernelGP(2, (8,), (8,), learn_lengthscale=True, learn_outputscale=True),
-        "noise network": DeepKernelGP(2, (8,), (8,), learn_outputscale=True, noise_widths=(4,)),
+        "noise and slopes": DeepKernelGP(2, (8,), (8,), learn_outputscale=True, noise_widths=(4,), linear_kernel=True),
         "gpytorch": GPyTorchPrior(ConstantMean(), ScaleKernel(RBFKernel()), 2),
     }
 
@@ -432,16 +432,18 @@ def short(seed: int = 3, *shape: int) -> tuple[FunctionModel, Tensor]:
     return model, model.location() + 0.3 * draw(*shape, model.dim, seed=seed)
 
 
-def short_with_a_noise_network() -> tuple[FunctionModel, Tensor]:
-    """Return the like, whose inputs are their own features, and in which every row has another noise."""
-    model = DeepKernelGP(2, (3,), (), noise_widths=(3,))
+def short_with_noise_and_slopes() -> tuple[FunctionModel, Tensor]:
+    """Return the like, whose features are the inputs, every row with its noise and every client with its slopes."""
+    model = DeepKernelGP(2, (3,), (), noise_widths=(3,), linear_kernel=True)
     theta = model.location() + 0.5 * draw(4, 3, model.dim, seed=3)
     model.unflatten(theta)["kernel.network.weights.0"].copy_(2.0 * torch.eye(2, dtype=torch.float64))
     return model, theta
 
 
 @pytest.mark.parametrize("weighting", ["evidence", "equal"])
-@pytest.mark.parametrize("prior_of", [lambda: short(3, 4, 3), short_with_a_noise_network], ids=["one noise", "network"])
+@pytest.mark.parametrize(
+    "prior_of", [lambda: short(3, 4, 3), short_with_noise_and_slopes], ids=["plain", "noise and slopes"]
+)
 def test_the_divergence_of_refined_posteriors_is_that_at_all_inputs(weighting: Any, prior_of: Any) -> None:
     early, late = spread_clients((5, 0, 3, 1)), spread_clients((2, 4, 0, 6), seed=2)
     model, theta = prior_of()
