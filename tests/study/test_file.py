@@ -193,6 +193,7 @@ def test_differences_from_the_paper() -> None:
         "method.rate": (0.01, 0.001),
         "method.optimiser": ("adam", "ascent"),
         "model.linear": ("ridge", "none"),
+        "model.linear_kernel": (True, False),
         "federation.rounds": (400, 1000),
     }
     changed = {"method": {"preset": "paper"}, "model": {"mean_widths": "zero"}, "federation": {"threads": 1}}
@@ -248,10 +249,11 @@ def test_a_model_of_another_kind_does_not_count_where_the_method_is_assigned() -
     functions = {"model": {"mean_widths": "zero"}, "seed": 5}
     other = study(functions, "method.name=pfedbayes", "model.widths=[7]")
     assert other.model == NetworkModel(widths=(7,)) and other.seed == 5
-    assert study(functions, "method.name=vanilla-gp").model == GPModel(mean_widths="zero", linear="none")
+    alone = GPModel(mean_widths="zero", linear="none", linear_kernel=False)
+    assert study(functions, "method.name=vanilla-gp").model == alone
     weights = {"model": {"kind": "mlp", "widths": [7]}, "method": {"name": "bpfed"}}
     assert study(weights, "method.name=fedavg").model == NetworkModel(widths=(7,))
-    assert study(weights, "method.name=pac-pfl").model == GPModel(linear="ridge")
+    assert study(weights, "method.name=pac-pfl").model == GPModel(linear="ridge", linear_kernel=True)
     with pytest.raises(StudyError, match=r"s\.toml \[model\]: unknown key 'widths'"):
         study({"model": {"widths": [7]}})
     with pytest.raises(StudyError, match=r"s\.toml \[methods\.fedavg\.model\]: unknown key 'mean_widths'"):
