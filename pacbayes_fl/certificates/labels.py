@@ -49,6 +49,9 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             "pooled": "standardised by the rows of all clients that priors saw",
             "none": "in their own units",
         }[trained.groups[name].shared.kinds[-1]]
+        if trained.groups[name].shared.summaries is not None:
+            of = own if group.prior.source == "split" else "the average client, as none of the bound's rows may enter"
+            units[name] += f"; client inputs: summaries of {of}"
     labels: JsonTable = {
         "scheme": part.scheme,
         "rows": rows,

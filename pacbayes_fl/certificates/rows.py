@@ -99,7 +99,7 @@ def bound_rows_of(
         repeats = repeats_of(trained, name, trained.bound_rows, afresh)
         return BoundRows(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
     units = _units_of_others(trained, name, group)
-    own = replace(group, used=units)
+    own = replace(group, used=units, inputs=torch.zeros_like(group.inputs))  # an average client's: none of these rows
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)
     repeats = repeats_of(trained, name, group.raw.train, afresh)
     if released is not None:  # every prior is the server's, which it has released

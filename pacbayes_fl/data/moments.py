@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -23,6 +24,20 @@ def power_of_two(size: Tensor) -> Tensor:
     """
     mantissa, _ = torch.frexp(size)
     return torch.where(size > 0, size / (2.0 * mantissa), 1.0)
+
+
+def log_in(size: Tensor, unit: Tensor) -> Tensor:
+    """Return ln(size / unit), also where the quotient is too small or large for a number.
+
+    Args:
+        size: positive [*].
+        unit: a power of two, broadcast against the sizes [*].
+
+    Returns:
+        [*], without unit: the same bits in whatever power of two the sizes and the unit are given.
+    """
+    (mantissa, exponent), (_, base) = torch.frexp(size), torch.frexp(unit)
+    return mantissa.log() + math.log(2.0) * (exponent - base + 1).double()
 
 
 class Moments(NamedTuple):

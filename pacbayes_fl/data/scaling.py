@@ -18,6 +18,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.moments import moments_of
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
+from pacbayes_fl.data.summaries import SummaryScale
 from pacbayes_fl.errors import caller_stacklevel
 
 ColumnScale = Literal["client", "shrunk", "pooled", "none"]
@@ -97,6 +98,7 @@ class Shared(NamedTuple):
         linear: ridge regression of all clients' scaled rows, where a study's learning starts there.
         between: standard deviation of clients' means in shrunk columns [d + 1], in units of each column; 0 elsewhere.
         spread: standard deviation of the logarithms of clients' scales in shrunk columns [d + 1]; 0 elsewhere.
+        summaries: scale of the clients' summaries, where these are inputs.
     """
 
     kinds: tuple[ColumnScale, ...]
@@ -106,6 +108,7 @@ class Shared(NamedTuple):
     linear: LinearStart | None = None
     between: Tensor | None = None
     spread: Tensor | None = None
+    summaries: SummaryScale | None = None
 
     def impose(self, own: Scaling) -> Scaling:
         """Replace the columns that are not scaled by client, knowing nothing of the clients' rows.

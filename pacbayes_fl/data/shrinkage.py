@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data.moments import Moments, power_of_two
+from pacbayes_fl.data.moments import Moments, log_in, power_of_two
 
 _LEAST: Final = 1e-300  # square of a spread in units of the federation's largest value: what is less is nothing
 
@@ -118,7 +117,7 @@ def shrunk(moments: Moments, size: Tensor, population: Population) -> tuple[Tens
     known = Population(*(leaf.to(moments.mean.device, torch.float64) for leaf in population))
     rows, unit = size.double().unsqueeze(-1), power_of_two(known.std)
     log_std, error = _log_std(moments, rows, unit)
-    log_std, error = shrink(log_std, error, _log(known.std, unit), known.spread.square())
+    log_std, error = shrink(log_std, error, log_in(known.std, unit), known.spread.square())
     std = _exp(log_std, unit)
     error = (2.0 * error).exp() / rows  # in units of std^2
     mean, _ = shrink(moments.mean.double(), error, known.mean, (known.between / std).square())
@@ -133,15 +132,9 @@ def _log_std(moments: Moments, rows: Tensor, unit: Tensor) -> tuple[Tensor, Tens
     """
     half = (rows - 1.0).clamp_min(1.0) / 2.0
     known = ~moments.flat & (rows > 1)
-    log_squares = (rows.clamp_min(1.0) / 2.0).log() + 2.0 * _log(torch.where(known, moments.std.double(), unit), unit)
+    log_squares = (rows.clamp_min(1.0) / 2.0).log() + 2.0 * log_in(torch.where(known, moments.std.double(), unit), unit)
     error = torch.where(known, torch.polygamma(1, half), torch.inf)
     return 0.5 * (log_squares - torch.digamma(half)), 0.25 * error
-
-
-def _log(size: Tensor, unit: Tensor) -> Tensor:
-    """Return ln(size / unit) of powers of two for units, where the quotient is too small or large for a number too."""
-    (mantissa, exponent), (_, base) = torch.frexp(size), torch.frexp(unit)
-    return mantissa.log() + math.log(2.0) * (exponent - base + 1).double()
 
 
 def _exp(log: Tensor, unit: Tensor) -> Tensor:

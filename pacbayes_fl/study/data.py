@@ -8,7 +8,8 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling, Shared
+from pacbayes_fl.data.summaries import summary_inputs, with_inputs
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.study import sources
@@ -39,6 +41,7 @@ class ScaledGroup:
         used: scaling to the method's units: `units`, but for columns that are scaled by others' rows too or not at all.
         shared: what of `used` is the same for all clients.
         validation: rows in the method's units, where there are any.
+        inputs: summaries of each client's training rows, which are inputs of all its rows [K, s]; s = 0 for none.
     """
 
     train: ClientBatch
@@ -48,6 +51,7 @@ class ScaledGroup:
     used: Scaling
     shared: Shared
     validation: ClientBatch | None = None
+    inputs: Tensor = field(default_factory=partial(torch.empty, 0, 0))
 
     def bring(self, batch: ClientBatch) -> ClientBatch:
         """Bring other rows of the same clients into the method's units and dtype.
@@ -58,7 +62,7 @@ class ScaledGroup:
         Returns:
             The scaled rows.
         """
-        return self.used.apply(batch).to(dtype=self.train.x.dtype)
+        return _brought(batch, self.used, self.inputs).to(dtype=self.train.x.dtype)
 
     def select(self, index: Tensor) -> ScaledGroup:
         """Take clients.
@@ -73,7 +77,8 @@ class ScaledGroup:
         units, used = (Scaling(*(t[index.to(t.device)] for t in one)) for one in (self.units, self.used))
         validation = None if self.validation is None else self.validation.select(index)
         train, test = self.train.select(index).trim(), self.test.select(index)
-        return ScaledGroup(train, test, raw, units, used, self.shared, validation)
+        inputs = self.inputs[index.to(self.inputs.device)] if self.inputs.numel() else self.inputs
+        return ScaledGroup(train, test, raw, units, used, self.shared, validation, inputs)
 
 
 def load(study: Study) -> tables.Dataset:
@@ -155,15 +160,25 @@ def scale(
     """
     batches = [group.train, group.test, *([] if group.validation is None else [group.validation])]
     raw = [batch.to(device) for batch in batches]
+    inputs = torch.empty(0, 0)
     if raw[0].x.dim() > 3:  # images: no copy, they are large
         units = used = scaling.identity(raw[0])
         scaled = [batch.to(dtype=dtype) for batch in raw]
     else:
         units = scaling.fit(raw[0], shared, columns)
         used = shared.used(units, raw[0])
-        scaled = [used.apply(batch).to(dtype=dtype) for batch in raw]
+        if shared.summaries is not None:
+            inputs = summary_inputs(raw[0], shared.summaries)
+        scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in raw]
     own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
-    return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, *scaled[2:])
+    validation = scaled[2] if scaled[2:] else None
+    return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
+
+
+def _brought(batch: ClientBatch, used: Scaling, inputs: Tensor) -> ClientBatch:
+    """Scale rows, and put summaries of their clients behind the features."""
+    scaled = used.apply(batch)
+    return with_inputs(scaled, inputs) if inputs.numel() else scaled
 
 
 def check_same_rows(before: tables.Dataset, now: tables.Dataset) -> None:

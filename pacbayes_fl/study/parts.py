@@ -49,6 +49,9 @@ class DataPart:
             are left as they are.
         column_scale: the same by name of a feature or of the target, for those that differ, such as
             { capacity = "pooled", y = "none" }.
+        client_inputs: further inputs that are the same in all rows of a client: "summaries" of its own training rows,
+            scaled over the existing clients (the logarithm of the target's scale, its level against it, and its
+            correlation with every feature), which tell a shared prior what kind of client it is; or "none".
     """
 
     source: str = "polynomial"
@@ -62,6 +65,7 @@ class DataPart:
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
     scale: ColumnScale = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
+    client_inputs: Literal["none", "summaries"] = "none"
 
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""

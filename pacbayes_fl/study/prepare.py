@@ -111,7 +111,8 @@ def _inner(
 ) -> tuple[AnyMethod, torch.dtype | None]:
     if study.instances.method is None:
         check_task(study.method.name, dataset.classes is not None)
-    shape = dataset.feature_shape or (len(dataset.features),)
+    inputs = scaling.inputs(study, dataset)
+    shape = dataset.feature_shape or (len(inputs),)
     size.check_model(study, math.prod(shape), dataset.classes)
     with torch.device(device_of(study)):  # a hyper-prior's centre is made once, where the particles will be
         part = study.model
@@ -122,7 +123,7 @@ def _inner(
         else:
             model = part.build(shape, dataset.classes)
         dtype = model.dtype if isinstance(model, BayesianNetwork) else None
-        method = study.recipe.build(study.method.options, model, [column.name for column in dataset.features])
+        method = study.recipe.build(study.method.options, model, inputs)
     return method, dtype
 
 

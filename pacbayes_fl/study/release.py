@@ -175,6 +175,9 @@ def _public(known: Served, public: bool) -> Shared:
     if federated := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind in FEDERATED]:
         what = f"{', '.join(federated)}: scaled by moments of all clients' rows, which nobody has said are public"
         raise PrivacyError(what, hint="--public-scaling says so; or run with data.scale = 'client'")
+    if known.shared.summaries is not None:
+        what = "client_inputs = 'summaries' are scaled by those of all clients, which nobody has said are public"
+        raise PrivacyError(what, hint="--public-scaling says so; or run with data.client_inputs = 'none'")
     return known.shared._replace(average=None, linear=None)
 
 

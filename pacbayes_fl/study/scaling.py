@@ -15,6 +15,7 @@ from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
+from pacbayes_fl.data.summaries import SummaryScale, settle_summaries, summary_names
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.folder import FILES
@@ -28,6 +29,12 @@ FILE: Final = "scaling.json"
 def names(dataset: tables.Dataset) -> list[str]:
     """Return the names of the features and, last, of the target."""
     return [column.name for column in (*dataset.features, dataset.target)]
+
+
+def inputs(study: Study, dataset: tables.Dataset) -> list[str]:
+    """Return the names of a method's inputs: the features, and the summaries of clients where the study has them."""
+    own = summary_names(names(dataset)) if study.data.client_inputs == "summaries" else ()
+    return [*names(dataset)[:-1], *own]
 
 
 def settle(study: Study, dataset: tables.Dataset) -> Shared:
@@ -46,8 +53,9 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
     """
     data, columns = study.data, names(dataset)
     if dataset.feature_shape:
-        if data.scale != "client" or data.column_scale:
-            raise StudyError("[data] scale is for columns, and images are left as they are", hint="drop it")
+        for name, usual in (("scale", "client"), ("column_scale", {}), ("client_inputs", "none")):
+            if getattr(data, name) != usual:
+                raise StudyError(f"[data] {name} is for columns, and images are left as they are", hint="drop it")
         return scaling.untouched(1)
     for name in data.column_scale:
         if name not in columns:
@@ -67,7 +75,19 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         what = f"[data] scale = {asked[first]!r} of {columns[first]!r} takes moments of all clients' rows, and"
         kind = PrivacyError if study.privacy.epsilon is not None else StudyError
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
-    return scaling.settle(dataset.groups["existing"].train, asked, columns, why)
+    train = dataset.groups["existing"].train
+    shared = scaling.settle(train, asked, columns, why)
+    if data.client_inputs == "none":
+        return shared
+    if dataset.classes is not None:
+        raise StudyError(
+            "[data] client_inputs = 'summaries' are of targets that are numbers, not labels", hint="drop it"
+        )
+    if why:
+        kind = PrivacyError if study.privacy.epsilon is not None else StudyError
+        what = "[data] client_inputs = 'summaries' are scaled by those of all clients, and"
+        raise kind(f"{what} {why}", hint="client_inputs = 'none'")
+    return shared._replace(summaries=settle_summaries(train))
 
 
 def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
@@ -89,6 +109,8 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
         for label, kind in (("towards all clients", "shrunk"), ("across clients", "pooled"), ("own units", "none"))
     }
     result = {label: text for label, text in result.items() if text}
+    if shared.summaries is not None:
+        result["client inputs"] = ", ".join(summary_names(names(dataset)))
     return {"scaling": result} if result else {}
 
 
@@ -125,6 +147,8 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
     content: JsonTable = {"columns": columns, "average": average}
     if shared.linear is not None:
         content["linear"] = {name: _number_or_list(value) for name, value in shared.linear._asdict().items()}
+    if shared.summaries is not None:
+        content["summaries"] = {name: leaf.tolist() for name, leaf in shared.summaries._asdict().items()}
     text = json.dumps(content, indent=1, allow_nan=False)
     return (text + "\n").encode()
 
@@ -164,10 +188,11 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
             raise ValueError("a standard deviation is not positive")
         if any(bool((moments[name] < 0).any()) for name in _MOMENTS["shrunk"][2:]):
             raise ValueError("a standard deviation is negative")
-        linear = _linear(result.get("linear"), len(columns) - 1)
+        linear = _linear(result.get("linear"), len(columns) - 1 + (len(columns) + 1) * ("summaries" in result))
         if "shrunk" not in kinds:
             moments = {name: moments[name] for name in _MOMENTS["pooled"]}
-        return Shared(kinds, average=average, linear=linear, **moments)
+        summaries = _summaries(result.get("summaries"), len(columns) + 1)
+        return Shared(kinds, average=average, linear=linear, summaries=summaries, **moments)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
@@ -193,6 +218,16 @@ def _linear(known: Any, features: int) -> LinearStart | None:
     if not noise_std > 0:
         raise ValueError("a standard deviation is not positive")
     return LinearStart(_numbers(known["weight"], [features]), bias, noise_std)
+
+
+def _summaries(known: Any, count: int) -> SummaryScale | None:
+    """Read the scale of the clients' summaries."""
+    if known is None:
+        return None
+    result = SummaryScale(_numbers(known["unit"], []), *(_numbers(known[name], [count]) for name in ("mean", "std")))
+    if not bool((result.std > 0).all() & (result.unit > 0)):
+        raise ValueError("a scale is not positive")
+    return result
 
 
 def _number_or_list(value: Tensor | float) -> object:

@@ -216,20 +216,20 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
     assert float(anew.mean[0]) > 50 > json.loads(before)["columns"][0]["mean"]
 
 
-@pytest.mark.parametrize("scale", get_args(ColumnScale))
+@pytest.mark.parametrize("asked", [*(f"scale={kind}" for kind in get_args(ColumnScale)), "client_inputs=summaries"])
 @pytest.mark.parametrize("method", ["pac-pfl", "ridge"])
 def test_what_is_predicted_of_a_client_is_what_its_run_reported_in_every_scale(
-    tmp_path: Path, method: str, scale: str
+    tmp_path: Path, method: str, asked: str
 ) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
-    one = on_csv(path, *quick(method), *FEW, f"data.scale={scale}")
+    one = on_csv(path, *quick(method), *FEW, f"data.{asked}")
     result = run.run(one, tmp_path / "run")
-    asked = [
+    test = [
         {k: row[k] for k in ("lag_1", "wind")}
         for row in rows()
         if row["client"] == "existing_2" and row["split"] == "test"
     ]
-    got = predict(run.open_run(tmp_path / "run"), "existing_2", write_csv(tmp_path / "ask.csv", asked))
+    got = predict(run.open_run(tmp_path / "run"), "existing_2", write_csv(tmp_path / "ask.csv", test))
     for number in ("mean", "std", "lower", "upper"):
         torch.testing.assert_close(
             getattr(got, number), result.predictions[f"existing.{number}"][2, :3], rtol=1e-9, atol=1e-9

@@ -192,10 +192,12 @@ def test_what_no_client_is_sent_stays(tmp_path: Path) -> None:
     assert moments and all((state[name] != 0).any() and (flat[name] == 0).all() for name in moments)
 
 
-@pytest.mark.parametrize("scale", FEDERATED)
-def test_moments_of_all_rows_leave_where_they_are_public(table_of: Path, tmp_path: Path, scale: str) -> None:
-    run.run(on_csv(table_of, "federation.rounds=1", f"data.scale={scale}"), tmp_path / "run")
-    with pytest.raises(PrivacyError, match=r"lag_1, wind.*nobody has said are public \(--public-scaling says so"):
+@pytest.mark.parametrize("asked", [*(f"data.scale={kind}" for kind in FEDERATED), "data.client_inputs=summaries"])
+def test_moments_of_all_rows_leave_where_they_are_public(table_of: Path, tmp_path: Path, asked: str) -> None:
+    run.run(on_csv(table_of, "federation.rounds=1", asked), tmp_path / "run")
+    with pytest.raises(
+        PrivacyError, match=r"(lag_1, wind|summaries).*nobody has said are public \(--public-scaling says so"
+    ):
         release.release(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert "said to be public" in release.release(tmp_path / "run", tmp_path / "out", public_scaling=True)

@@ -167,6 +167,55 @@ def test_damage_is_named(path: Path, tmp_path: Path, change: Any, message: str) 
         read(tmp_path, dataset)
 
 
+SUMMARIES = "data.client_inputs=summaries"
+
+
+def test_summaries_of_a_client_s_training_rows_are_inputs_of_all_its_rows(path: Path) -> None:
+    study = on_csv(path, SUMMARIES)
+    dataset = load(study)
+    groups = prepare(study, dataset)[1]
+    plain = prepare(on_csv(path), dataset)[1]
+    assert len(scaling.inputs(study, dataset)) == 3 + 5
+    for name, group in groups.items():
+        y = [one[mask] for one, mask in zip(group.raw.train.y, group.raw.train.mask, strict=True)]
+        known = groups["existing"].shared.summaries
+        assert known is not None and torch.equal(group.train.x[..., :3], plain[name].train.x)
+        for k, own in enumerate(y):
+            scale = ((own.std(correction=0) / known.unit).log() - known.mean[0]) / known.std[0]
+            for batch in (group.train, group.test, group.bring(group.raw.test)):
+                rows = batch.x[k, batch.mask[k], 3]
+                torch.testing.assert_close(rows, scale.expand(len(rows)))
+        chosen = group.select(torch.tensor([1]))
+        assert torch.equal(chosen.bring(chosen.raw.test).x, group.test.select(torch.tensor([1])).x)
+    assert labels(groups["existing"].shared, dataset)["scaling"]["client inputs"].startswith("log scale of y, level")
+
+
+def test_summaries_come_back_and_damage_is_named(path: Path, tmp_path: Path) -> None:
+    study = on_csv(path, SUMMARIES)
+    dataset = load(study)
+    shared = prepare(study, dataset)[1]["existing"].shared
+    save(tmp_path, shared, dataset)
+    again = read(tmp_path, dataset)
+    assert shared.summaries is not None and again.summaries is not None and again.linear is not None
+    assert all(torch.equal(a, b) for a, b in zip(shared.summaries, again.summaries, strict=True))
+    assert len(again.linear.weight) == 8
+    found = json.loads((tmp_path / FILE).read_text())
+    found["summaries"]["std"][2] = 0.0
+    (tmp_path / FILE).write_text(json.dumps(found))
+    with pytest.raises(DataError, match="a scale is not positive"):
+        read(tmp_path, dataset)
+
+
+def test_summaries_are_refused_where_they_would_tell_of_rows_or_have_no_numbers(path: Path, tmp_path: Path) -> None:
+    for asked, error in (("privacy.epsilon=1.0", PrivacyError), ("report.certify.scheme=folds", StudyError)):
+        with pytest.raises(error, match="client_inputs = 'summaries' are scaled by those of all clients, and"):
+            settled(path, asked, SUMMARIES, column_scale={"cap": "none"})
+    table = write_csv(tmp_path / "labels.csv", [row | {"y": i % 3} for i, row in enumerate(houses())])
+    study = on_csv(table, SUMMARIES, "data.task=classification", "method.name=fedavg")
+    with pytest.raises(StudyError, match="are of targets that are numbers, not labels"):
+        settle(study, load(study))
+
+
 def test_a_labelled_table_scales_its_features_alone(tmp_path: Path) -> None:
     table = [row | {"y": i % 3} for i, row in enumerate(houses())]
     source = str(write_csv(tmp_path / "labels.csv", table))
