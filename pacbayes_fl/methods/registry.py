@@ -83,6 +83,7 @@ METHODS = Registry(
         "gbt": "baselines.gbt:RECIPE",
         "pooled-gbt": "baselines.gbt:POOLED",
         "pooled-ensemble": "baselines.ensemble:RECIPE",
+        "fed-ensemble": "baselines.fed_ensemble:RECIPE",
         "pfedbayes": "variational.pfedbayes:RECIPE",
         "sfedbayes": "variational.sfedbayes:RECIPE",
         "cfedbayes": "variational.cfedbayes:RECIPE",

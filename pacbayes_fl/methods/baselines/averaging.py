@@ -19,6 +19,7 @@ from pacbayes_fl.methods.options import part
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
+from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server import average
 from pacbayes_fl.server.step import SERVER_STEP, Memoryless, ServerStep, State
@@ -125,7 +126,7 @@ class AveragedWeights(PointEstimate[Server, Server, Client, Update]):
         return Update(theta, private_steps.unit_weights(theta), unknown, unknown)
 
     @default
-    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> WeightPosterior | None:
+    def global_model(self, message: Server, state: Client, batch: ClientBatch, noise: Noise) -> Posterior | None:
         """The global weights themselves."""
         return self.posterior(tensors.expand(message.theta, batch.clients), batch, noise)
 

@@ -143,7 +143,7 @@ def test_it_has_neither_a_private_release_nor_a_certificate() -> None:
         method.refine(Nothing(), BATCH, BATCH, Noise(0, 0, BATCH.ids))
 
 
-@pytest.mark.parametrize("name", ["pooled-ensemble"])
+@pytest.mark.parametrize("name", ["pooled-ensemble", "fed-ensemble"])
 def test_a_study_gives_members_a_noise_of_their_own(name: str) -> None:
     study = Study.from_table({"method": {"name": name}})
     network: Any = study.model.build((4,), None)  # type: ignore[call-arg]
