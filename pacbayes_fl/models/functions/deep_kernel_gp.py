@@ -185,7 +185,7 @@ class DeepKernelGP(FunctionModel):
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
         noise = None if noise_widths is None else DeepNoise((input_dim, *noise_widths, 1), std)
-        self._definition = GPyTorchPrior(mean, kernel, input_dim, std, noise)
+        self._definition = GPyTorchPrior(mean, kernel, input_dim, NOISE_STD if noise else std, noise)
         self._noise_network, self._noise_spread = None if noise is None else noise.network, noise_spread
         self._raw_noise = _RAW_NOISE[noise is not None]
         self._closed_form = not learn_lengthscale

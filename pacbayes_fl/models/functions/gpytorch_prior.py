@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import gpytorch
 import numpy as np
+import pyro
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 from torch.func import functional_call
 
 from pacbayes_fl.errors import ShapeError, StudyError
@@ -31,13 +34,27 @@ class _Parts(nn.Module):
         self.mean = mean
         self.kernel = kernel
 
+    def observed(self, f: Tensor, x: Tensor) -> Normal:
+        """Distribution of targets given f(x) [*, N] at x [*, N, d], if it is normal around it with a noise per row."""
+        likelihood: Any = self.likelihood
+        with pyro.validation_enabled(False):  # torch's checks would stop a GPU, and one client's NaN everybody
+            given = likelihood(f, x)
+        while isinstance(given, Independent):
+            given = given.base_dist
+        if not isinstance(given, Normal):
+            raise _likelihood_misfit(likelihood, f"a {type(given).__name__}")
+        if given.batch_shape != f.shape:
+            raise _likelihood_misfit(likelihood, f"shape {list(given.batch_shape)} for {list(f.shape)} rows")
+        return given
+
     def forward(self, part: str, x: Tensor, other: Tensor) -> Tensor:
         # Evaluated inside the call: a kernel evaluated later would use the module's own parameters, silently.
         if part == "mean":
             mean: Tensor = self.mean(x)
             return mean
-        if part == "noise" and self.likelihood is not None:
-            std: Tensor = self.likelihood(x.new_zeros(x.shape[:-1]), x).scale  # y given f(x) = 0
+        if part == "noise":
+            given = self.observed(x.new_zeros(x.shape[:-1]), x)
+            std: Tensor = given.scale.expand(given.batch_shape)
             return std.square()
         if part == "variance":
             variance: Tensor = self.kernel(x, x, diag=True)
@@ -49,20 +66,25 @@ class _Parts(nn.Module):
 class GPyTorchPrior(FunctionModel):
     """Any GPyTorch mean and kernel, with Gaussian noise, as a prior whose hyper-parameters come from outside.
 
-    theta holds the raw noise, then every parameter of `mean` and `kernel` that requires a gradient, in the order of
-    `named_parameters`; constrained ones in GPyTorch's raw form. Modules that broadcast over leading dimensions of their
-    parameters (GPyTorch's own do) are called once for all clients and particles; others (a plain `torch.nn.Linear`)
-    once per client and particle: `batched` says which, found out by a trial at construction.
+    theta holds the raw noise or the parameters of `likelihood`, then those of `mean` and `kernel`: every one that
+    requires a gradient, in the order of `named_parameters`; constrained ones in GPyTorch's raw form. Modules that
+    broadcast over leading dimensions of their parameters (GPyTorch's own do) are called once for all clients and
+    particles; others (a plain `torch.nn.Linear`) once per client and particle: `batched` says which, found out by a
+    trial at construction.
 
     Args:
         mean: prior mean.
         kernel: prior covariance.
         input_dim: number of input features, d.
         noise_std: centre of the hyper-prior of the noise standard deviation, in units of y.
+        likelihood: what gives targets y around values of the function, a normal with a noise per row that may depend on
+            the input, such as `GaussianLikelihood` or one of your own whose `forward(f, x)` gives Normal(f, std(x));
+            the hyper-prior is centred on the values that its parameters hold. None for one noise, as `noise_std` says.
 
     Raises:
-        StudyError: when mean or kernel is a class instead of an object, or holds a GPyTorch prior: hyper-parameters
-            have the hyper-prior that the method is given, and another one would count for nothing.
+        StudyError: when a part is a class instead of an object, or holds a GPyTorch prior: hyper-parameters have the
+            hyper-prior that the method is given, and another one would count for nothing; when a likelihood is not
+            normal around the function with a positive noise at any input, or `noise_std` stands beside it.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
     """
 
@@ -79,6 +101,11 @@ class GPyTorchPrior(FunctionModel):
         """Lay out theta and find out whether the modules broadcast."""
         _check_part("mean", mean, Mean)
         _check_part("kernel", kernel, Kernel)
+        if likelihood is not None:
+            _check_part("likelihood", likelihood, Likelihood)
+            if noise_std != NOISE_STD:
+                what = f"noise_std={noise_std:g} would count for nothing beside a likelihood"
+                raise StudyError(what, hint="the hyper-prior is centred on the noise that the likelihood holds")
         self._parts = _Parts(mean, kernel, likelihood).double()
         free = {name: p.shape for name, p in self._parts.named_parameters() if p.requires_grad}
         held = (*self._parts.named_parameters(), *self._parts.named_buffers())  # one name for what two modules share
@@ -86,7 +113,11 @@ class GPyTorchPrior(FunctionModel):
         self._fixed_at: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self.shapes: Mapping[str, torch.Size] = MappingProxyType(free)
         self._input_dim, self._noise_std = input_dim, noise_std
+        given = ((name, p) for name, p in self._parts.named_parameters() if name in free)
+        self._likelihood_held = {name: p.detach().clone() for name, p in given if name.startswith("likelihood.")}
         self.batched = True
+        if likelihood is not None:
+            self._check_likelihood(likelihood)
         self.batched = self._broadcasts()
 
     @property
@@ -100,15 +131,14 @@ class GPyTorchPrior(FunctionModel):
         return self._input_dim
 
     def location(self) -> Tensor:
-        """Centre of the default hyper-prior [D]: 0, and for the raw noise softplus^-1(noise_std)."""
+        """Centre of the default hyper-prior [D]: 0, and of the noise noise_std, or what the likelihood came with."""
         centre = torch.zeros(self.dim, dtype=torch.float64)
         if self._parts.likelihood is None:
             centre[0] = inverse_softplus(self._noise_std)
             return centre
-        held, named = dict(self._parts.named_parameters()), self.unflatten(centre)
-        for name in named:
-            if name.startswith("likelihood."):
-                named[name].copy_(held[name].detach())
+        named = self.unflatten(centre)
+        for name, held in self._likelihood_held.items():
+            named[name].copy_(held)
         return centre
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
@@ -190,7 +220,11 @@ class GPyTorchPrior(FunctionModel):
             raise ShapeError(
                 f"mean and kernel must give [N] and [N, N] at [N, {self.input_dim}], got {[list(t.shape) for t in one]}"
             )
-        for part, alone in zip(("mean", "covariance", "variance"), one, strict=True):
+        parts = ["mean", "covariance", "variance"]
+        if self._parts.likelihood is not None:
+            parts.append("noise")
+            one.append(self._functional("noise", theta[0, 0], x[0], x[0]))
+        for part, alone in zip(parts, one, strict=True):
             try:
                 together = self._call(part, theta, x, x)
                 single = self._functional(part, theta[1, 0], x[1], x[1])
@@ -203,6 +237,22 @@ class GPyTorchPrior(FunctionModel):
             ):
                 return False
         return True
+
+    def _check_likelihood(self, likelihood: Likelihood) -> None:
+        """Refuse what is not normal around the function, or whose noise is not one of the inputs alone."""
+        for rows in (3, 4):
+            f = torch.arange(rows, dtype=torch.float64).cos()
+            x = torch.arange(float(rows * self.input_dim), dtype=torch.float64).sin().view(rows, self.input_dim)
+            with gpytorch.settings.debug(False), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a noise that belongs to other rows, which is refused below
+                try:
+                    given, at_0 = self._parts.observed(f, x), self._parts.observed(torch.zeros_like(f), x)
+                except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+                    raise _likelihood_misfit(likelihood, f"an error, {str(error).splitlines()[0]}") from error
+            if not torch.equal(given.loc, f):
+                raise _likelihood_misfit(likelihood, "a normal around something else")
+            if not torch.equal(given.scale, at_0.scale) or not bool((given.scale > 0).all()):
+                raise _likelihood_misfit(likelihood, "a noise that inputs alone do not decide")
 
     def _misfit(self, error: RuntimeError) -> ShapeError:
         """Say which kernel does not take as many features as there are."""
@@ -217,6 +267,12 @@ class GPyTorchPrior(FunctionModel):
             f"mean or kernel cannot take inputs [N, {self.input_dim}]: {', '.join(wrong) or reason}",
             hint=f"input_dim={self.input_dim} must be what ard_num_dims, active_dims and input_size say",
         )
+
+
+def _likelihood_misfit(likelihood: object, got: str) -> StudyError:
+    what = f"likelihood must give a normal around the function with a noise per row, {type(likelihood).__name__} gives"
+    hint = "write one whose forward(f, x) gives torch's Normal(f, std), std [*, N] of inputs x [*, N, d]"
+    return StudyError(f"{what} {got}", hint=hint)
 
 
 def _check_part(label: str, part: object, kind: type[nn.Module]) -> None:

@@ -9,12 +9,24 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+    StudentTLikelihood,
+)
 from gpytorch.means import ConstantMean, LinearMean, Mean
 from torch import Tensor, nn
+from torch.distributions import Laplace, Normal
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ShapeError, StudyError
+from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.prior_values import PriorGradients
+from pacbayes_fl.posteriors.functions.gaussian_process import condition, gaussian_log_evidence
 
 
 class NetworkMean(Mean):
@@ -27,6 +39,30 @@ class NetworkMean(Mean):
     def forward(self, x: Tensor) -> Tensor:
         mean: Tensor = self.layer(x).squeeze(-1)
         return mean
+
+
+class InputNoise(Likelihood):
+    """Targets whose noise grows to one side; `times` makes it something that is no likelihood of a Gaussian process."""
+
+    def __init__(self, times: float = 0.0, moved: float = 0.0, kind: Any = Normal) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor([0.3, -0.2]))
+        self.times, self.moved, self.kind = times, moved, kind
+
+    def forward(self, f: Tensor, x: Tensor) -> Any:
+        std = ((x * self.slope.unsqueeze(-2)).sum(-1) + self.times * f).exp()
+        return self.kind(f + self.moved, std)
+
+
+class LayerNoise(InputNoise):
+    """The like, with a layer that does not broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, f: Tensor, x: Tensor) -> Any:
+        return Normal(f, (self.layer(x) @ self.slope[:1] + 0.1 * self.slope[1]).exp())
 
 
 def priors() -> dict[str, GPyTorchPrior]:
@@ -168,3 +204,78 @@ def test_features_of_another_number_are_refused_by_the_kernel_s_name(wrap: Any) 
     torch.testing.assert_close(some.covariance(theta, x), expected, rtol=1e-12, atol=1e-13)
     with pytest.raises(ShapeError, match=r"inputs \[N, 3\]: "):
         GPyTorchPrior(LinearMean(2), RBFKernel(), 3)
+
+
+# likelihoods ----------------------------------------------------------------------------------------------------
+
+
+def test_a_gaussian_likelihood_is_the_noise_of_the_prior() -> None:
+    likelihood = GaussianLikelihood()
+    likelihood.noise = 0.09
+    own, plain = GPyTorchPrior(ConstantMean(), RBFKernel(), 2, likelihood=likelihood), priors()["constant, rbf"]
+    assert own.batched and next(iter(own.shapes)) == "likelihood.noise_covar.raw_noise" and own.dim == plain.dim
+    likelihood.noise = 3.0  # afterwards: what a prior was given with is its own
+    x, y = draw(3, 4, 2, seed=1), draw(3, 4, seed=2)
+    centre = own.location().expand(3, 2, -1)
+    torch.testing.assert_close(
+        own.noise(centre, x), torch.full((3, 2, 4), 0.09, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    theta = draw(3, 2, own.dim)
+    same = theta.clone()
+    same[..., 0] = own.noise(theta, x)[..., 0].sqrt().expm1().log()  # softplus^-1 of the same std
+    batch = ClientBatch(x, y, torch.ones(3, 4, dtype=torch.bool), tuple("abc"), tuple("abc"))
+    mine, theirs = particle_scores(own, theta, batch), particle_scores(plain, same, batch)
+    torch.testing.assert_close(mine.log_evidence, theirs.log_evidence, rtol=1e-10, atol=0)
+    torch.testing.assert_close(mine.score[..., 1:], theirs.score[..., 1:], rtol=1e-9, atol=1e-11)
+    ours, other = condition(own, theta, batch).predict(x), condition(plain, same, batch).predict(x)
+    torch.testing.assert_close(ours.variances, other.variances, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("likelihood", [InputNoise(), LayerNoise()], ids=["broadcasts", "one by one"])
+def test_a_likelihood_of_one_s_own_gives_every_row_its_noise(likelihood: InputNoise) -> None:
+    model = GPyTorchPrior(ConstantMean(), RBFKernel(), 2, likelihood=likelihood)
+    assert model.batched != isinstance(likelihood, LayerNoise)
+    held = torch.cat([p.detach().flatten() for p in likelihood.parameters()])
+    torch.testing.assert_close(model.location()[: len(held)], held)
+    theta, x, y = draw(3, 2, model.dim), draw(3, 4, 2, seed=1), draw(3, 4, seed=2)
+    noise, named = model.noise(theta, x), model.unflatten(theta)
+    slope = named["likelihood.slope"]
+    raw = (x.unsqueeze(1) * slope.unsqueeze(-2)).sum(-1)
+    if isinstance(likelihood, LayerNoise):
+        inner = x.unsqueeze(1) @ named["likelihood.layer.weight"].mT + named["likelihood.layer.bias"].unsqueeze(-2)
+        raw = inner.squeeze(-1) * slope[..., :1] + 0.1 * slope[..., 1:]
+    torch.testing.assert_close(noise, (2 * raw).exp(), rtol=1e-12, atol=0)
+    batch = ClientBatch(x, y, torch.ones(3, 4, dtype=torch.bool), tuple("abc"), tuple("abc"))
+    at = theta.clone().requires_grad_()
+    value, _ = gaussian_log_evidence(*model.prior(at, x), y, batch.mask)
+    (expected,) = torch.autograd.grad(value.sum(), at)
+    scores = particle_scores(model, theta, batch)
+    torch.testing.assert_close(scores.score, expected, rtol=1e-9, atol=1e-11)
+    at_rows = condition(model, theta, batch)
+    torch.testing.assert_close(at_rows.predict(x).variances, at_rows.function(x).variances + noise)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "got"),
+    [
+        (StudentTLikelihood(), "StudentTLikelihood gives a StudentT"),
+        (BernoulliLikelihood(), "BernoulliLikelihood gives a Bernoulli"),
+        (MultitaskGaussianLikelihood(2), "MultitaskGaussianLikelihood gives an error"),
+        (FixedNoiseGaussianLikelihood(torch.ones(4)), "FixedNoiseGaussianLikelihood gives"),
+        (InputNoise(kind=Laplace), "InputNoise gives a Laplace"),
+        (InputNoise(moved=1.0), "InputNoise gives a normal around something else"),
+        (InputNoise(times=1.0), "InputNoise gives a noise that inputs alone do not decide"),
+        (nn.Linear(2, 1), "likelihood must be an object of gpytorch's Likelihood, got Linear"),
+        (GaussianLikelihood, r"got the class GaussianLikelihood \(write GaussianLikelihood"),
+        (GaussianLikelihood(noise_prior=gpytorch.priors.GammaPrior(3.0, 6.0)), r"noise_prior \(GammaPrior\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_normal_with_a_noise_per_row_is_refused_by_name(likelihood: Any, got: str) -> None:
+    with pytest.raises(StudyError, match=got):
+        GPyTorchPrior(ConstantMean(), RBFKernel(), 2, likelihood=likelihood)
+
+
+def test_one_noise_beside_a_likelihood_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"noise_std=0\.1 would count for nothing beside a likelihood"):
+        GPyTorchPrior(ConstantMean(), RBFKernel(), 2, 0.1, GaussianLikelihood())
