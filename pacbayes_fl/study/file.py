@@ -212,7 +212,7 @@ class Study:
         _check_private(layered.get("privacy"), where)
         if isinstance(parts["model"], GPModel):
             folds = parts["report"].certify.scheme == "folds"
-            parts["model"] = parts["model"].settled(recipe.rounds, parts["privacy"].epsilon is not None, folds)
+            parts["model"] = parts["model"].settled(recipe, parts["privacy"].epsilon is not None, folds)
         method = MethodPart(name, preset, settings.parse(recipe.options, options, f"{where} [method]"))
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:

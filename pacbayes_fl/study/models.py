@@ -14,6 +14,7 @@ import torch
 from pacbayes_fl import options, settings
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
+from pacbayes_fl.methods import Recipe
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import (
@@ -92,11 +93,11 @@ class GPModel:
         """Check the ranges."""
         options.check(self, "[model]")
 
-    def settled(self, federated: bool, private: bool, folds: bool) -> GPModel:
+    def settled(self, recipe: Recipe, private: bool, folds: bool) -> GPModel:
         """Say where learning starts, and with which kernel, if the table leaves it open.
 
         Args:
-            federated: whether the method trains in rounds.
+            recipe: of the method: only one that trains in rounds starts at a regression by itself.
             private: whether the run is private.
             folds: whether clients' priors may know nothing of their rows.
 
@@ -105,18 +106,19 @@ class GPModel:
 
         Raises:
             PrivacyError: when a private run would start at sums of all clients' rows.
-            StudyError: when folds of clients would.
+            StudyError: when folds of clients would, or clients that are alone.
         """
         if self.linear == "auto":
             start: Literal["none", "zero", "ridge"] = "zero" if private or folds else "ridge"
-            return replace(self, linear=start if federated else "none").settled(federated, private, folds)
+            return replace(self, linear=start if recipe.rounds else "none").settled(recipe, private, folds)
         if self.linear_kernel == "auto":
-            return replace(self, linear_kernel=self.linear != "none").settled(federated, private, folds)
-        if self.linear == "ridge" and (private or folds):
+            return replace(self, linear_kernel=self.linear != "none").settled(recipe, private, folds)
+        if self.linear == "ridge" and (private or folds or (recipe.federated and not recipe.rounds)):
             kind = PrivacyError if private else StudyError
-            why = "a private run releases nothing else of them" if private else "folds of clients may not know of them"
+            why = "folds of clients may not know of them" if folds else "clients of this method are alone"
+            why = "a private run releases nothing else of them" if private else why
             what = f"[model] linear = 'ridge' takes sums of all clients' rows, and {why}"
-            raise kind(what, hint="model.linear = 'zero' learns the linear term in the rounds")
+            raise kind(what, hint="model.linear = 'zero' learns the linear term from 0")
         return self
 
     @property

@@ -329,6 +329,16 @@ def test_sums_of_all_rows_are_refused_where_nobody_may_know_of_them(asked: str, 
     assert "model.linear = 'zero'" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("name", ["vanilla-gp", "ard-gp"])
+def test_clients_that_are_alone_take_no_sums_of_others_rows(name: str) -> None:
+    with pytest.raises(
+        StudyError, match="'ridge' takes sums of all clients' rows, and clients of this method are alone"
+    ):
+        study({}, f"method.name={name}", "model.linear=ridge")
+    pooled = study({}, "method.name=pooled-gp", "model.linear=ridge").model
+    assert isinstance(pooled, GPModel) and pooled.linear == "ridge"
+
+
 def test_only_the_bundled_studies_that_were_tuned_without_it_have_no_linear_term() -> None:
     for name in ("polynomial", "pv-ew-150", "pv-s-150-bern"):
         for method in ("pac-pfl", "pfedgp"):
