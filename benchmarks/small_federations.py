@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import pacbayes_fl as fl
+from pacbayes_fl.results.records import Result
 
 Array = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 NEW, TEST = 6, 50  # new clients, and test rows of every client
-METHODS = ("ridge", "pooled-ridge", "pac-pfl")
+LINEAR = ("ridge", "pooled-ridge")
 
 
 def targets(name: str, client: int, x: Array, weight: Array, directions: Array, random: np.random.Generator) -> Array:
@@ -131,49 +132,59 @@ def diabetes(seed: int) -> pd.DataFrame:
     return table
 
 
-def compared(table: pd.DataFrame, rounds: int | None, folder: Path) -> Iterator[str]:
+def compared(tables: Sequence[pd.DataFrame], method: str, sets: Sequence[str], folder: Path) -> Iterator[str]:
     """Train by default settings and compare by clients with the better of the two linear models.
 
     Args:
-        table: as `made` gives it.
-        rounds: of PAC-PFL; the default's when None.
-        folder: to write the table to.
+        tables: as `made` gives them, one for every draw.
+        method: that is compared with ridge regressions.
+        sets: assignments for it, such as "federation.rounds=100".
+        folder: to write the tables to.
 
     Yields:
-        For existing and new clients: mean RSMSE of every method, difference with its paired 95 % interval, mean NLPD.
+        For existing and new clients of all draws: mean RSMSE of every method, difference with its paired 95 % interval,
+        mean NLPD, and the number of rounds of every draw.
     """
-    path = folder / "rows.csv"
-    table.to_csv(path, index=False)
-    results = {}
-    for name in METHODS:
-        sets = [] if rounds is None else [f"federation.rounds={rounds}"]
-        results[name] = fl.run(
-            fl.Study.from_table({"data": {"source": str(path)}, "method": {"name": name}}, sets=sets)
-        )
+    results: dict[str, list[Result]] = {name: [] for name in (*LINEAR, method)}
+    for draw, table in enumerate(tables):
+        path = folder / f"rows_{draw}.csv"
+        table.to_csv(path, index=False)
+        for name, own in results.items():
+            study = {"data": {"source": str(path)}, "method": {"name": name}}
+            own.append(fl.run(fl.Study.from_table(study, sets=sets if name == method else ())))
+    rounds = ", ".join(str(result.round) for result in results[method])
+
+    def column(name: str, group: str, score: str) -> Array:
+        return np.concatenate([np.asarray(result.column(group, score), dtype=float) for result in results[name]])
+
     for group in ("existing", "new"):
-        errors = {name: np.asarray(result.column(group, "rsmse"), dtype=float) for name, result in results.items()}
-        better = min(METHODS[:2], key=lambda name: float(np.nanmean(errors[name])))
-        difference = errors["pac-pfl"] - errors[better]
+        errors = {name: column(name, group, "rsmse") for name in results}
+        better = min(LINEAR, key=lambda name: float(np.nanmean(errors[name])))
+        difference = errors[method] - errors[better]
         difference = difference[np.isfinite(difference)]
         half = 1.96 * difference.std(ddof=1) / len(difference) ** 0.5
-        nlpd = " | ".join(f"{np.nanmean(result.column(group, 'nlpd')):.2f}" for result in results.values())
-        means = " | ".join(f"{np.nanmean(errors[name]):.3f}" for name in METHODS)
-        yield f"{group} | {means} | {difference.mean():+.3f} ± {half:.3f} | {nlpd}"
+        nlpd = " | ".join(f"{np.nanmean(column(name, group, 'nlpd')):.2f}" for name in results)
+        means = " | ".join(f"{np.nanmean(errors[name]):.3f}" for name in results)
+        yield f"{group} | {means} | {difference.mean():+.3f} ± {half:.3f} | {nlpd} | {rounds}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of all federations, or of some."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[*KINDS, "diabetes"], help="some of them (default: all)")
-    parser.add_argument("--rounds", type=int, help="rounds of PAC-PFL (default: the default's)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument("--method", default="pac-pfl", help="that is compared (default: pac-pfl)")
+    parser.add_argument("--rounds", help="of it (default: the default's, which held-out training rows choose)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the draws (default: 0)")
     options = parser.parse_args(arguments)
-    print("| federation | clients | ridge | pooled ridge | PAC-PFL | PAC-PFL - the better one | NLPD of the three |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    sets = [] if options.rounds is None else [f"federation.rounds={options.rounds}"]
+    print(
+        f"| federation | clients | ridge | pooled ridge | {options.method} | minus the better one | NLPD | | | rounds |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in options.names:
-        table = diabetes(options.seed) if name == "diabetes" else made(name, options.seed)
+        tables = [diabetes(seed) if name == "diabetes" else made(name, seed) for seed in options.seeds]
         with tempfile.TemporaryDirectory() as folder:
-            for line in compared(table, options.rounds, Path(folder)):
+            for line in compared(tables, options.method, sets, Path(folder)):
                 print(f"| {name} | {line} |", flush=True)
 
 

@@ -27,8 +27,9 @@ def test_diabetes_is_dealt_out_whole() -> None:
     assert np.all(np.abs(share - 0.5) < 0.05)
 
 
-def test_the_table_has_a_line_for_every_group(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["linear-few", "--rounds", "2"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| linear-few", "existing"], ["| linear-few", "new"]]
-    assert all("±" in line for line in lines[2:])
+def test_the_table_has_a_line_for_every_group_of_all_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["linear-few", "--rounds", "2", "--seeds", "0", "1", "--method", "pfedgp"])
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines] == [["| linear-few", "existing"], ["| linear-few", "new"]]
+    assert "pfedgp" in head and all("±" in line and line.endswith("| 2, 2 |") for line in lines)
+    assert len({line.count("|") for line in (head, *lines)}) == 1
