@@ -6,7 +6,7 @@ import csv
 import math
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from pacbayes_fl.errors import DataError, caller_stacklevel, shown
 
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
+_CLASSES = 20  # distinct whole numbers that may be labels
 _PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
 _PER_CELL = 100  # and for each cell of a Parquet table, whose bytes say little of it
 Task = Literal["regression", "classification"]
@@ -278,6 +279,23 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
         split=None if table.split is None else {name: own[order[name]] for name, own in table.split.items()},
         times=sorted_times,
     )
+
+
+def like_labels(values: Iterable[Any]) -> bool:
+    """Say whether targets look like labels: whole numbers 0, 1, ..., C-1, each of which comes twice on average.
+
+    Args:
+        values: of the column.
+
+    Returns:
+        Whether they do, for C of at most 20.
+    """
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        return False
+    kinds = set(numbers)
+    return 2 <= len(kinds) <= min(_CLASSES, len(numbers) // 2) and kinds == set(map(float, range(len(kinds))))
 
 
 def held_out(table: Table, name: str, share: float) -> Tensor:

@@ -122,7 +122,20 @@ def _read_file(part: DataPart) -> tables.Dataset:
     if part.options:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
-    return tables.read(path, part.client, part.target, part.test_share, task, part.time)
+    dataset = tables.read(path, part.client, part.target, part.test_share, task, part.time)
+    if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
+        _warn_of_labels(dataset)
+    return dataset
+
+
+def _warn_of_labels(dataset: tables.Dataset) -> None:
+    """Warn of numbers that are learned as such and look like classes."""
+    batches = [batch for group in dataset.groups.values() for batch in (group.train, group.test)]
+    values = torch.cat([batch.y[batch.mask] for batch in batches]).tolist()
+    if user_tables.like_labels(values):
+        what = f"column {dataset.target.name!r} holds whole numbers 0 to {max(values):g}, and is learned as numbers"
+        hint = "data.task = 'classification' takes them for labels of classes, 'regression' says that they are numbers"
+        warnings.warn(f"{what}: {hint}", stacklevel=caller_stacklevel())
 
 
 def _expand(value: object) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import times, user_tables
@@ -22,7 +22,6 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 
 _COLUMNS: Final = 100  # of a comment
-_CLASSES: Final = 20  # distinct whole numbers that may be labels
 
 
 class Columns(NamedTuple):
@@ -75,7 +74,7 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
         if not free:
             raise StudyError(f"{path} has no column that could be the target", hint="name it with --target")
         target = "y" if "y" in free else [*free][-1]
-    return Columns(client, target, time, _labels(columns[target]))
+    return Columns(client, target, time, user_tables.like_labels(columns[target]))
 
 
 def _client(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
@@ -92,15 +91,6 @@ def _dates(values: Sequence[object]) -> bool:
     """Whether all values are dates or datetimes."""
     result = [times.read(value) for value in values]
     return bool(result) and all(one is not None and one.kind != "number" for one in result)
-
-
-def _labels(values: Sequence[Any]) -> bool:
-    """Whether targets are whole numbers 0, 1, ..., C-1, each of which comes more than once on average."""
-    try:
-        numbers = {float(value) for value in values}
-    except (TypeError, ValueError):
-        return False
-    return 2 <= len(numbers) <= min(_CLASSES, len(values) // 2) and numbers == set(map(float, range(len(numbers))))
 
 
 def write(data: Path, method: str, out: Path, columns: Columns) -> Study:

@@ -32,7 +32,8 @@ class DataPart:
             `data.image_federation.ImageOptions` and of the partition.
         follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
         task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
-            themselves.
+            themselves. "auto" takes a table's for numbers, with a warning where they look like labels, and "regression"
+            without one.
         client: name of the client column of a table.
         target: name of the target column of a table.
         time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
@@ -57,7 +58,7 @@ class DataPart:
     source: str = "polynomial"
     options: Mapping[str, Any] = option(factory=dict)
     follow_seed: bool = False
-    task: Literal["auto", "classification"] = "auto"
+    task: Literal["auto", "regression", "classification"] = "auto"
     client: str = "client"
     target: str = "y"
     time: str | None = None

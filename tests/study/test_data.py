@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -252,3 +253,28 @@ def test_a_validation_row_that_is_a_training_row_is_refused(tmp_path: Path) -> N
     np.savez(tmp_path / "a.npz", **tables.to_arrays(replace(dataset, groups={"existing": group})))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="client 'poly_00': validation row 0 is also a training row"):
         load(on_csv(tmp_path / "a.npz"))
+
+
+def labelled_table(path: Path, values: list[float]) -> Study:
+    rows = [{"client": f"c{at % 2}", "x": at + 0.5, "y": value} for at, value in enumerate(values)]
+    return Study.from_table({"data": {"source": str(write_csv(path, rows)), "test_share": 0.5}})
+
+
+def test_whole_numbers_that_look_like_classes_are_learned_as_numbers_with_a_warning(tmp_path: Path) -> None:
+    study = labelled_table(tmp_path / "digits.csv", [0.0, 1, 2, 2, 1, 0, 1, 1])
+    with pytest.warns(UserWarning, match=r"column 'y' holds whole numbers 0 to 2, .* data\.task = 'classification'"):
+        assert load(study).classes is None
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [([0.0, 1, 2, 2, 1, 0, 1, 1], "regression"), ([0.0, 1, 2, 2, 1, 0, 1, 1], "classification")]
+    + [(values, "auto") for values in ([0.0, 1, 2, 3, 4, 5, 6, 0], [0.5, 1, 2, 2, 1, 0, 1, 1], [1.0, 2, 2, 1, 1, 1])],
+)
+def test_other_numbers_and_those_that_are_meant_are_taken_in_silence(
+    tmp_path: Path, values: list[float], task: Any
+) -> None:
+    study = labelled_table(tmp_path / "numbers.csv", values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(replace(study, data=replace(study.data, task=task)))
