@@ -10,8 +10,11 @@ from torch import Tensor
 
 from pacbayes_fl.errors import StudyError
 
-Bandwidth = Literal["off-diagonal", "all-pairs", "per-dimension"]
-"""Named rules; a number instead fixes h. See `bandwidth`."""
+Median = Literal["off-diagonal", "all-pairs", "per-dimension"]
+"""Named rules of h by the median of distances; see `bandwidth`."""
+
+Bandwidth = Literal[Median, "independent"]
+"""Named rules; a number instead fixes h. See `direction`."""
 
 
 def _median(values: Tensor) -> Tensor:
@@ -20,7 +23,7 @@ def _median(values: Tensor) -> Tensor:
     return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
 
 
-def bandwidth(squares: Tensor, rule: Bandwidth) -> Tensor:
+def bandwidth(squares: Tensor, rule: Median) -> Tensor:
     """Bandwidth h of k = exp(-d^2 / h) from squared distances.
 
     "off-diagonal" and "per-dimension": median over pairs of different particles / ln(P + 1), jointly or coordinate by
@@ -37,7 +40,7 @@ def bandwidth(squares: Tensor, rule: Bandwidth) -> Tensor:
     Raises:
         StudyError: when there is no such rule.
     """
-    if rule not in get_args(Bandwidth):
+    if rule not in get_args(Median):
         raise StudyError(f"bandwidth must be a number or one of {', '.join(get_args(Bandwidth))}, got {rule!r}")
     count = squares.shape[0]
     if rule == "all-pairs":
@@ -53,7 +56,9 @@ def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-d
 
     phi_k = (1/P) sum_l [ k(phi_l, phi_k) score_l + grad_{phi_l} k(phi_l, phi_k) ],  k = exp(-d^2 / h)  (PAC-PFL eq. 39)
 
-    One particle feels its score alone (MAP); coincident particles feel no repulsion, and so never part.
+    One particle feels its score alone (MAP); coincident particles feel no repulsion, and so never part. "independent"
+    is P phi_k in the limit h -> 0: every particle climbs alone, and the particles are P local maxima of the
+    hyper-posterior's density, no draws from it.
 
     Args:
         particles: [P, D], or [K, P, D] of K sets that do not feel each other.
@@ -68,7 +73,7 @@ def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-d
     """
     if isinstance(rule, float | int) and not rule > 0:
         raise StudyError(f"bandwidth must be positive, got {rule:g}")
-    if particles.shape[-2] == 1:
+    if rule == "independent" or particles.shape[-2] == 1:
         return score
     particles, score = particles.movedim(-2, 0), score.movedim(-2, 0)
     difference = particles.unsqueeze(0) - particles.unsqueeze(1)  # [l, k]: phi_k - phi_l, exact (no cancellation)

@@ -56,6 +56,11 @@ def test_two_particles_in_the_plane() -> None:
     torch.testing.assert_close(particles + 0.1 * phi, torch.tensor(after, dtype=torch.float64), rtol=1e-9, atol=1e-11)
 
 
+def test_independent_particles_are_the_limit_of_a_small_bandwidth() -> None:
+    particles, score = random(4, 3), random(4, 3, seed=1)
+    torch.testing.assert_close(direction(particles, score, "independent"), 4 * direction(particles, score, 1e-3))
+
+
 @every_rule
 def test_sets_of_particles_do_not_feel_each_other(rule: Any) -> None:
     particles, score = random(4, 5, 3), random(4, 5, 3, seed=1)
