@@ -12,6 +12,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 
 
@@ -190,6 +191,7 @@ class NormalMixture:
         normal: Tensor = torch.special.ndtr((y.unsqueeze(-2) - self.means) / self.stds)
         return (self.weights.unsqueeze(-1) * normal).sum(-2)
 
+    @default
     def quantile(self, level: Tensor) -> Tensor:
         """Quantiles by bisection between the outermost components' quantiles, to the last bit that float64 resolves.
 
@@ -228,6 +230,7 @@ class NormalMixture:
         )
         return (mean + std * noise.normal(like).transpose(1, 2)).transpose(0, 1)
 
+    @default
     def rescale(self, loc: Tensor, scale: Tensor) -> NormalMixture:
         """Change units.
 

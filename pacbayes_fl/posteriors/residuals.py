@@ -163,6 +163,25 @@ def standard_normal(like: Tensor) -> Tensor:
     return weight / weight.sum()
 
 
+def quantile_of_size(histogram: Tensor, level: float) -> Tensor:
+    """Quantile of the residuals' absolute values, interpolated inside of its bin.
+
+    Args:
+        histogram: of residuals [BINS].
+        level: strictly between 0 and 1.
+
+    Returns:
+        [], the size that a share `level` of the residuals does not exceed.
+    """
+    half = BINS // 2
+    mass = histogram[half:] + histogram[:half].flip(0)
+    reached = mass.cumsum(0)
+    at = int((reached < level * reached[-1]).sum().clamp_max(half - 1))
+    edges = _edges(histogram)[half:]
+    inside = (level * reached[-1] - (reached[at] - mass[at])) / mass[at].clamp_min(torch.finfo(mass.dtype).tiny)
+    return edges[at] + inside.clamp(0.0, 1.0) * (edges[at + 1] - edges[at])
+
+
 def _edges(like: Tensor) -> Tensor:
     last = math.asinh(_LAST)
     return torch.linspace(-last, last, BINS + 1, dtype=torch.float64, device=like.device).sinh()
@@ -304,5 +323,5 @@ def checked(posterior: Any) -> LeaveOneOut:
     """
     if not isinstance(posterior, LeaveOneOut):
         what = f"a {type(posterior).__name__} has no leave-one-out residuals to learn the shape of errors from"
-        raise StudyError(what, hint="model.residuals = 'gaussian', or a Gaussian process")
+        raise StudyError(what, hint="model.residuals = 'gaussian', report.intervals = 'model'; or a Gaussian process")
     return posterior

@@ -177,6 +177,12 @@ class ReportPart:
         uncertainty_rounds: rounds, beside the last, after which a classifier's predictive entropy is recorded.
         certify: what is left for certificates.
         metrics: of one's own, each a `metrics.Metric` such as "mine.py:MY_METRIC", scored beside all built-in ones.
+        intervals: 95 % intervals of Gaussian processes: quantiles of the "model"'s predictive distribution, or
+            "conformal", by leave-one-out residuals (jackknife+): for clients that never trained and whose rows are
+            exchangeable they cover at least 90 %, and about 95 % as a rule; otherwise nothing is guaranteed. A client
+            with fewer than 19 rows takes the quantile of the federation's residuals, of a normal in private runs.
+        interval_blocks: of consecutive rows, each left out at once for conformal intervals (CV+), as series need where
+            neighbours are alike; single rows when None.
         keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
             away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
             whether they are the same.
@@ -188,6 +194,8 @@ class ReportPart:
     uncertainty_rounds: tuple[int, ...] = (1, 10)
     certify: CertifyPart = option(factory=CertifyPart)
     metrics: tuple[str, ...] = ()
+    intervals: Literal["model", "conformal"] = "model"
+    interval_blocks: int | None = option(None, low=2)
     keep: Literal["all", "no-rows"] = "all"
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
-from pacbayes_fl.study import choices, scaling, size
+from pacbayes_fl.study import choices, residuals, scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.models import GPModel, InstanceModel
@@ -70,6 +70,7 @@ def prepare(
         PrivacyError: when a private run would scale them across clients.
     """
     choices.refuse_open(study)
+    residuals.check_method(study)
     existing: ScaledGroup | None = None
     if shared is None:
         shared = scaling.settle(study, dataset)

@@ -126,7 +126,7 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
     if not known.schema.feature_shape:
         files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
-    if known.errors.mixture:
+    if known.errors.learned:
         files[residuals.FILE] = residuals.to_json(known.errors, known.round)
     private = known.study.privacy.epsilon is not None
     if private:

@@ -1,4 +1,4 @@
-"""How a study's regression models err: the shape of their errors, learned after the rounds and kept for new clients."""
+"""How a study's regression models err: shape and intervals, learned after the rounds and kept for new clients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.posteriors.functions.conformal import ConformalPosterior
 from pacbayes_fl.posteriors.predictive import Posterior
-from pacbayes_fl.posteriors.residuals import BINS, checked, histogram, pooled, recalibrated
+from pacbayes_fl.posteriors.residuals import BINS, checked, histogram, pooled, recalibrated, standard_normal
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.data import ScaledGroup
@@ -28,17 +29,26 @@ FILE: Final = "residuals.json"
 
 @dataclass(frozen=True, eq=False)
 class ErrorShape:
-    """How predictions of a study differ from those of its posteriors: not at all, or in the shape of their errors.
+    """How predictions of a study differ from those of its posteriors: not at all, or in shape or interval.
 
     Args:
         mixture: whether the shape is learned.
         others: histogram of the federation's residuals [BINS], which is what clients sent; None where nobody did.
         share: of these in a client's shape, where it has many rows.
+        conformal: whether intervals are.
+        blocks: of consecutive rows, for these.
     """
 
     mixture: bool = False
     others: Tensor | None = None
     share: float = 0.0
+    conformal: bool = False
+    blocks: int | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether anything is."""
+        return self.mixture or self.conformal
 
     def around(self, posterior: Any) -> Any:
         """Give the posterior of some clients the shape of its errors.
@@ -52,7 +62,11 @@ class ErrorShape:
         Raises:
             StudyError: when it has no leave-one-out residuals.
         """
-        return recalibrated(posterior, self.others, self.share) if self.mixture else posterior
+        shown = recalibrated(posterior, self.others, self.share) if self.mixture else posterior
+        if not self.conformal:
+            return shown
+        others = standard_normal(torch.empty(0)) if self.others is None else self.others
+        return ConformalPosterior(checked(posterior), shown, others, self.blocks)
 
 
 GAUSSIAN: Final = ErrorShape()
@@ -68,9 +82,26 @@ def check(study: Study) -> None:
     Raises:
         PrivacyError: when histograms of residuals would leave the clients of a private run.
     """
-    if _sends(study) and study.privacy.epsilon is not None:
+    if study.privacy.epsilon is None:
+        return
+    if study.model.residuals == "mixture" and study.model.residual_share > 0:
         what = "[model] residuals = 'mixture' takes a histogram of every client's residuals, which the budget does not"
         raise PrivacyError(f"{what} pay for", hint="model.residual_share = 0 learns from each client's own rows alone")
+
+
+def check_method(study: Study) -> None:
+    """Check, before it is trained, that a method can have what is asked of its errors.
+
+    Args:
+        study: any.
+
+    Raises:
+        StudyError: when its models are networks, whose rows cannot be left out.
+    """
+    if study.recipe.model != "functions" and _shape(study, None).learned:
+        key = "report.intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+        what = f"{key} needs leave-one-out residuals, which {study.method.name}, a method on networks, does not have"
+        raise StudyError(what, hint="choose a Gaussian process, such as pac-pfl")
 
 
 def learn(study: Study, method: AnyMethod, state: FederationState, existing: ScaledGroup) -> ErrorShape:
@@ -102,31 +133,36 @@ def learn(study: Study, method: AnyMethod, state: FederationState, existing: Sca
 
 
 def _sends(study: Study) -> bool:
-    """Whether clients send their residuals."""
-    return study.model.residuals == "mixture" and study.model.residual_share > 0
+    """Whether clients send their residuals; those of a private run never do."""
+    shape = study.model.residuals == "mixture" and study.model.residual_share > 0
+    return study.privacy.epsilon is None and (shape or study.report.intervals == "conformal")
 
 
 def _shape(study: Study, others: Tensor | None) -> ErrorShape:
     """Give what a study asks for."""
-    if study.model.residuals == "gaussian":
-        return GAUSSIAN
-    return ErrorShape(True, others, study.model.residual_share)
+    mixture, conformal = study.model.residuals == "mixture", study.report.intervals == "conformal"
+    return ErrorShape(mixture, others, study.model.residual_share, conformal, study.report.interval_blocks)
 
 
 def labels(study: Study) -> JsonTable:
-    """Say what shape errors have.
+    """Say what shape errors have, and what intervals are.
 
     Args:
         study: of a run.
 
     Returns:
-        "residuals" in words; nothing where they are those of the model.
+        "residuals" and "intervals" in words; nothing where they are those of the model.
     """
-    if study.model.residuals == "gaussian":
-        return {}
-    share = study.model.residual_share
-    what = f"three normals by leave-one-out residuals, {share:g} of them the federation's; means are the model's"
-    return {"residuals": what}
+    result: JsonTable = {}
+    if study.model.residuals == "mixture":
+        share = study.model.residual_share
+        what = f"three normals by leave-one-out residuals, {share:g} of them the federation's; means are the model's"
+        result["residuals"] = what
+    if study.report.intervals == "conformal":
+        kind = "jackknife+" if study.report.interval_blocks is None else "CV+ of consecutive rows"
+        what = "at least 90 % for exchangeable rows of clients that never trained, about 95 % as a rule"
+        result["intervals"] = f"{kind}: {what}; below 19 rows and for pooled models a quantile of everybody's residuals"
+    return result
 
 
 def to_json(shape: ErrorShape, round: int) -> bytes:
@@ -155,7 +191,7 @@ def keep(folder: Path | None, shape: ErrorShape, round: int) -> None:
         CheckpointError: when it cannot be written.
     """
     if folder is not None:
-        put(folder, {FILE: to_json(shape, round) if shape.mixture else None})
+        put(folder, {FILE: to_json(shape, round) if shape.learned else None})
 
 
 def read(study: Study, folder: Path) -> tuple[ErrorShape, int]:
@@ -171,7 +207,7 @@ def read(study: Study, folder: Path) -> tuple[ErrorShape, int]:
     Raises:
         DataError: when the file is missing or cannot be read.
     """
-    if study.model.residuals == "gaussian":
+    if not _shape(study, None).learned:
         return GAUSSIAN, 0
     path, hint = folder / FILE, "finish the run with --resume"
     try:
@@ -209,6 +245,6 @@ def recall(
     """
     if folder is not None and (folder / FILE).is_file():
         shape, round = read(study, folder)
-        if round == state.round or not shape.mixture:
+        if round == state.round or not shape.learned:
             return shape
     return learn(study, method, state, existing)

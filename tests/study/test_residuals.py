@@ -152,3 +152,50 @@ def test_a_model_without_leave_one_out_residuals_is_refused_by_name(table: Path)
     study = on_csv(table, *MIXTURE)
     with pytest.raises(StudyError, match="has no leave-one-out residuals"):
         residuals.learn(study, trained.method, trained.state, trained.groups["existing"])
+
+
+# intervals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "pooled-gp"])
+def test_conformal_intervals_are_those_of_tables_predictions_and_joining_clients(tmp_path: Path, name: str) -> None:
+    table = write_csv(tmp_path / "rows.csv", rows(sizes=(30, 12, 26, 25), new=(28, 9)))
+    sets = (*quick(name), "federation.rounds=2")
+    plain = run.run(on_csv(table, *sets))
+    for more in (["report.interval_blocks=5"], []):
+        result = run.run(on_csv(table, *sets, "report.intervals=conformal", *more), tmp_path / f"run{len(more)}")
+    assert str(result.labels["intervals"]).startswith("jackknife+: at least 90 %")
+    for group in ("existing", "new"):
+        assert plain.column(group, "nlpd") == result.column(group, "nlpd")
+        mine, theirs = (one.predictions[f"{group}.upper"] for one in (result, plain))
+        inside = mine.isfinite()
+        assert not bool((mine == theirs)[inside].any())
+        low, y = result.predictions[f"{group}.lower"], result.predictions[f"{group}.y_test"]
+        share = (((low <= y) & (y <= mine)) | ~inside).double().sum(1) - (~inside).sum(1)
+        share = share / inside.sum(1)
+        assert result.column(group, "coverage_95") == pytest.approx(share.tolist())
+    trained = run.open_run(tmp_path / "run0")
+    mask = result.predictions["new.mask_test"][0]
+    got = predict(trained, "new_0", result.predictions["new.x_test"][0][mask])
+    torch.testing.assert_close(got.upper, result.predictions["new.upper"][0][mask])
+    if name == "pac-pfl":
+        release.release(tmp_path / "run0", tmp_path / "out")
+        known = [{k: v for k, v in row.items() if k not in ("split", "group")} for row in rows(5, (26,), ())]
+        later = [{**row, "client": "later", "y": row["y"] if k > 1 else float("nan")} for k, row in enumerate(known)]
+        path = write_csv(tmp_path / "later.csv", later)
+        (one,), (other,) = (join(at, path).values() for at in (trained, release.open_release(tmp_path / "out")))
+        assert torch.equal(one.lower, other.lower)
+
+
+def test_a_private_run_has_intervals_of_its_clients_own_rows(table: Path, tmp_path: Path) -> None:
+    private = ("privacy.epsilon=50", "privacy.delta=0.01", "privacy.multiplier=1", "data.scale=client")
+    run.run(on_csv(table, *private, "federation.rounds=1", "report.intervals=conformal"), tmp_path / "own")
+    shape = run.open_run(tmp_path / "own").errors
+    assert shape.conformal and shape.others is None
+
+
+def test_a_method_that_is_no_gaussian_process_has_no_conformal_intervals(table: Path) -> None:
+    with pytest.raises(StudyError, match="has no leave-one-out residuals"):
+        run.run(on_csv(table, "method.name=ridge", "report.intervals=conformal"))
+    with pytest.raises(StudyError, match="which fedavg, a method on networks, does not have"):
+        run.run(on_csv(table, "method.name=fedavg", "report.intervals=conformal"))

@@ -160,6 +160,7 @@ class GPPosterior:
         log_weights: mixture weights [K, P] as logarithms.
         factor_jitter: jitter that was added [K, P], in squared units of y.
         train_embedding: features of the training inputs [K, P, N, F], if the prior has an embedding.
+        weighting: whether mixture weights follow the evidence or are equal.
     """
 
     model: FunctionModel
@@ -172,6 +173,7 @@ class GPPosterior:
     log_weights: Tensor
     factor_jitter: Tensor
     train_embedding: Tensor | None
+    weighting: Literal["evidence", "equal"] = "evidence"
 
     @cached_property
     def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
@@ -205,6 +207,22 @@ class GPPosterior:
         Returns:
             Mixture over particles [K, P, M], in units of y; a variance may be 0.
         """
+        prior_mean, cross, prior_variance = self.cross(x)
+        # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
+        mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
+        explained = (cross @ self.whitener.mT).square().sum(-1)
+        return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
+
+    def cross(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Prior at new inputs, and between these and the training inputs.
+
+        Args:
+            x: inputs [K, M, d].
+
+        Returns:
+            The mean m_p(x*) [K, P, M], k_p(x*, x) [K, P, M, N], of which columns of padding hold anything, and the
+            variance k_p(x*, x*) [K, P, M].
+        """
         prior_mean, embedding = self._prior(x)
         if embedding is None or self.train_embedding is None:
             cross = self.model.covariance(self.theta, x, self.x)
@@ -217,10 +235,7 @@ class GPPosterior:
             prior_variance = torch.ones_like(prior_mean) if scale is None else scale.unsqueeze(-1).expand_as(prior_mean)
             if linear is not None:
                 prior_variance = prior_variance + linear.square().sum(-1)
-        # Padded rows of alpha and of the whitener's real rows are 0, so what `cross` [K, P, M, N] holds there is lost.
-        mean = prior_mean + (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)
-        explained = (cross @ self.whitener.mT).square().sum(-1)
-        return NormalMixture(self.log_weights, mean, (prior_variance - explained).clamp_min_(0.0))
+        return prior_mean, cross, prior_variance
 
     @property
     def personal(self) -> bool:
@@ -230,7 +245,7 @@ class GPPosterior:
     def leave_one_out(self) -> Residuals:
         """Residuals of every training row, predicted from all others, over the predictive standard deviation.
 
-        z_i = (y_i - mu_-i) / s_-i = alpha_i / sqrt([A^-1]_ii),  A = K + s^2 I
+        z_i = (y_i - mu_-i) / s_-i = alpha_i / sqrt([A^-1]_ii),  A = K + D, D the rows' noise
         (Rasmussen and Williams 2006, eqs. 5.10-5.12)
 
         Returns:
@@ -353,9 +368,8 @@ def condition(
         alpha = torch.where(usable, alpha, torch.where(factor.ok.any(1)[:, None, None], 0.0, torch.nan))
         whitener = torch.where(usable[..., None], whitener, 0.0)
         log_weights = torch.log_softmax(weighed, 1)
-    return GPPosterior(
-        model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
-    )
+    kept = model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
+    return GPPosterior(*kept, weighting)
 
 
 def refined(

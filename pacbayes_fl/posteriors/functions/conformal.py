@@ -1,0 +1,249 @@
+"""Conformal intervals of Gaussian processes: jackknife+ and CV+ in closed form, and the federation's quantile.
+
+A Gaussian process forgets rows at the cost of a solve of their size, so that all models of the jackknife+ come from the
+one factor that predictions need. With alpha = .05 the interval of a new row covers its target with probability at least
+1 - 2 alpha = .90, and with about .95 as a rule, where the client's rows and the new one are exchangeable and the priors
+have seen none of them (Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 2021, Theorem 1; Theorem 4 for
+blocks, with a little less; their proofs hold for any score of a row under a model). That is so for clients that never
+trained. The priors of clients that trained have seen the row that is left out, and rows of a series are not
+exchangeable: for these nothing is guaranteed in finite samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import LeaveOneOut, quantile_of_size
+
+ALPHA = 0.05
+"""Share of rows that may fall outside of an interval."""
+
+LEVELS = (ALPHA / 2, 1 - ALPHA / 2)
+"""Levels of the predictive quantiles that an interval stands in for."""
+
+_AT_ONCE = 64  # rows to predict: each takes as many numbers as the client has rows, under every particle
+
+
+@dataclass(frozen=True, eq=False)
+class Banded(NormalMixture):
+    """A mixture with an interval of other origin, which stands at `LEVELS` in place of its own quantiles.
+
+    Args:
+        log_weights: as of the mixture [K, P].
+        means: as of the mixture [K, P, N].
+        variances: as of the mixture [K, P, N].
+        band: lower and upper end of the interval [2, K, N], in units of y.
+    """
+
+    band: Tensor
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """Give quantiles of the mixture, but the ends of the interval at `LEVELS`.
+
+        Args:
+            level: [L], strictly between 0 and 1.
+
+        Returns:
+            [L, K, N], in units of y.
+        """
+        result = NormalMixture(self.log_weights, self.means, self.variances).quantile(level)
+        for end, at in zip(self.band, LEVELS, strict=True):
+            here = ((level - at).abs() < 1e-6).view(-1, 1, 1)
+            result = torch.where(here, end, result)
+        return result
+
+    def rescale(self, loc: Tensor, scale: Tensor) -> Banded:
+        """Change units.
+
+        Args:
+            loc: [K], added after scaling.
+            scale: [K], positive.
+
+        Returns:
+            The distribution of loc + scale * y, with its interval.
+        """
+        known = NormalMixture(self.log_weights, self.means, self.variances).rescale(loc, scale)
+        band = loc.view(-1, 1) + scale.view(-1, 1) * self.band
+        return Banded(known.log_weights, known.means, known.variances, band)
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalPosterior:
+    """A posterior whose intervals are conformal.
+
+    Args:
+        inner: posterior whose mean and standard deviation the intervals are made of.
+        shown: posterior that all else of a prediction is of.
+        others: histogram of the federation's residuals [BINS], for clients with too few rows of their own.
+        blocks: number of runs of consecutive rows that are left out together; single rows when None.
+    """
+
+    inner: LeaveOneOut
+    shown: LeaveOneOut
+    others: Tensor
+    blocks: int | None
+
+    def predict(self, x: Tensor) -> Banded:
+        """Predictive mixture of new targets, with its interval.
+
+        Args:
+            x: new inputs [K, M, d].
+
+        Returns:
+            [K, P, M], in units of y.
+        """
+        shown, known = self.shown.predict(x), self.inner.predict(x)
+        half = quantile_of_size(self.others, 1 - ALPHA).to(known.means) * known.variance.sqrt()
+        band = torch.stack((known.mean - half, known.mean + half))
+        if isinstance(self.inner, GPPosterior) and self.inner.mask.shape[1]:
+            own = jackknife_plus(self.inner, x, self.blocks)
+            band = torch.where(own.isinf().any(0), band, own)
+        return Banded(shown.log_weights, shown.means, shown.variances, band)
+
+
+class _Left(NamedTuple):
+    """What is left of a posterior without each of G blocks of rows, b at most in one.
+
+    Args:
+        at: positions of the blocks' rows [K, G, b].
+        mask: which of them are rows [K, G, b].
+        cholesky: of the blocks' part of A^-1 [K, P, G, b, b].
+        residual: y - mu of the rows without their block [K, P, G, b].
+        weights: of the particles without the block [K, P, G].
+    """
+
+    at: Tensor
+    mask: Tensor
+    cholesky: Tensor
+    residual: Tensor
+    weights: Tensor
+
+    def scores(self) -> Tensor:
+        """Residuals over the standard deviation of the mixture [K, G, b]."""
+        weights = self.weights.unsqueeze(-1)
+        identity = torch.eye(self.at.shape[-1], dtype=weights.dtype, device=weights.device)
+        half = torch.linalg.solve_triangular(self.cholesky, identity.expand_as(self.cholesky), upper=False)
+        mean = (weights * self.residual).sum(1)
+        between = (self.residual - mean.unsqueeze(1)).square()
+        variance = (weights * (half.square().sum(-2) + between)).sum(1)
+        return mean.abs() / variance.sqrt()
+
+
+def blocks_of(mask: Tensor, blocks: int | None) -> tuple[Tensor, Tensor]:
+    """Cut every client's rows into runs of consecutive ones, as even as can be.
+
+    Args:
+        mask: [K, N] bool, rows before padding.
+        blocks: G; as many as rows when None.
+
+    Returns:
+        Positions of the rows [K, G, b], and which of them are rows; a client with fewer than G rows has empty blocks.
+    """
+    rows = mask.sum(1)
+    count = mask.shape[1] if blocks is None else max(1, min(blocks, mask.shape[1]))
+    own = rows.clamp(1, count)  # blocks of the client
+    edges = torch.arange(count + 1, device=mask.device)
+    starts = torch.where(edges <= own.unsqueeze(1), edges * rows.unsqueeze(1) // own.unsqueeze(1), rows.unsqueeze(1))
+    width = -(-mask.shape[1] // count)
+    at = starts[:, :-1, None] + torch.arange(width, device=mask.device)
+    inside = at < starts[:, 1:, None]
+    return torch.where(inside, at, 0), inside
+
+
+def left_out(posterior: GPPosterior, blocks: int | None) -> _Left:
+    """Leave each block of rows out of a posterior.
+
+    With L = [A^-1]_BB, A = K + D: y_B - mu_-B = L^-1 alpha_B, its covariance is L^-1, and
+    ln p(y_B | y_-B) = (ln |L| - alpha_B' L^-1 alpha_B - b ln 2 pi) / 2 takes the block out of a particle's evidence
+    (Rasmussen and Williams 2006, eqs. 5.10-5.12, for more than one row).
+
+    Args:
+        posterior: of K clients.
+        blocks: number of blocks; single rows when None.
+
+    Returns:
+        What is left.
+    """
+    at, mask = blocks_of(posterior.mask, blocks)
+    clients, particles, rows = posterior.alpha.shape
+    count, width = at.shape[1:]
+    inverse = (posterior.whitener.mT @ posterior.whitener).flatten(2)
+    pairs = (at.unsqueeze(-1) * rows + at.unsqueeze(-2)).flatten(1).unsqueeze(1).expand(-1, particles, -1)
+    part = inverse.gather(2, pairs).view(clients, particles, count, width, width)
+    real = mask.unsqueeze(1)
+    usable = (posterior.log_weights > -torch.inf)[..., None, None] & real
+    both = usable.unsqueeze(-1) & usable.unsqueeze(-2)
+    diagonal = torch.diag_embed((~usable).to(part.dtype))
+    cholesky = torch.linalg.cholesky_ex(torch.where(both, part, 0.0) + diagonal).L
+    flat = at.flatten(1).unsqueeze(1).expand(-1, particles, -1)
+    alpha = torch.where(real, posterior.alpha.gather(2, flat).view(clients, particles, count, width), 0.0)
+    residual = torch.cholesky_solve(alpha.unsqueeze(-1), cholesky).squeeze(-1)
+    log_weights = posterior.log_weights.unsqueeze(-1).expand(-1, -1, count)
+    if posterior.weighting == "evidence":
+        log_determinant = cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        density = log_determinant - 0.5 * (alpha * residual).sum(-1) - 0.5 * math.log(2 * math.pi) * real.sum(-1)
+        log_weights = torch.log_softmax(log_weights - density, 1)
+    return _Left(at, mask, cholesky, residual, log_weights.exp())
+
+
+def jackknife_plus(posterior: GPPosterior, x: Tensor, blocks: int | None = None) -> Tensor:
+    """Jackknife+ interval with scores R_i = |y_i - mu_-i(x_i)| / s_-i(x_i), or CV+ with blocks.
+
+    from the floor(alpha (m + 1))-th smallest of mu_-i(x*) - R_i s_-i(x*)
+    to the ceil((1 - alpha) (m + 1))-th smallest of mu_-i(x*) + R_i s_-i(x*)
+
+    mu_-i and s_-i are of the mixture over particles without the block of row i, whose weights forget it too.
+
+    Args:
+        posterior: of K clients.
+        x: new inputs [K, M, d].
+        blocks: number of blocks; single rows when None.
+
+    Returns:
+        Lower and upper ends [2, K, M], in units of y; infinite where a client has fewer than 1 / alpha - 1 = 19 rows.
+    """
+    left = left_out(posterior, blocks)
+    scores = left.scores()
+    return torch.cat([_ends(posterior, left, scores, part) for part in x.split(_AT_ONCE, 1)], 2)
+
+
+def _ends(posterior: GPPosterior, left: _Left, scores: Tensor, x: Tensor) -> Tensor:
+    """Return the ends [2, K, M] at a few inputs."""
+    known, cross = posterior.predict(x), posterior.cross(x)[1]
+    through = cross @ posterior.whitener.mT @ posterior.whitener  # [K, P, M, N]
+    clients, particles, asked, _ = through.shape
+    at = left.at.flatten(1)[:, None, None].expand(-1, particles, asked, -1)
+    moved = through.gather(3, at).view(clients, particles, asked, *left.at.shape[1:])
+    moved = torch.where(left.mask[:, None, None], moved, 0.0).transpose(2, 3)  # [K, P, G, M, b]
+    white = torch.linalg.solve_triangular(left.cholesky, moved.mT, upper=False)  # [K, P, G, b, M]
+    means = known.means.unsqueeze(2) - (moved * left.residual.unsqueeze(3)).sum(-1)
+    variances = known.variances.unsqueeze(2) + white.square().sum(-2)
+    weights = left.weights.unsqueeze(-1)
+    mean = (weights * means).sum(1)  # [K, G, M]
+    std = (weights * (variances + (means - mean.unsqueeze(1)).square())).sum(1).sqrt()
+    half = scores.unsqueeze(-1) * std.unsqueeze(2)  # [K, G, b, M]
+    real = left.mask.unsqueeze(-1)
+    low, high = (
+        torch.where(real, mean.unsqueeze(2) + sign * half, torch.inf).flatten(1, 2).sort(1).values for sign in (-1, 1)
+    )
+    return torch.stack(_order_statistics(low, high, posterior.mask.sum(1)))
+
+
+def _order_statistics(low: Tensor, high: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Take of sorted ends [K, N, M] of `rows` [K] rows those of the interval; infinite where there are too few."""
+    below = (ALPHA * (rows + 1) + 1e-9).floor().long()
+    above = ((1 - ALPHA) * (rows + 1) - 1e-9).ceil().long()
+    few = (below < 1) | (above > rows)
+
+    def taken(ends: Tensor, place: Tensor, otherwise: float) -> Tensor:
+        index = (place - 1).clamp(0, ends.shape[1] - 1).view(-1, 1, 1).expand(-1, 1, ends.shape[2])
+        return torch.where(few.unsqueeze(1), otherwise, ends.gather(1, index).squeeze(1))
+
+    return taken(low, below, -torch.inf), taken(high, above, torch.inf)

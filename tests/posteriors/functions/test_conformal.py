@@ -1,0 +1,195 @@
+"""Conformal intervals: against explicit refits and counting, their coverage by simulation, and what few rows get."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.posteriors.functions.conformal import (
+    ALPHA,
+    LEVELS,
+    Banded,
+    ConformalPosterior,
+    blocks_of,
+    jackknife_plus,
+)
+from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import Residuals, bin_values, quantile_of_size, standard_normal
+
+MODEL = DeepKernelGP(2, None, (3,), 2)
+SIZES = (19, 24, 7, 0)
+NORMAL = standard_normal(torch.zeros(1))
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def clients(sizes: tuple[int, ...] = SIZES) -> ClientBatch:
+    rows = [(draw(m, 2, seed=10 + m), draw(m, seed=20 + m)) for m in sizes]
+    return ClientBatch.pad(rows, allow_empty=True)
+
+
+def particles(model: FunctionModel, count: int, clients: int) -> Tensor:
+    return (model.location() + 0.5 * draw(count, model.dim, seed=3)).expand(clients, -1, -1)
+
+
+def moments(posterior: GPPosterior, x: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of one client's prediction of one row."""
+    known = posterior.predict(x.view(1, 1, -1))
+    return float(known.mean), float(known.variance.sqrt())
+
+
+@pytest.mark.parametrize("weighting", ["evidence", "equal"])
+@pytest.mark.parametrize("blocks", [None, 4])
+def test_intervals_are_those_of_refits_without_each_block(
+    weighting: Literal["evidence", "equal"], blocks: int | None
+) -> None:
+    batch, new = clients(), draw(4, 3, 2, seed=7)
+    theta = particles(MODEL, 3, 4)
+    low, high = jackknife_plus(condition(MODEL, theta, batch, weighting), new, blocks)
+    assert bool(low[2:].isinf().all()) and bool(high[2:].isinf().all())
+    for k, m in enumerate(SIZES[:2]):
+        cut = m if blocks is None else blocks
+        ends: list[tuple[list[float], list[float]]] = [([], []) for _ in range(3)]
+        for g in range(cut):
+            block = range(g * m // cut, (g + 1) * m // cut)
+            rest = [j for j in range(m) if j not in block]
+            alone = ClientBatch.pad([(batch.x[k][rest], batch.y[k][rest])])
+            known = condition(MODEL, theta[:1], alone, weighting)
+            for i in block:
+                mean, std = moments(known, batch.x[k, i])
+                score = abs(float(batch.y[k, i]) - mean) / std
+                for n in range(3):
+                    mean, std = moments(known, new[k, n])
+                    ends[n][0].append(mean - score * std)
+                    ends[n][1].append(mean + score * std)
+        for n in range(3):
+            assert float(low[k, n]) == pytest.approx(sorted(ends[n][0])[math.floor(ALPHA * (m + 1)) - 1], rel=1e-7)
+            assert float(high[k, n]) == pytest.approx(sorted(ends[n][1])[math.ceil(0.95 * (m + 1)) - 1], rel=1e-7)
+
+
+def test_blocks_are_runs_of_rows_that_leave_none_out() -> None:
+    mask = torch.arange(11) < torch.tensor([[11], [8], [3], [0]])
+    at, inside = blocks_of(mask, 4)
+    for k, m in enumerate((11, 8, 3, 0)):
+        runs = [at[k, g][inside[k, g]].tolist() for g in range(4)]
+        assert [row for run in runs for row in run] == list(range(m))
+        sizes = {len(run) for run in runs if run}
+        assert not sizes or max(sizes) - min(sizes) <= 1
+    assert blocks_of(mask, None)[0].shape == (4, 11, 1)
+
+
+def test_neither_padding_nor_the_order_of_rows_moves_an_interval() -> None:
+    batch, theta, new = clients((20,)), particles(MODEL, 2, 1), draw(1, 70, 2, seed=8)
+    base = jackknife_plus(condition(MODEL, theta, batch), new)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    moved = ClientBatch.pad([(batch.x[0][order], batch.y[0][order])])
+    torch.testing.assert_close(jackknife_plus(condition(MODEL, theta, moved), new), base)
+    both = ClientBatch.pad([(batch.x[0], batch.y[0]), (draw(33, 2), draw(33))])
+    wide = jackknife_plus(condition(MODEL, theta.expand(2, -1, -1), both), new.expand(2, -1, -1))
+    torch.testing.assert_close(wide[:, :1], base)
+
+
+def simulated(count: int, rows: int, asked: int) -> tuple[ClientBatch, ClientBatch]:
+    """Draw clients whose noise has heavy tails and grows with x: the model is wrong about both."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(count, rows + asked, 2))
+    y = np.sin(2 * x[..., 0]) + np.exp(0.7 * x[..., 1]) * random.standard_t(3, x.shape[:2])
+    both = torch.from_numpy(x), torch.from_numpy(y)
+    train, test = ([leaf[:, part] for leaf in both] for part in (slice(rows), slice(rows, None)))
+    return ClientBatch.pad(list(zip(*train, strict=True))), ClientBatch.pad(list(zip(*test, strict=True)))
+
+
+@pytest.mark.parametrize("blocks", [None, 6])
+def test_intervals_of_clients_that_never_trained_cover_what_they_promise_where_the_model_does_not(
+    blocks: int | None,
+) -> None:
+    train, test = simulated(150, 30, 8)
+    posterior = condition(MODEL, particles(MODEL, 2, 150), train)
+
+    def coverage(ends: Tensor) -> float:
+        return float(((ends[0] <= test.y) & (test.y <= ends[1])).double().mean())
+
+    mine = coverage(jackknife_plus(posterior, test.x, blocks))
+    models = coverage(posterior.predict(test.x).quantile(test.x.new_tensor(LEVELS)))
+    assert models < 0.8
+    assert 0.93 < mine < 0.985
+
+
+def test_few_rows_get_the_federations_quantile_and_all_else_is_the_posterior_shown() -> None:
+    batch, x = clients((7, 24, 0)), draw(3, 5, 2, seed=4)
+    inner = condition(MODEL, particles(MODEL, 2, 3), batch)
+    others = torch.zeros(128, dtype=torch.float64)
+    others[40] = others[90] = 0.5
+    result, known = ConformalPosterior(inner, inner, others, None).predict(x), inner.predict(x)
+    lower, upper = result.quantile(torch.tensor(LEVELS))
+    far = float(quantile_of_size(others, 0.95))
+    assert float(bin_values(others)[90]) < far * 1.05
+    for k in (0, 2):
+        torch.testing.assert_close(upper[k], (known.mean + far * known.variance.sqrt())[k])
+        torch.testing.assert_close(lower[k], (known.mean - far * known.variance.sqrt())[k])
+    torch.testing.assert_close(torch.stack((lower, upper))[:, 1], jackknife_plus(inner, x)[:, 1])
+    assert torch.equal(result.log_prob(batch.y[:, :5]), known.log_prob(batch.y[:, :5]))
+    levels = torch.tensor([0.1, 0.5], dtype=torch.float64)
+    assert torch.equal(result.quantile(levels), known.quantile(levels))
+
+
+def test_intervals_move_with_units() -> None:
+    mixture = NormalMixture(draw(2, 3).log_softmax(1), draw(2, 3, 4), draw(2, 3, 4).exp())
+    band = torch.stack((mixture.mean - 1, mixture.mean + 2))
+    one = Banded(mixture.log_weights, mixture.means, mixture.variances, band)
+    loc, scale = torch.tensor([3.0, -1.0]).double(), torch.tensor([2.0, 1e3]).double()
+    moved = one.rescale(loc, scale)
+    torch.testing.assert_close(moved.quantile(torch.tensor(LEVELS)), loc.view(2, 1) + scale.view(2, 1) * band)
+    torch.testing.assert_close(moved.mean, mixture.rescale(loc, scale).mean)
+
+
+def test_a_covariance_that_cannot_be_factored_leaves_no_number_and_a_particle_of_weight_0_no_trace() -> None:
+    batch, new = clients((20, 21)), draw(2, 3, 2)
+    theta = particles(MODEL, 2, 2).clone()
+    theta[1] = torch.nan
+    known = condition(MODEL, theta, batch)
+    lost = torch.tensor([[True, False], [True, True]])  # the second particle of the first client fails
+    posterior = replace(
+        known,
+        alpha=torch.where(lost[..., None], known.alpha, 0.0),
+        whitener=torch.where(lost[..., None, None], known.whitener, 0.0),
+        log_weights=torch.where(lost, known.log_weights, -torch.inf).log_softmax(1),
+    )
+    result = jackknife_plus(posterior, new)
+    assert bool(result[:, 1].isnan().all())
+    alone = jackknife_plus(condition(MODEL, theta[:1, :1], batch.select(torch.tensor([0]))), new[:1])
+    torch.testing.assert_close(result[:, :1], alone)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_the_quantile_of_a_normals_size_is_known(level: float) -> None:
+    expected = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
+    assert float(quantile_of_size(NORMAL, level)) == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_posterior_of_everybodys_rows_has_the_federations_quantile_alone() -> None:
+    known = NormalMixture(torch.zeros(2, 1).double(), draw(2, 1, 4), draw(2, 1, 4).exp())
+
+    class Pooled:
+        personal = False
+
+        def leave_one_out(self) -> Residuals:
+            raise AssertionError("nobody asks")
+
+        def predict(self, x: Tensor) -> NormalMixture:
+            return known
+
+    result = ConformalPosterior(Pooled(), Pooled(), NORMAL, None).predict(torch.zeros(2, 4, 1))
+    torch.testing.assert_close(result.band[1] - result.band[0], 2 * 1.96 * known.stds[:, 0], rtol=3e-3, atol=0.0)
