@@ -127,7 +127,7 @@ def histogram(residuals: Residuals) -> Tensor:
     z, mask = residuals.z.double(), residuals.mask
     known = (z.isfinite() | (residuals.log_weights == -torch.inf).unsqueeze(-1)).all(1) & mask
     usable = (known.sum(1) == mask.sum(1)) & mask.any(1)
-    share = torch.where(usable, 1.0 / mask.sum(1).clamp_min(1), 0.0).double()
+    share = torch.where(usable, 1.0 / mask.sum(1).clamp_min(1).double(), 0.0)
     of_rows, of_components = mask * share.unsqueeze(1), residuals.log_weights.double().exp().nan_to_num(0.0)
     weight = of_components.unsqueeze(-1) * of_rows.unsqueeze(1)
     last = math.asinh(_LAST)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable

@@ -59,6 +59,7 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[federation] clip_multiple": "positive and finite",
         "[report] calibration_bins": "at least 1",
         "[report] evaluate_every": "at least 1",
+        "[report] interval_blocks": "at least 2",
         "[report.certify] share": "strictly between 0 and 1",
         "[report.certify] folds": "at least 2",
         "[report.certify] tried": "at least 1",

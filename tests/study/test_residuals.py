@@ -15,7 +15,7 @@ from pacbayes_fl.federation import personalisation
 from pacbayes_fl.posteriors.residuals import histogram, recalibrated
 from pacbayes_fl.results import records as results
 from pacbayes_fl.study import release, residuals, run
-from pacbayes_fl.study.predict import join, predict
+from pacbayes_fl.study.predict import Prediction, join, predict
 from tests.tiny import assert_same_results, on_csv, quick, rows, write_csv
 
 MIXTURE = ("model.residuals=mixture", "federation.rounds=4")
@@ -40,7 +40,7 @@ def test_means_stay_and_the_spread_changes_for_existing_and_new_clients(table: P
         mine, theirs = ({n: one.predictions[f"{group}.{n}"] for n in ("mean", "std")} for one in (mixture, plain))
         torch.testing.assert_close(mine["mean"], theirs["mean"], equal_nan=True)
         assert not torch.equal(mine["std"], theirs["std"])
-        torch.testing.assert_close(plain.column(group, "rsmse"), mixture.column(group, "rsmse"), rtol=1e-9, atol=0.0)
+        torch.testing.assert_close(plain.column(group, "rsmse"), mixture.column(group, "rsmse"), rtol=1e-12, atol=0.0)
         assert plain.column(group, "nlpd") != mixture.column(group, "nlpd")
     assert "residuals" not in plain.labels and "0.5 of them the federation's" in str(mixture.labels["residuals"])
 
@@ -177,6 +177,7 @@ def test_conformal_intervals_are_those_of_tables_predictions_and_joining_clients
     trained = run.open_run(tmp_path / "run0")
     mask = result.predictions["new.mask_test"][0]
     got = predict(trained, "new_0", result.predictions["new.x_test"][0][mask])
+    assert isinstance(got, Prediction)
     torch.testing.assert_close(got.upper, result.predictions["new.upper"][0][mask])
     if name == "pac-pfl":
         release.release(tmp_path / "run0", tmp_path / "out")
@@ -184,6 +185,7 @@ def test_conformal_intervals_are_those_of_tables_predictions_and_joining_clients
         later = [{**row, "client": "later", "y": row["y"] if k > 1 else float("nan")} for k, row in enumerate(known)]
         path = write_csv(tmp_path / "later.csv", later)
         (one,), (other,) = (join(at, path).values() for at in (trained, release.open_release(tmp_path / "out")))
+        assert isinstance(one, Prediction) and isinstance(other, Prediction)
         assert torch.equal(one.lower, other.lower)
 
 

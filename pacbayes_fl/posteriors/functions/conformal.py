@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.predictive import NormalMixture
-from pacbayes_fl.posteriors.residuals import LeaveOneOut, quantile_of_size
+from pacbayes_fl.posteriors.residuals import LeaveOneOut, RecalibratedPosterior, quantile_of_size
 
 ALPHA = 0.05
 """Share of rows that may fall outside of an interval."""
@@ -86,7 +86,7 @@ class ConformalPosterior:
     """
 
     inner: LeaveOneOut
-    shown: LeaveOneOut
+    shown: LeaveOneOut | RecalibratedPosterior
     others: Tensor
     blocks: int | None
 
@@ -133,7 +133,8 @@ class _Left(NamedTuple):
         mean = (weights * self.residual).sum(1)
         between = (self.residual - mean.unsqueeze(1)).square()
         variance = (weights * (half.square().sum(-2) + between)).sum(1)
-        return mean.abs() / variance.sqrt()
+        scores: Tensor = mean.abs() / variance.sqrt()
+        return scores
 
 
 def blocks_of(mask: Tensor, blocks: int | None) -> tuple[Tensor, Tensor]:
