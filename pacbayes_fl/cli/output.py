@@ -268,6 +268,7 @@ def print_rows(results: Sequence[Result]) -> None:
         ("towards all clients", "scaled by moments shrunk towards those of all clients"),
         ("across clients", "scaled across clients"),
         ("own units", "not scaled"),
+        ("bounds", "bounds"),
         ("client inputs", "further inputs of each client's training rows"),
     ):
         every = [result.labels.get("scaling", {}).get(how) for result in results]

@@ -99,6 +99,7 @@ class Shared(NamedTuple):
         between: standard deviation of clients' means in shrunk columns [d + 1], in units of each column; 0 elsewhere.
         spread: standard deviation of the logarithms of clients' scales in shrunk columns [d + 1]; 0 elsewhere.
         summaries: scale of the clients' summaries, where these are inputs.
+        bounds: least and largest value that a target can have, in units of y; None without any.
     """
 
     kinds: tuple[ColumnScale, ...]
@@ -109,6 +110,7 @@ class Shared(NamedTuple):
     between: Tensor | None = None
     spread: Tensor | None = None
     summaries: SummaryScale | None = None
+    bounds: tuple[float, float] | None = None
 
     def impose(self, own: Scaling) -> Scaling:
         """Replace the columns that are not scaled by client, knowing nothing of the clients' rows.

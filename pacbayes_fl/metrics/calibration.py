@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl.errors import ShapeError, StudyError
 from pacbayes_fl.metrics.rows import masked_mean, real_rows
+from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
 
@@ -47,9 +48,9 @@ def empirical_frequencies(
 
     q-hat_h = 1/m |{j : F(y_j | x_j) <= q_h}|      (PAC-PFL, Section 8.6.1, above eq. 41)
 
-    Where a target has a probability of its own, as a count has, F jumps there and the row counts for the share of the
-    jump that lies below the level, (q_h - F(y-)) / (F(y) - F(y-)) in [0, 1]: the mean over randomised F, uniform where
-    the predictive is right (Czado, Gneiting and Held 2009, eq. 2).
+    Where a target has a probability of its own, as a count or a bound has, F jumps there and the row counts for the
+    share of the jump that lies below the level, (q_h - F(y-)) / (F(y) - F(y-)) in [0, 1]: the mean over randomised F,
+    uniform where the predictive is right (Czado, Gneiting and Held 2009, eq. 2).
 
     Args:
         predictive: predictions for the same rows, [K, N].
@@ -68,7 +69,7 @@ def empirical_frequencies(
     level = _resolved(levels, y)
     upper = predictive.cdf(y).double().unsqueeze(1)
     below = upper <= level.view(1, -1, 1)  # [K, H, N]
-    if not isinstance(predictive, SampledMixture):
+    if not isinstance(predictive, (SampledMixture, CensoredMixture)):
         return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
     lower = predictive.below(y).unsqueeze(1)
     jump = upper - lower

@@ -170,6 +170,9 @@ def scale(
 
     Returns:
         The scaled group.
+
+    Raises:
+        DataError: naming a client with a target beyond the bounds.
     """
     batches = [group.train, group.test, *([] if group.validation is None else [group.validation])]
     raw = [batch.to(device) for batch in batches]
@@ -180,12 +183,27 @@ def scale(
     else:
         units = scaling.fit(raw[0], shared, columns)
         used = shared.used(units, raw[0])
+        for batch in raw:
+            _check_bounds(batch, shared)
         if shared.summaries is not None:
             inputs = summary_inputs(raw[0], shared.summaries)
         scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in raw]
     own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
     validation = scaled[2] if scaled[2:] else None
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
+
+
+def _check_bounds(batch: ClientBatch, shared: Shared) -> None:
+    """Refuse targets beyond the bounds, which predictions say are impossible."""
+    if shared.bounds is None:
+        return
+    low, high = shared.bounds
+    beyond = (batch.mask & ((batch.y < low) | (batch.y > high))).any(1)
+    if bool(beyond.any()):
+        k = int(beyond.nonzero()[0])
+        y = batch.y[k][batch.mask[k]]
+        what = f"has targets from {float(y.min()):g} to {float(y.max()):g}, beyond the bounds [{low:g}, {high:g}]"
+        raise DataError(what, client=batch.names[k], hint="data.lower_bound and data.upper_bound are those of all rows")
 
 
 def _brought(batch: ClientBatch, used: Scaling, inputs: Tensor) -> ClientBatch:

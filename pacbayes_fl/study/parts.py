@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -53,6 +54,9 @@ class DataPart:
         client_inputs: further inputs that are the same in all rows of a client: "summaries" of its own training rows,
             scaled over the existing clients (the logarithm of the target's scale, its level against it, and its
             correlation with every feature), which tell a shared prior what kind of client it is; or "none".
+        lower_bound: least value that a target can have, such as 0 of a power. What predictions of normal errors put
+            below is the probability of the bound itself; learning and certificates know nothing of it.
+        upper_bound: likewise the largest value.
     """
 
     source: str = "polynomial"
@@ -67,16 +71,26 @@ class DataPart:
     scale: ColumnScale = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
     client_inputs: Literal["none", "summaries"] = "none"
+    lower_bound: float | None = None
+    upper_bound: float | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""
         options.check(self, "[data]")
         if self.time is not None and self.time in (self.client, self.target, "split", "group"):
             raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
+        if not -math.inf <= self.bounds[0] < self.bounds[1] <= math.inf:
+            raise StudyError(f"[data] lower_bound must be less than upper_bound, got {list(self.bounds)}")
         for name, kind in self.column_scale.items():
             if kind not in get_args(ColumnScale):
                 known = ", ".join(map(repr, get_args(ColumnScale)))
                 raise StudyError(f"[data] column_scale of {name!r} must be one of {known}, got {shown(kind)}")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and largest value of a target, infinite where there is no bound."""
+        low, high = self.lower_bound, self.upper_bound
+        return -math.inf if low is None else low, math.inf if high is None else high
 
 
 @dataclass(frozen=True)

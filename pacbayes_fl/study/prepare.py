@@ -147,7 +147,8 @@ def _scaled(
 ) -> dict[str, ScaledGroup]:
     """Bring all groups into the method's units, by what the existing clients settle; these may be there already."""
     if method.raw_units:
-        shared, existing = untouched(len(dataset.features))._replace(average=shared.average), None
+        own = untouched(len(dataset.features))
+        shared, existing = own._replace(average=shared.average, bounds=shared.bounds), None
     how = device_of(study), dtype, scaling.names(dataset)
     if existing is None:
         existing = scale(dataset.groups["existing"], shared, *how)

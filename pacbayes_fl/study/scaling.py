@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,9 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import DataPart
+
+UNBOUNDED: Final = (-math.inf, math.inf)
 
 FILE: Final = "scaling.json"
 """What a run folder calls what all clients' scaling has in common."""
@@ -53,8 +57,9 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
     """
     data, columns = study.data, names(dataset)
     if dataset.feature_shape:
-        for name, usual in (("scale", "client"), ("column_scale", {}), ("client_inputs", "none")):
-            if getattr(data, name) != usual:
+        of_columns = ("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound")
+        for name in of_columns:
+            if getattr(data, name) != getattr(DataPart(), name):
                 raise StudyError(f"[data] {name} is for columns, and images are left as they are", hint="drop it")
         return scaling.untouched(1)
     for name in data.column_scale:
@@ -77,6 +82,12 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
     train = dataset.groups["existing"].train
     shared = scaling.settle(train, asked, columns, why)
+    if data.bounds != UNBOUNDED:
+        if dataset.classes is not None:
+            raise StudyError(
+                "[data] lower_bound and upper_bound are of numbers, and targets are labels", hint="drop them"
+            )
+        shared = shared._replace(bounds=data.bounds)
     if data.client_inputs == "none":
         return shared
     if dataset.classes is not None:
@@ -109,6 +120,10 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
         for label, kind in (("towards all clients", "shrunk"), ("across clients", "pooled"), ("own units", "none"))
     }
     result = {label: text for label, text in result.items() if text}
+    if shared.bounds is not None:
+        result["bounds"] = "predictions of the target end at " + " and ".join(
+            f"{bound:g}" for bound in shared.bounds if math.isfinite(bound)
+        )
     if shared.summaries is not None:
         result["client inputs"] = ", ".join(summary_names(names(dataset)))
     return {"scaling": result} if result else {}
@@ -147,6 +162,8 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
     content: JsonTable = {"columns": columns, "average": average}
     if shared.linear is not None:
         content["linear"] = {name: _number_or_list(value) for name, value in shared.linear._asdict().items()}
+    if shared.bounds is not None:
+        content["bounds"] = [bound if math.isfinite(bound) else None for bound in shared.bounds]
     if shared.summaries is not None:
         content["summaries"] = {name: leaf.tolist() for name, leaf in shared.summaries._asdict().items()}
     text = json.dumps(content, indent=1, allow_nan=False)
@@ -192,7 +209,8 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
         if "shrunk" not in kinds:
             moments = {name: moments[name] for name in _MOMENTS["pooled"]}
         summaries = _summaries(result.get("summaries"), len(columns) + 1)
-        return Shared(kinds, average=average, linear=linear, summaries=summaries, **moments)
+        bounds = _bounds(result.get("bounds"))
+        return Shared(kinds, average=average, linear=linear, summaries=summaries, bounds=bounds, **moments)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
@@ -218,6 +236,16 @@ def _linear(known: Any, features: int) -> LinearStart | None:
     if not noise_std > 0:
         raise ValueError("a standard deviation is not positive")
     return LinearStart(_numbers(known["weight"], [features]), bias, noise_std)
+
+
+def _bounds(known: Any) -> tuple[float, float] | None:
+    """Read the bounds of the targets."""
+    if known is None:
+        return None
+    low, high = (math.inf * sign if bound is None else float(bound) for sign, bound in zip((-1, 1), known, strict=True))
+    if not low < high:
+        raise ValueError("bounds are not in order")
+    return low, high
 
 
 def _summaries(known: Any, count: int) -> SummaryScale | None:

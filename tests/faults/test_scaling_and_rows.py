@@ -16,7 +16,7 @@ import torch
 
 from pacbayes_fl import cli
 from pacbayes_fl.data.scaling import ColumnScale
-from pacbayes_fl.errors import DataError
+from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
@@ -546,3 +546,52 @@ def test_a_saved_state_that_is_not_finite_is_refused_by_name(
         err = capsys.readouterr().err
         whose = f"client {whom!r}: " if what == "clients" else ""
         assert f"pacbayes-fl: round 2: {whose}the saved state is not finite: {name}" in err
+
+
+def powers(path: Path) -> Path:
+    """Rows of panels whose power is 0 whenever there is too little sun."""
+    random = np.random.default_rng(4)
+    table: list[Row] = []
+    for group, clients in (("existing", 4), ("new", 2)):
+        for k in range(clients):
+            for i, sun in enumerate(random.uniform(-1, 1, size=30)):
+                y = max(0.0, (k + 2.0) * sun + 0.2 * random.normal())
+                split = {"split": "test" if i >= 18 else "train", "group": group}
+                table.append({"client": f"{group}_{k}", "sun": sun, "y": y} | split)
+    return write_csv(path, table)
+
+
+@pytest.mark.parametrize("scale", ["client", "pooled", "none"])
+def test_predictions_end_at_the_bounds_of_the_target(tmp_path: Path, scale: str) -> None:
+    path, sets = powers(tmp_path / "rows.csv"), ("method.name=ridge", f"data.scale={scale}")
+    free = run.run(on_csv(path, *sets))
+    bound = run.run(on_csv(path, *sets, "data.lower_bound=0"), tmp_path / "run")
+    for group in ("existing", "new"):
+        for number in ("mean", "lower"):
+            values = bound.predictions[f"{group}.{number}"]
+            assert float(values.nan_to_num(nan=1.0).min()) >= 0.0 > float(free.predictions[f"{group}.{number}"].min())
+        for metric in ("rsmse", "nlpd", "crps", "ce", "nlpd_raw", "crps_raw"):
+            assert np.mean(bound.column(group, metric)) < np.mean(free.column(group, metric)), metric
+    with path.open() as file:
+        own = [
+            {k: v for k, v in row.items() if k != "group"} for row in csv.DictReader(file) if row["client"] == "new_1"
+        ]
+    from pacbayes_fl.study.predict import join
+
+    got = join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "new.csv", own))["new_1"]
+    torch.testing.assert_close(got.mean, bound.predictions["new.mean"][1][:12], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.lower, bound.predictions["new.lower"][1][:12], rtol=1e-9, atol=1e-9)
+    own[3]["y"] = "-0.5"
+    with pytest.raises(DataError, match=r"'new_1': has targets from -0.5 to .*, beyond the bounds \[0, inf\]"):
+        join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "low.csv", own))
+
+
+def test_bounds_that_rows_or_labels_contradict_are_refused(tmp_path: Path) -> None:
+    path = powers(tmp_path / "rows.csv")
+    with pytest.raises(DataError, match="beyond the bounds"):
+        run.run(on_csv(path, "method.name=ridge", "data.upper_bound=1.5"))
+    with pytest.raises(StudyError, match="lower_bound must be less than upper_bound, got"):
+        on_csv(path, "data.lower_bound=2", "data.upper_bound=2")
+    labelled = write_csv(tmp_path / "labels.csv", [row | {"y": i % 3} for i, row in enumerate(rows())])
+    with pytest.raises(StudyError, match="are of numbers, and targets are labels"):
+        run.run(on_csv(labelled, "method.name=fedavg", "data.task=classification", "data.lower_bound=0"))

@@ -20,7 +20,8 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.posteriors.predictive import RegressionPredictive
+from pacbayes_fl.posteriors.censored import CensoredMixture
+from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
 from pacbayes_fl.results.records import ClientRow
@@ -147,15 +148,29 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
         The distribution in both.
     """
     loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
-    kind = scaled.shared.kinds[-1]
+    kind, bounds, zero = scaled.shared.kinds[-1], scaled.shared.bounds, torch.zeros_like(std)
     if kind == "none":
-        return Views(predictive.rescale(-loc / std, 1.0 / std), predictive, torch.ones_like(std))
-    own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
-    unit = unit_of(own_std)
-    own = predictive.rescale(own_loc / unit, own_std / unit)
-    if kind in FEDERATED:
-        predictive = predictive.rescale((own_loc - loc) / std, own_std / std)
-    return Views(predictive, own, unit)
+        own, unit = predictive, torch.ones_like(std)
+        standard = predictive.rescale(-loc / std, 1.0 / std)
+    else:
+        own_loc, own_std = scaled.used.y_mean[index], scaled.used.y_std[index]
+        unit = unit_of(own_std)
+        own = predictive.rescale(own_loc / unit, own_std / unit)
+        standard = predictive
+        if kind in FEDERATED:
+            standard = predictive.rescale((own_loc - loc) / std, own_std / std)
+    return Views(_within(standard, bounds, loc, std), _within(own, bounds, zero, unit), unit)
+
+
+def _within(predictive: Any, bounds: tuple[float, float] | None, loc: Tensor, std: Tensor) -> Any:
+    """Censor predictions of (y - loc) / std at the bounds of y."""
+    if bounds is None:
+        return predictive
+    if not isinstance(predictive, NormalMixture):
+        what = "[data] lower_bound and upper_bound are for predictions that are mixtures of normals"
+        raise StudyError(what, hint="drop them, or choose the Gaussian likelihood")
+    low, high = (standardised(torch.full_like(loc, bound), loc, std) for bound in bounds)
+    return CensoredMixture(predictive, low, high)
 
 
 def evaluate(
@@ -257,7 +272,8 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     metric, values = headline("regression"), []
     predicted = partial(_predicted, scaled, GAUSSIAN)  # means are those of any shape of errors
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
-        rows = scaled.test.select(index.cpu())
+        rows, used = scaled.test.select(index.cpu()), scaled.used
+        result = _within(result, scaled.shared.bounds, used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
     scores = torch.cat(values)
     unscored = int(scores.isnan().sum())

@@ -1,0 +1,182 @@
+"""Predictions of targets that end at bounds, such as a power that is 0 at night: what lies beyond is at the bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.predictive import NormalMixture
+
+_CUTS: Final = (-9.0, -5.0, -3.0, -1.5, 0.0, 1.5, 3.0, 5.0, 9.0)  # in standard deviations of each component
+_RULE: Final = tuple(zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(8)), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class CensoredMixture:
+    """Distribution of min(max(z, low), high), z of a mixture of normals (Tobin, Econometrica 26, 1958).
+
+    A bound has the probability of all that lies beyond it; between the bounds the density is the mixture's.
+
+    Args:
+        inner: distribution of z, [K, N].
+        low: lower bounds [K], in units of y; minus infinity for none.
+        high: upper bounds [K], in units of y; infinity for none.
+    """
+
+    inner: NormalMixture
+    low: Tensor
+    high: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean [K, N]: E[z] + E[(low - z)+] - E[(z - high)+], of each component in closed form."""
+        return torch.einsum("kp,kpn->kn", self.inner.weights, self._moments()[0])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance [K, N]: within the components and between them."""
+        means, variances = self._moments()
+        between = (means - self.mean.unsqueeze(1)).square()
+        return torch.einsum("kp,kpn->kn", self.inner.weights, variances + between)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density between the bounds, and the logarithm of a bound's probability at it.
+
+        Args:
+            y: targets [K, N], in units of y.
+
+        Returns:
+            [K, N], in nats; minus infinity beyond the bounds.
+        """
+        low, high = self.low.unsqueeze(-1), self.high.unsqueeze(-1)
+        below, above = (torch.special.log_ndtr(sign * end) for sign, end in zip((1.0, -1.0), self._ends(), strict=True))
+        masses = (torch.logsumexp(self.inner.log_weights.unsqueeze(-1) + log, 1) for log in (below, above))
+        at_low, at_high = masses
+        result = torch.where(y <= low, at_low, torch.where(y >= high, at_high, self.inner.log_prob(y)))
+        return torch.where((y < low) | (y > high), -torch.inf, result)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Probability of a target up to y, which jumps at the bounds.
+
+        Args:
+            y: targets [K, N], in units of y; a leading [L] is allowed.
+
+        Returns:
+            [K, N], or [L, K, N].
+        """
+        result = torch.where(y < self.low.unsqueeze(-1), 0.0, self.inner.cdf(y))
+        return torch.where(y >= self.high.unsqueeze(-1), 1.0, result)
+
+    def below(self, y: Tensor) -> Tensor:
+        """Probability of a target less than y.
+
+        Args:
+            y: targets [K, N], in units of y.
+
+        Returns:
+            [K, N].
+        """
+        result = torch.where(y <= self.low.unsqueeze(-1), 0.0, self.inner.cdf(y))
+        return torch.where(y > self.high.unsqueeze(-1), 1.0, result)
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """Quantiles of z, moved to the bounds.
+
+        Args:
+            level: [L], strictly between 0 and 1.
+
+        Returns:
+            [L, K, N], in units of y.
+        """
+        return self._within(self.inner.quantile(level))
+
+    def sample(self, draws: int, noise: Noise | int) -> Tensor:
+        """Independent draws, row by row.
+
+        Args:
+            draws: S.
+            noise: streams of the K clients, or a seed.
+
+        Returns:
+            [S, K, N], in units of y.
+        """
+        return self._within(self.inner.sample(draws, noise))
+
+    def rescale(self, loc: Tensor, scale: Tensor) -> CensoredMixture:
+        """Change units.
+
+        Args:
+            loc: [K], added after scaling.
+            scale: [K], positive.
+
+        Returns:
+            The distribution of loc + scale * y.
+        """
+        return CensoredMixture(self.inner.rescale(loc, scale), loc + scale * self.low, loc + scale * self.high)
+
+    def hidden_score(self) -> Tensor:
+        """What the continuous ranked probability score of z, at a target between the bounds, counts beyond them.
+
+        int_{-inf}^low F(z)^2 dz + int_high^inf (1 - F(z))^2 dz,
+        by Gauss-Legendre rules of 8 points between cuts at up to 9 standard deviations of every component.
+
+        Returns:
+            [K, N], in units of y.
+        """
+        negative = NormalMixture(self.inner.log_weights, -self.inner.means, self.inner.variances)
+        return _squared_tail(self.inner, self.low) + _squared_tail(negative, -self.high)
+
+    def _within(self, y: Tensor) -> Tensor:
+        return y.maximum(self.low.unsqueeze(-1)).minimum(self.high.unsqueeze(-1))
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Bounds [K, P, N] in standard deviations from the components' means."""
+        std = self.inner.stds.clamp_min(torch.finfo(self.inner.means.dtype).tiny)
+        low, high = ((end.view(-1, 1, 1) - self.inner.means) / std for end in (self.low, self.high))
+        return low, high
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Means and variances [K, P, N] of each component between the bounds."""
+        (low, high), std = self._ends(), self.inner.stds
+        shift = _excess(low) - _excess(-high)  # of the mean, in standard deviations
+        second = _square(low) + _square(-high) + torch.special.ndtr(high) - torch.special.ndtr(low)
+        return self.inner.means + std * shift, self.inner.variances * (second - shift.square()).clamp_min(0.0)
+
+
+def _density(end: Tensor) -> Tensor:
+    return torch.exp(-0.5 * end.square()) / math.sqrt(2.0 * math.pi)
+
+
+def _excess(end: Tensor) -> Tensor:
+    """Return E[(end - u)+] for u ~ N(0, 1)."""
+    there = end > -torch.inf
+    end = torch.where(there, end, 0.0)
+    return torch.where(there, _density(end) + end * torch.special.ndtr(end), 0.0)
+
+
+def _square(end: Tensor) -> Tensor:
+    """Return end^2 P(u < end) + end phi(end) for u ~ N(0, 1), 0 without an end."""
+    there = end > -torch.inf
+    end = torch.where(there, end, 0.0)
+    return torch.where(there, end * (end * torch.special.ndtr(end) + _density(end)), 0.0)
+
+
+def _squared_tail(mixture: NormalMixture, end: Tensor) -> Tensor:
+    """Return int_{-inf}^end F(z)^2 dz [K, N], 0 without an end."""
+    there = end > -torch.inf
+    top = torch.where(there, end, 0.0).view(-1, 1, 1)
+    cuts = torch.cat([mixture.means + cut * mixture.stds for cut in _CUTS], 1)
+    cuts = torch.cat((cuts.minimum(top), top.expand_as(cuts[:, :1])), 1).sort(1).values
+    left, width = cuts[:, :-1].transpose(0, 1), cuts.diff(dim=1).transpose(0, 1)  # [L, K, N]
+    total = torch.zeros_like(left[0])
+    for node, weight in _RULE:
+        for start, step in zip(left.split(16), width.split(16), strict=True):
+            height = mixture.cdf(start + 0.5 * (node + 1.0) * step).square()
+            total = total + 0.5 * weight * (step * height).sum(0)
+    return torch.where(there.unsqueeze(-1), total, 0.0)
