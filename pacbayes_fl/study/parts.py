@@ -55,7 +55,7 @@ class DataPart:
             scaled over the existing clients (the logarithm of the target's scale, its level against it, and its
             correlation with every feature), which tell a shared prior what kind of client it is; or "none".
         lower_bound: least value that a target can have, such as 0 of a power. What predictions of normal errors put
-            below is the probability of the bound itself; learning and certificates know nothing of it.
+            below is the probability of the bound itself, also in NLPD; learning and certificates know nothing of it.
         upper_bound: likewise the largest value.
     """
 

@@ -121,8 +121,9 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
     }
     result = {label: text for label, text in result.items() if text}
     if shared.bounds is not None:
-        result["bounds"] = "predictions of the target end at " + " and ".join(
-            f"{bound:g}" for bound in shared.bounds if math.isfinite(bound)
+        ends = " and ".join(f"{bound:g}" for bound in shared.bounds if math.isfinite(bound))
+        result["bounds"] = (
+            f"predictions end at {ends}; there NLPD is of a probability, not comparable with that of a run without"
         )
     if shared.summaries is not None:
         result["client inputs"] = ", ".join(summary_names(names(dataset)))
