@@ -197,15 +197,15 @@ def test_likelihoods_to_the_power_of_one_are_the_likelihoods(name: str) -> None:
 @every_model
 def test_padding_buckets_and_chunks_change_nothing(name: str) -> None:
     model, batch = models()[name], clients()
-    theta = particles(model, 2)
-    whole = particle_scores(model, theta, batch)
+    theta, powers = particles(model, 2), numbers([0.5, 1.0, 3.0, 2.0])
+    whole = particle_scores(model, theta, batch, powers)
     wide = ClientBatch.pad(
         [(draw(20, FEATURES), draw(20)), *((x[m], y[m]) for x, y, m in zip(batch.x, batch.y, batch.mask, strict=True))]
     )
     cuts = {"alone": [[0], [1], [2], [3]], "by size": [[1, 3], [0, 2]], "backwards": [[3, 2, 1, 0]]}
     parts = [(index, batch.select(torch.tensor(index)).trim()) for cut in cuts.values() for index in cut]
     for index, part in [*parts, ([0, 1, 2, 3], wide.select(torch.tensor([1, 2, 3, 4])))]:
-        result = particle_scores(model, theta, part)
+        result = particle_scores(model, theta, part, powers[index])
         close(result.log_evidence, whole.log_evidence[index], 1e-12)
         close(result.score, whole.score[index], 1e-12)
 
