@@ -38,8 +38,8 @@ TEMPERATURE: Final = HeldOutChoice("temperature", (), after=True, table="model")
 """A number: of classifiers, the temperature of their predictions."""
 
 ROUNDS: Final = HeldOutChoice("rounds", (10, 25, 50, 100, 200), table="federation", clients=True)
-"""The number of rounds: one federation visits all candidates, the fewest first. Before the tenth, particles that move by
-Adam are still where they were drawn; fewer rows favour fewer rounds, so that none is listed."""
+"""The number of rounds: one federation visits all candidates, the fewest first. Before the tenth, particles that move
+by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
 
@@ -135,11 +135,19 @@ def refuse_open(study: Tables) -> None:
         study: what is to be trained.
 
     Raises:
-        StudyError: naming the option.
+        StudyError: naming the option, or the method for which it is not chosen.
     """
-    for asked in still_open(study):
-        if asked.table in ("data", "model") and asked is not TEMPERATURE:
-            raise StudyError(f"{asked.key} is still 'held-out'", hint="a run of a study chooses it")
+    known = [one.key for one in every(study.recipe)]
+    for table in ("data", "model"):
+        part: Any = getattr(study, table)
+        for name in part.__dataclass_fields__:
+            key = f"{table}.{name}"
+            if getattr(part, name) != HELD_OUT or key == TEMPERATURE.key:
+                continue
+            if key not in known:
+                what = f"{key} = 'held-out' is not for {study.method.name}, for which nothing is tried"
+                raise StudyError(what, hint=f"set {key} to a value")
+            raise StudyError(f"{key} is still 'held-out'", hint="a run of a study chooses it")
 
 
 def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:

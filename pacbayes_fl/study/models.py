@@ -83,10 +83,10 @@ class GPModel:
     learn_outputscale: bool = False
     noise_std: float = option(NOISE_STD, above=0)
     linear: Literal["auto", "none", "zero", "ridge"] = "auto"
-    noise_widths: Literal["constant"] | tuple[int, ...] = option("constant", low=1)
+    noise_widths: Literal["constant", "held-out"] | tuple[int, ...] = option("constant", low=1)
     noise_spread: float = option(0.5, above=0)
-    linear_kernel: bool | Literal["auto"] = "auto"
-    residuals: Literal["gaussian", "mixture"] = "gaussian"
+    linear_kernel: bool | Literal["auto", "held-out"] = "auto"
+    residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class GPModel:
 
     @property
     def _has_linear_kernel(self) -> bool:
-        return self.linear != "none" if self.linear_kernel == "auto" else self.linear_kernel
+        return self.linear != "none" if isinstance(self.linear_kernel, str) else self.linear_kernel
 
     def build(
         self, shape: tuple[int, ...], classes: int | None = None, start: LinearStart | None = None
@@ -152,7 +152,7 @@ class GPModel:
             self.learn_outputscale,
             self.noise_std,
             start,
-            None if self.noise_widths == "constant" else self.noise_widths,
+            None if isinstance(self.noise_widths, str) else self.noise_widths,
             self.noise_spread,
             self._has_linear_kernel,
         )
@@ -281,7 +281,7 @@ class InstanceModel:
 
     kind: str = f"{INSTANCE}none"
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
-    residuals: Literal["gaussian", "mixture"] = "gaussian"
+    residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
 
     def __post_init__(self) -> None:

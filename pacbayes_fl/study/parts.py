@@ -68,7 +68,7 @@ class DataPart:
     time: str | None = None
     test_share: float = option(0.25, above=0, below=1)
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
-    scale: ColumnScale = "client"
+    scale: ColumnScale | Literal["held-out"] = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
     client_inputs: Literal["none", "summaries"] = "none"
     lower_bound: float | None = None

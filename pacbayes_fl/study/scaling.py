@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
     for name in data.column_scale:
         if name not in columns:
             raise StudyError(f"[data] column_scale: no column {name!r}", hint=settings.nearest(name, columns))
-    default: ColumnScale | None = None if data.scale == "client" else data.scale
+    default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
     asked = [data.column_scale.get(name, default) for name in columns]
     asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
     why = ""

@@ -42,7 +42,7 @@ def differences(one: Any, other: Any, at: str = "") -> Iterator[str]:
 def recommended(name: str, model: Any) -> Method[Any, Any, Any, Any]:
     """Build what the recommended study trains; what it leaves open has its first candidate."""
     recipe, options = METHODS[name], Study.from_table({"method": {"name": name}}).method.options
-    asks = [one for one in recipe.held_out if getattr(options, one.option) == HELD_OUT]
+    asks = [one for one in recipe.held_out if getattr(options, one.option, None) == HELD_OUT]
     settled = dataclasses.replace(options, **{one.option: one.candidates(options)[0] for one in asks})
     return recipe.build(settled, model, FEATURES)
 

@@ -29,7 +29,7 @@ def build(name: str, **options: Any) -> Method[Any, Any, Any, Any]:
 
 def answered(recipe: Recipe, options: Any) -> Any:
     """Take the first candidate of what is left open, as a study's choice would take one."""
-    asks = [one for one in recipe.held_out if getattr(options, one.option) == "held-out"]
+    asks = [one for one in recipe.held_out if getattr(options, one.option, None) == "held-out"]
     return dataclasses.replace(options, **{one.option: one.candidates(options)[0] for one in asks})
 
 
@@ -127,13 +127,15 @@ def test_rounds_are_searched_where_there_are_rounds(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "asks"), [(name, asks) for name in NAMES for asks in METHODS[name].held_out])
 def test_what_can_be_left_open_is_an_option_with_candidates(name: str, asks: HeldOutChoice) -> None:
-    recipe = METHODS[name]
-    left = settings.parse(recipe.options, {asks.option: "held-out"}, "[method]")
+    recipe, own = METHODS[name], asks.table == "method"
+    left = settings.parse(recipe.options, {asks.option: "held-out"} if own else {}, "[method]")
     candidates = asks.candidates(left)
     assert len(set(candidates)) == len(candidates) >= 2 and "held-out" not in candidates
     for candidate in candidates:
-        assert isinstance(build(name, **{asks.option: candidate}), Method)
-    study = Study.from_table({"method": {"name": name, asks.option: "held-out"}})
+        assert not own or isinstance(build(name, **{asks.option: candidate}), Method)
+        table = settings.merge({"method": {"name": name}}, {asks.table: {asks.option: candidate}})
+        assert asks not in Study.from_table(table).held_out
+    study = Study.from_table(settings.merge({"method": {"name": name}}, {asks.table: {asks.option: "held-out"}}))
     usual = recipe.options()
-    also = [one for one in recipe.held_out if one is not asks and getattr(usual, one.option) == "held-out"]
+    also = [one for one in recipe.held_out if one is not asks and getattr(usual, one.option, None) == "held-out"]
     assert set(study.held_out) == {asks, *also} and Study.from_table(study.table()) == study

@@ -79,7 +79,9 @@ def test_slips_are_named(path: Path) -> None:
         StudyError, match="column_scale of 'cap' must be one of 'client', 'shrunk', 'pooled', 'none', got 'robust'"
     ):
         DataPart(column_scale={"cap": "robust"})
-    with pytest.raises(StudyError, match="scale must be one of 'client', 'shrunk', 'pooled', 'none', got 'all'"):
+    with pytest.raises(
+        StudyError, match="scale must be one of 'client', 'shrunk', 'pooled', 'none' or one of 'held-out', got 'all'"
+    ):
         tiny("data.scale=all")
     with pytest.raises(StudyError, match="time must be a column of its own, got 'client'"):
         tiny("data.time=client")

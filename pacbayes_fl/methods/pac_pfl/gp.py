@@ -356,6 +356,13 @@ OWN_ROWS: Defaults = MappingProxyType({"federation": MappingProxyType({"rounds":
 
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 TRIALS = Trials(50)
+PRIOR = (
+    HeldOutChoice("linear_kernel", (True, False), by_default=False, table="model", clients=True),
+    HeldOutChoice("noise_widths", ("constant", (16,)), by_default=False, table="model", clients=True),
+    HeldOutChoice("scale", ("client", "shrunk", "pooled"), by_default=False, table="data", clients=True),
+    HeldOutChoice("residuals", ("gaussian", "mixture"), after=True, by_default=False, table="model"),
+)
+"""What a study may leave open of the prior that every method on deep-kernel Gaussian processes learns."""
 
 RECIPE = Recipe(
     "PAC-PFL: a hyper-posterior over GP priors by federated SVGD",
@@ -372,6 +379,7 @@ RECIPE = Recipe(
         HeldOutChoice("hyper_prior_std", (0.3, 0.1, 1.0), by_default=False, clients=True),
         HeldOutChoice("tau", (1.0, 0.3, 0.1), by_default=False, clients=True),
         RATE,
+        *PRIOR,
     ),
     trials=TRIALS,
     own_rows=OWN_ROWS,

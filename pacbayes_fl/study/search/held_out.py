@@ -246,13 +246,13 @@ def _trial(study: Study, part: tables.Dataset, rounds: int, wanted: Mapping[str,
     state, sums = engine.run_rounds(method, group.train, plan), [HeldOutScore(group) for _ in studies]
     method, *rest = (federation_state.at_rates(one, state) for one in (method, *(other for other, _ in others)))
 
-    errors = residuals.learn(study, method, state, group)
+    shapes = [residuals.learn(one, method, state, group) for one in studies]
 
     def scored(index: Tensor, message: object, clients: object, rows: ClientBatch, noise: Noise) -> list[Tensor]:
         first = personalisation.posteriors(method, message, clients, rows, noise.copy())
         others = (one.personalise_again(first, message, clients, rows, noise.copy()) for one in rest)
-        every = map(errors.around, chain((first,), others))
-        return [held.log_prob(one, index) for one, held in zip(every, sums, strict=True)]
+        every = zip(shapes, chain((first,), others), sums, strict=True)
+        return [held.log_prob(errors.around(one), index) for errors, one, held in every]
 
     for index, result in personalisation.personal_calls(method, state, group.train, plan, scored):
         for log_prob, held in zip(result, sums, strict=True):
@@ -294,8 +294,10 @@ def recall(study: Study, folder: Path) -> tuple[Study, JsonTable]:
         notes = json.loads(path.read_text("utf-8"))
         for asked in study.held_out:
             value = notes[asked.key]["chosen"]
-            settings.parse(kind_of(study, asked), {asked.option: value}, f"{path}:")  # of the option's type
-            study = with_value(study, asked, value)
+            read: object = settings.parse(
+                kind_of(study, asked), {asked.option: value}, f"{path}:"
+            )  # of the option's type
+            study = with_value(study, asked, getattr(read, asked.option))
         return study, notes
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}", hint="choose another --out") from error

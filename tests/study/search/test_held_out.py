@@ -373,6 +373,28 @@ def test_options_of_other_tables_can_be_chosen(
     assert recall(one, tmp_path) == (chosen, notes)
 
 
+@pytest.mark.parametrize("key", ["model.linear_kernel", "model.noise_widths", "model.residuals", "data.scale"])
+@pytest.mark.parametrize("name", ["pac-pfl", "pfedgp"])
+def test_a_study_leaves_its_prior_open_by_the_word(name: str, key: str, tmp_path: Path) -> None:
+    table = {part: values for part, values in tiny().table().items() if part not in ("model", "method")}
+    sets = ["model.linear=ridge", "method.trial_rounds=2", "federation.rounds=2"]
+    one = Study.from_table(table | {"method": {"name": name}}, "tiny", [*sets, f"{key}=held-out"])
+    (asks,) = one.held_out
+    with pytest.raises(StudyError, match=f"{key} is still 'held-out'"):
+        prepare(one, load(one))
+    chosen, notes = choose(one, load(one))
+    assert asks.key == key and list(notes[key]["scores"]) == [str(value) for value in candidates(one, asks)]
+    assert all(math.isfinite(score) for score in notes[key]["scores"].values()) and chosen.held_out == ()
+    held_out.remember(tmp_path, notes)
+    assert recall(one, tmp_path)[0] == chosen and held_out.without_choice(chosen, tmp_path) == one
+
+
+def test_what_a_method_does_not_try_is_refused_by_its_name() -> None:
+    one = Study.from_table({"method": {"name": "vanilla-gp"}, "model": {"linear_kernel": "held-out"}})
+    with pytest.raises(StudyError, match=r"model\.linear_kernel = 'held-out' is not for vanilla-gp"):
+        prepare(one, load(tiny()))
+
+
 def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
     x = torch.linspace(-1, 1, 4, dtype=torch.float64).unsqueeze(1)
     study = tiny("federation.rounds=held-out", "data.test_share=0.5")
