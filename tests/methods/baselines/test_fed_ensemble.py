@@ -19,6 +19,7 @@ from pacbayes_fl.models.likelihoods import HeteroscedasticGaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.server.step import ServerStep
+from pacbayes_fl.study.file import Study
 from tests.methods.by_hand import MODEL, clients, randn
 
 NETWORK = BayesianMLP((2, 3, 2), HeteroscedasticGaussian(0.5), torch.float64)
@@ -106,3 +107,9 @@ def test_a_private_release_steps_by_the_mean_of_all_members_and_rows_are_no_weig
 def test_it_has_no_certificate() -> None:
     with pytest.raises(AssumptionError, match="FedEnsemble has no posterior over hypotheses"):
         FedEnsemble(NETWORK).refine(Nothing(), BATCH, BATCH, Noise(0, 0, BATCH.ids))
+
+
+def test_on_a_file_of_one_s_own_held_out_rows_say_when_to_stop() -> None:
+    table = {"data": {"source": "houses.csv"}, "method": {"name": "fed-ensemble"}}
+    assert Study.from_table(table).federation.rounds == "held-out"
+    assert Study.from_table({"method": {"name": "fed-ensemble"}}).federation.rounds == 160
