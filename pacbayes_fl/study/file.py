@@ -23,9 +23,10 @@ from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import choices, models, sources
 from pacbayes_fl.study import instances as study_instances
+from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
-from pacbayes_fl.study.models import GPModel, InstanceModel, NetworkModel
+from pacbayes_fl.study.models import InstanceModel, NetworkModel
 from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 from pacbayes_fl.study.plugins import METHODS, METRICS, check_task
 

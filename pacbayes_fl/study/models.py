@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 
 from pacbayes_fl import options, settings
-from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.errors import PrivacyError, StudyError, shown
-from pacbayes_fl.methods import Recipe
+from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.models.base import FunctionModel, WeightModel
-from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.likelihoods import (
     NOISE_STD,
     Categorical,
@@ -29,149 +25,9 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.plugins.references import INSTANCE
 from pacbayes_fl.plugins.table import OpenTable
+from pacbayes_fl.study.gp_model import GPModel, ModelSize, fully_connected
 
 Over = Literal["functions", "weights"]
-
-
-class ModelSize(NamedTuple):
-    """How many weights a model has, before it is made.
-
-    Args:
-        weights: their number, or less.
-        options: of the study that decide it, in words.
-    """
-
-    weights: int
-    options: str
-
-
-@dataclass(frozen=True)
-class GPModel:
-    """Table [model]: the deep-kernel GP prior, `models.functions.deep_kernel_gp.DeepKernelGP`.
-
-    Args:
-        mean_widths: hidden units of the mean network's layers; "zero" is a zero mean, an empty list a linear one.
-        kernel_widths: hidden units of the kernel network's layers.
-        feature_dim: features that the kernel sees.
-        learn_lengthscale: whether the kernel's lengthscale is a hyper-parameter that is learned.
-        learn_outputscale: whether its output scale is.
-        noise_std: of the Gaussian noise that learning starts from, in standardised units.
-        linear: whether the mean has a linear term beside its network, and where learning starts: "none", as in the
-            paper; "zero"; or "ridge", at the ridge regression of all existing clients' training rows, of which each
-            sends sums once, and at the noise that it leaves. "auto" is "ridge" for federated methods, or "zero" where
-            nobody may know anything of others' rows, and "none" for methods whose clients are alone or whose rows are
-            pooled.
-        noise_widths: hidden units of the layers of a network that gives every input a noise of its own; "constant" is
-            one noise for all inputs, as in the paper, an empty list a linear one.
-        noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
-        linear_kernel: whether every client has slopes of its own, by a linear kernel beside the other whose scale is
-            learned; "auto" is true where the mean has a linear term.
-        residuals: shape of the errors around predicted means, of which neither training nor certificates know:
-            "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to
-            leave-one-out residuals, its own and the federation's, of which every client sends a histogram once.
-        residual_share: of the federation's residuals in the mixture of a client that has many rows; with 0 nobody sends
-            any.
-    """
-
-    temperature: ClassVar[float] = 1.0
-    single: ClassVar[bool] = False
-
-    mean_widths: Literal["zero"] | tuple[int, ...] = option((32, 32), low=1)
-    kernel_widths: tuple[int, ...] = option((32, 32), low=1)
-    feature_dim: int = option(2, low=1)
-    learn_lengthscale: bool = False
-    learn_outputscale: bool = False
-    noise_std: float = option(NOISE_STD, above=0)
-    linear: Literal["auto", "none", "zero", "ridge"] = "auto"
-    noise_widths: Literal["constant", "held-out"] | tuple[int, ...] = option("constant", low=1)
-    noise_spread: float = option(0.5, above=0)
-    linear_kernel: bool | Literal["auto", "held-out"] = "auto"
-    residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
-    residual_share: float = option(0.5, low=0, high=1)
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        options.check(self, "[model]")
-
-    def settled(self, recipe: Recipe, private: bool, folds: bool) -> GPModel:
-        """Say where learning starts, and with which kernel, if the table leaves it open.
-
-        Args:
-            recipe: of the method: only one that trains in rounds starts at a regression by itself.
-            private: whether the run is private.
-            folds: whether clients' priors may know nothing of their rows.
-
-        Returns:
-            The table without "auto".
-
-        Raises:
-            PrivacyError: when a private run would start at sums of all clients' rows.
-            StudyError: when folds of clients would, or clients that are alone.
-        """
-        if self.linear == "auto":
-            start: Literal["none", "zero", "ridge"] = "zero" if private or folds else "ridge"
-            return replace(self, linear=start if recipe.rounds else "none").settled(recipe, private, folds)
-        if self.linear_kernel == "auto":
-            return replace(self, linear_kernel=self.linear != "none").settled(recipe, private, folds)
-        if self.linear == "ridge" and (private or folds or (recipe.federated and not recipe.rounds)):
-            kind = PrivacyError if private else StudyError
-            why = "folds of clients may not know of them" if folds else "clients of this method are alone"
-            why = "a private run releases nothing else of them" if private else why
-            what = f"[model] linear = 'ridge' takes sums of all clients' rows, and {why}"
-            raise kind(what, hint="model.linear = 'zero' learns the linear term from 0")
-        return self
-
-    @property
-    def _has_linear_kernel(self) -> bool:
-        return self.linear != "none" if isinstance(self.linear_kernel, str) else self.linear_kernel
-
-    def build(
-        self, shape: tuple[int, ...], classes: int | None = None, start: LinearStart | None = None
-    ) -> DeepKernelGP:
-        """Make the prior for inputs of d features.
-
-        Args:
-            shape: (d,), of one input.
-            classes: None: such a prior is for regression.
-            start: where learning starts, of a prior with a linear term; 0 when None.
-
-        Returns:
-            The prior.
-        """
-        features = math.prod(shape)
-        if self.linear == "none":
-            start = None
-        elif start is None:
-            start = LinearStart(torch.zeros(features, dtype=torch.float64), 0.0, self.noise_std)
-        return DeepKernelGP(
-            features,
-            None if self.mean_widths == "zero" else self.mean_widths,
-            self.kernel_widths,
-            self.feature_dim,
-            self.learn_lengthscale,
-            self.learn_outputscale,
-            self.noise_std,
-            start,
-            None if isinstance(self.noise_widths, str) else self.noise_widths,
-            self.noise_spread,
-            self._has_linear_kernel,
-        )
-
-    def size(self, inputs: int, classes: int | None) -> ModelSize:
-        """Count the weights of the networks.
-
-        Args:
-            inputs: d, numbers of one input.
-            classes: None.
-
-        Returns:
-            Their number.
-        """
-        widths = [(inputs, *part, 1) for part in (self.mean_widths, self.noise_widths) if not isinstance(part, str)]
-        weights = sum(map(_fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
-        weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
-        weights += self._has_linear_kernel
-        return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")
 
 
 @dataclass(frozen=True)
@@ -341,7 +197,7 @@ def _mlp(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dt
 
 
 def _mlp_size(table: NetworkModel, inputs: int, outputs: int) -> ModelSize:
-    return ModelSize(_fully_connected((inputs, *table.widths, outputs)), "model.widths")
+    return ModelSize(fully_connected((inputs, *table.widths, outputs)), "model.widths")
 
 
 def _cnn(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
@@ -442,8 +298,3 @@ def parse(over: str, given: Any, where: str) -> GPModel | NetworkModel:
             raise StudyError(f"{where} kind must be one of {', '.join(map(repr, names))}, got {shown(given['kind'])}")
         given = given if has_kind else {key: value for key, value in given.items() if key != "kind"}
     return settings.parse(table, given, where)
-
-
-def _fully_connected(sizes: Sequence[int]) -> int:
-    """Count the weights and biases of a network."""
-    return sum((before + 1) * after for before, after in pairwise(sizes))

@@ -21,7 +21,8 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import choices, residuals, scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import GPModel, InstanceModel
+from pacbayes_fl.study.gp_model import GPModel
+from pacbayes_fl.study.models import InstanceModel
 from pacbayes_fl.study.plugins import check_task
 
 

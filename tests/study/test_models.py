@@ -18,7 +18,8 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
 from pacbayes_fl.options import option
 from pacbayes_fl.study import models, run
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.models import KINDS, GPModel, ModelKind, ModelSize, NetworkModel
+from pacbayes_fl.study.gp_model import GPModel, ModelSize
+from pacbayes_fl.study.models import KINDS, ModelKind, NetworkModel
 from pacbayes_fl.study.plugins import check_task
 
 
@@ -111,16 +112,6 @@ def test_weights_are_counted_before_a_model_is_made() -> None:
     assert network.size(5, 4) == ModelSize(network.build((5,), 4).dim, "model.widths")
     assert network.size(5, None).weights == network.build((5,), None).dim
     assert NetworkModel(kind="cnn").size(5, 4).weights == 0
-    mean, kernel = (5 + 1) * 4 + (4 + 1), (5 + 1) * 6 + (6 + 1) * 3 + (3 + 1) * 2
-    assert GPModel((4,), (6, 3), 2, linear="none").size(5, None).weights == mean + kernel
-    started = GPModel((4,), (6, 3), 2, linear="zero")
-    assert started.size(5, None).weights == mean + kernel + 5 + 1 + 1 + 1 == started.build((5,)).dim - 1  # the noise
-    fewer = GPModel((4,), (6, 3), 2, linear="zero", linear_kernel=False)
-    assert fewer.size(5, None).weights == mean + kernel + 5 + 1 + 1 == fewer.build((5,)).dim - 1
-    noisy = GPModel((4,), (6, 3), 2, linear="none", noise_widths=(3,), noise_spread=0.25, linear_kernel=True)
-    assert noisy.size(5, None).weights == mean + kernel + (5 + 1) * 3 + (3 + 1) + 1 == noisy.build((5,)).dim - 1
-    spreads = noisy.build((5,)).spreads()
-    assert spreads is not None and spreads.prior[1] == 0.25  # the first weight of the noise network
 
 
 def test_every_option_of_a_model_has_a_meaning() -> None:
