@@ -26,6 +26,23 @@ def power_of_two(size: Tensor) -> Tensor:
     return torch.where(size > 0, size / (2.0 * mantissa), 1.0)
 
 
+def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return (values - mean) / std, also where the difference itself is too large for the dtype.
+
+    Args:
+        values: any shape [*], in units of a column.
+        mean: in the same units, broadcast against the values [*].
+        std: positive, likewise [*].
+
+    Returns:
+        [*], without unit.
+    """
+    result = (values - mean) / std
+    return (
+        result if bool(result.isfinite().all()) else torch.where(result.isfinite(), result, values / std - mean / std)
+    )
+
+
 def log_in(size: Tensor, unit: Tensor) -> Tensor:
     """Return ln(size / unit), also where the quotient is too small or large for a number.
 

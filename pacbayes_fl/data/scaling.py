@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.data.moments import moments_of
+from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
 from pacbayes_fl.errors import caller_stacklevel
@@ -140,23 +140,6 @@ class Shared(NamedTuple):
         population = Population(self.mean, self.std, self.between, self.spread)
         mean, std = shrunk(moments_of(_columns(batch), batch.mask), batch.size, population)
         return result.replaced(torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device), mean, std)
-
-
-def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return (values - mean) / std, also where the difference itself is too large for the dtype.
-
-    Args:
-        values: any shape [*], in units of a column.
-        mean: in the same units, broadcast against the values [*].
-        std: positive, likewise [*].
-
-    Returns:
-        [*], without unit.
-    """
-    result = (values - mean) / std
-    return (
-        result if bool(result.isfinite().all()) else torch.where(result.isfinite(), result, values / std - mean / std)
-    )
 
 
 def _columns(batch: ClientBatch) -> Tensor:

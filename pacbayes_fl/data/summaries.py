@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.moments import log_in, moments_of, power_of_two
+from pacbayes_fl.data.moments import log_in, moments_of, power_of_two, standardised
+from pacbayes_fl.data.shrinkage import random_effects, shrink
+
+_LARGEST: Final = 1e20  # ratio of mean and standard deviation: what is more is the same
+_SURE: Final = 1.0 - 1e-6  # correlation, whose artanh would be infinite
 
 
 class SummaryScale(NamedTuple):
-    """How the s summaries are brought to mean 0 and standard deviation 1 over clients.
+    """How the s summaries differ between clients.
 
     Args:
         unit: of the target in which logarithms are taken, a power of two.
-        mean: [s].
-        std: [s], positive.
+        mean: over clients [s].
+        std: of the clients' estimates [s], positive.
+        between: standard deviation of what they estimate [s]: 0 where clients differ by no more than their errors.
     """
 
     unit: Tensor
     mean: Tensor
     std: Tensor
+    between: Tensor
 
 
 def summary_names(columns: Sequence[str]) -> tuple[str, ...]:
@@ -41,59 +47,67 @@ def summary_names(columns: Sequence[str]) -> tuple[str, ...]:
     return (f"log scale of {target}", f"level of {target}", *correlations)
 
 
-def summarise(batch: ClientBatch, unit: Tensor) -> Tensor:
+def summarise(batch: ClientBatch, unit: Tensor) -> tuple[Tensor, Tensor]:
     """Summarise the targets of each client, and how they go with its features.
 
-    ln(s / unit),   y_mean / sqrt(y_mean^2 + s^2),   and d correlations of y and x_j
-    with mean y_mean and standard deviation s of the client's targets.
+    ln(s / unit),   r / sqrt(1 + r^2) with r = y_mean / s,   and artanh of the d correlations of y and x_j,
+    with mean y_mean and standard deviation s of the client's m targets. Their variances for Gaussian rows are
+    1 / (2 (m - 1)),   (1 + r^2 / 2) / (m (1 + r^2)^3)   and   1 / (m - 3) (Fisher, Metron 1, 1921).
 
     Args:
         batch: rows of K clients, x [K, N, d], y [K, N].
         unit: of the target, a power of two [].
 
     Returns:
-        [K, d + 2], float64; NaN where the rows do not say, as of a single row or a column that does not vary.
+        The summaries, and their variances [K, d + 2], float64; infinite where the rows do not say, as of one
+        row or, for correlations, three, or a column that does not vary.
     """
-    columns = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1).double()
+    columns, rows = torch.cat((batch.x, batch.y.unsqueeze(-1)), -1).double(), batch.size.unsqueeze(-1)
     mean, std, flat = moments_of(columns, batch.mask)
-    z = (columns / std.unsqueeze(1) - (mean / std).unsqueeze(1)).nan_to_num(posinf=0.0, neginf=0.0)
+    z = standardised(columns, mean.unsqueeze(1), torch.where(flat, 1.0, std).unsqueeze(1))
     z = torch.where(batch.mask.unsqueeze(-1) & ~flat.unsqueeze(1), z, 0.0)
-    correlation = (z[..., :-1] * z[..., -1:]).sum(1) / batch.size.unsqueeze(-1)
-    correlation = torch.where(flat[:, :-1] | flat[:, -1:], torch.nan, correlation)
-    ratio = mean[:, -1] / std[:, -1]
-    level = torch.where(ratio.abs() < 1e150, ratio / (1.0 + ratio.square()).sqrt(), ratio.sign())
-    own = torch.stack((log_in(std[:, -1], unit), level), -1)
-    return torch.cat((torch.where(flat[:, -1:], torch.nan, own), correlation), -1)
+    correlation = (z[..., :-1] * z[..., -1:]).sum(1) / rows.clamp_min(1.0)
+    still, std = flat[:, -1:], torch.where(flat, 1.0, std)[:, -1:]
+    ratio = (mean[:, -1:] / std).clamp(-_LARGEST, _LARGEST)
+    square = 1.0 + ratio.square()
+    numbers = torch.cat((log_in(std, unit), ratio / square.sqrt(), correlation.clamp(-_SURE, _SURE).atanh()), -1)
+    errors = (0.5 / (rows - 1.0), 0.5 * (1.0 + square) / (rows * square**3), 1.0 / (rows - 3.0).expand_as(correlation))
+    both = ~still & ~flat[:, :-1] & (rows > 3)
+    known = torch.cat((~still, ~still, both), -1)
+    return torch.where(known, numbers, 0.0), torch.where(known, torch.cat(errors, -1), torch.inf)
 
 
 def settle_summaries(batch: ClientBatch) -> SummaryScale:
-    """Take mean and standard deviation of the summaries over clients: one message of a client, its numbers and squares.
+    """Find how the summaries differ between clients, from one message of each client: its numbers and its rows' number.
 
     Args:
         batch: training rows of the existing clients.
 
     Returns:
-        Moments of what the rows say; 0 and 1 where no two clients differ.
+        Moments of what the rows say; a std of 1 where no two clients differ.
     """
     largest = torch.where(batch.mask, batch.y.abs(), 0.0).amax().double()
     unit = power_of_two(largest)
-    numbers = summarise(batch, unit)
-    moments = moments_of(numbers.nan_to_num().T.unsqueeze(-1), ~numbers.isnan().T)
-    return SummaryScale(unit, moments.mean[:, 0], torch.where(moments.flat, 1.0, moments.std)[:, 0])
+    numbers, errors = summarise(batch, unit)
+    mean, between = random_effects(numbers, errors)
+    moments = moments_of(numbers.T.unsqueeze(-1), errors.isfinite().T)
+    return SummaryScale(unit, mean, torch.where(moments.flat, 1.0, moments.std)[:, 0], between.sqrt())
 
 
 def summary_inputs(batch: ClientBatch, scale: SummaryScale) -> Tensor:
-    """Bring the summaries of clients to the federation's scale.
+    """Bring the summaries of clients, shrunk towards the average client's, to the federation's scale.
 
     Args:
         batch: training rows of K clients.
         scale: of the existing clients' summaries.
 
     Returns:
-        [K, s], without unit; 0, which is the average client's, where the rows do not say.
+        [K, s], without unit, of standard deviation 1 at most; 0, which is the average client's, where the rows do not
+        say, or clients do not differ by more than their errors.
     """
-    unit, mean, std = (leaf.to(batch.x.device) for leaf in scale)
-    return ((summarise(batch, unit) - mean) / std).nan_to_num(nan=0.0)
+    unit, mean, std, between = (leaf.to(batch.x.device) for leaf in scale)
+    shrunk, _ = shrink(*summarise(batch, unit), mean, between.square())
+    return (shrunk - mean) / std
 
 
 def with_inputs(batch: ClientBatch, inputs: Tensor) -> ClientBatch:

@@ -253,8 +253,8 @@ def _summaries(known: Any, count: int) -> SummaryScale | None:
     """Read the scale of the clients' summaries."""
     if known is None:
         return None
-    result = SummaryScale(_numbers(known["unit"], []), *(_numbers(known[name], [count]) for name in ("mean", "std")))
-    if not bool((result.std > 0).all() & (result.unit > 0)):
+    result = SummaryScale(*(_numbers(known[name], [count] if name != "unit" else []) for name in SummaryScale._fields))
+    if not bool((result.std > 0).all() & (result.unit > 0) & (result.between >= 0).all()):
         raise ValueError("a scale is not positive")
     return result
 

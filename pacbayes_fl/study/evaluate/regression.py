@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data.moments import power_of_two
-from pacbayes_fl.data.scaling import FEDERATED, standardised
+from pacbayes_fl.data.moments import power_of_two, standardised
+from pacbayes_fl.data.scaling import FEDERATED
 from pacbayes_fl.errors import StudyError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
