@@ -154,6 +154,15 @@ def test_a_model_without_leave_one_out_residuals_is_refused_by_name(table: Path)
         residuals.learn(study, trained.method, trained.state, trained.groups["existing"])
 
 
+def test_held_out_training_rows_may_choose_the_shape(table: Path, tmp_path: Path) -> None:
+    result = run.run(on_csv(table, "model.residuals=held-out", "federation.rounds=2"), tmp_path / "run")
+    scores = result.labels["model.residuals"]["scores"]
+    chosen = result.labels["model.residuals"]["chosen"]
+    assert scores.keys() == {"gaussian", "mixture"} and scores[chosen] == max(scores.values())
+    assert (tmp_path / "run" / residuals.FILE).exists() == (chosen == "mixture")
+    assert run.open_run(tmp_path / "run").errors.mixture == (chosen == "mixture")
+
+
 # intervals ------------------------------------------------------------------------------------------------------
 
 
