@@ -18,15 +18,8 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 STUDY = (  # the stages of a study, from its file to what is read from its runs
     (
         *("study.plugins", "study.identity", "study.instances", "study.listing"),
-        *(
-            "study.models",
-            "study.gp_model",
-            "study.parts",
-            "study.file",
-            "study.sources",
-            "study.schema",
-            "study.choices",
-        ),
+        *("study.gp_model", "study.models", "study.parts", "study.file"),
+        *("study.sources", "study.schema", "study.choices"),
     ),
     (
         *("study.data", "study.scaling", "study.size", "study.fingerprints", "study.held_rows", "study.saved_rows"),
