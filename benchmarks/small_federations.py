@@ -175,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", default="pac-pfl", help="that is compared (default: pac-pfl)")
     parser.add_argument("--rounds", help="of it (default: the default's, which held-out training rows choose)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the draws (default: 0)")
+    parser.add_argument("--set", action="append", default=[], help="an assignment for it, such as data.scale=shrunk")
     options = parser.parse_args(arguments)
-    sets = [] if options.rounds is None else [f"federation.rounds={options.rounds}"]
+    sets = [*([] if options.rounds is None else [f"federation.rounds={options.rounds}"]), *options.set]
     print(
         f"| federation | clients | ridge | pooled ridge | {options.method} | minus the better one | NLPD | | | rounds |"
     )
