@@ -8,6 +8,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # before torch and numpy load; worker processes inherit it
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import functools
 import gc
 import signal
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from pacbayes_fl import cli
+
 torch.set_num_threads(1)
 # A shell starts its background jobs with Ctrl-C ignored, and Python then leaves it so: here it is sent on purpose.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +29,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 os.fsync = lambda _: None  # the machine of a test loses no power, and a process that is killed none of its bytes
+
+
+cli.parser = functools.cache(cli.parser)  # type: ignore[attr-defined]  # which takes a third of a short command
 
 
 def _data_folder() -> Path | None:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     options = parser().parse_args(arguments)
-    action: Callable[[argparse.Namespace], None] = options.act  # of the command's module
+    action: Callable[[argparse.Namespace], None] = options.module.act
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if options.quiet else "default")
         warnings.filterwarnings(

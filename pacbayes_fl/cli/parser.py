@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from pacbayes_fl import __version__
@@ -87,20 +87,20 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument("--debug", action="store_true", help=_DEBUG)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
-        module.arguments(partial(_command, commands, module.act))
+        module.arguments(partial(_command, commands, module))
     return main
 
 
 def _command(
     commands: argparse._SubParsersAction[_Parser],
-    act: Callable[[argparse.Namespace], None],
+    module: ModuleType,
     name: str,
     text: str,
     *examples: str,
 ) -> _Parser:
     """Add a command with what it does, its line of help and its examples."""
     sub = commands.add_parser(name, help=text.replace("%", "%%"), description=text, examples=examples)
-    sub.set_defaults(act=act, stopped="")
+    sub.set_defaults(module=module, stopped="")
     sub.add_argument("--quiet", action="store_true", help="print results only: no progress, no warnings")
     sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG)  # before it or after
     return sub

@@ -51,7 +51,7 @@ def test_every_argument_says_what_it_is(command: str, action: argparse.Action) -
 @pytest.mark.parametrize(("command", "action"), [*arguments()], ids=lambda part: getattr(part, "dest", part))
 def test_what_is_not_given_has_a_value_that_help_says(command: str, action: argparse.Action) -> None:
     """A number or a name by default stands in the help as it is, not as it was when the help was written."""
-    if action.default not in (None, False, "", [], argparse.SUPPRESS):
+    if action.default not in (None, False, "", [], (), argparse.SUPPRESS):
         assert "%(default)s" in (action.help or "")
     takes_value = action.option_strings and action.nargs != 0 and not action.required
     if takes_value and (action.choices or action.default == ""):
@@ -81,6 +81,14 @@ def test_every_example_is_a_command(command: str) -> None:
         got = parser().parse_args(given)
         assert program == "pacbayes-fl" and (not command or command == got.command or got.command in ("run", "show"))
     assert not command or any(shlex.split(line)[1] == command for line in lines)
+
+
+def test_a_command_line_leaves_nothing_to_the_next_in_its_process() -> None:
+    """As where tests keep one parser for all of them."""
+    one, plain = parser(), ["run", "polynomial"]
+    before = dict(vars(one.parse_args(plain)))
+    assert vars(one.parse_args([*plain, "--set", "seed=1", "--quiet", "--debug", "--rounds", "3"])) != before
+    assert vars(one.parse_args(plain)) == before
 
 
 def test_wrong_usage_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

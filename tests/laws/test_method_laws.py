@@ -100,8 +100,8 @@ def world() -> dict[str, Any]:
     }
     assert any("debug" in name for name in settings)
     return settings | {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": repr(np.random.get_state()),  # noqa: NPY002
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
         "python": random.getstate(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -37,7 +38,7 @@ def test_every_figure_is_written_and_the_same_each_time(
     task: str, made: Callable[..., Result], classes: Callable[..., Result], tmp_path: Path
 ) -> None:
     assert set(REGRESSION) | set(CLASSIFICATION) == set(FIGURES)
-    result = made() if task == "regression" else classes()
+    result = made(existing=2, new=1) if task == "regression" else classes(existing=2, new=1)
     written = save_all(result, tmp_path / "figures")
     figures = REGRESSION if task == "regression" else CLASSIFICATION
     names = [f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
@@ -73,8 +74,9 @@ def test_the_ablation_is_of_a_method_not_between_methods(
         return particle_ablation(results)
 
     monkeypatch.setattr(plots, "particle_ablation", ablation)
-    four, one, two = made("pac_pfl"), made("pfedgp", particles=1), made("pac_pfl", particles=2)
-    without = replace(made("fedavg"), labels={})
+    few = partial(made, existing=2, new=1)
+    four, one, two = few("pac_pfl"), few("pfedgp", particles=1), few("pac_pfl", particles=2)
+    without = replace(few("fedavg"), labels={})
     assert [path.name for path in save_joint([four, one, without], tmp_path, ["png"])] == PAIR
     joint = save_joint([four, one, two, without, replace(four, labels={})], tmp_path, ["png"])
     assert [path.name for path in joint] == [*PAIR, "particles.png"]
@@ -82,8 +84,9 @@ def test_the_ablation_is_of_a_method_not_between_methods(
 
 
 def test_joint_figures_of_classifiers(classes: Callable[..., Result], tmp_path: Path) -> None:
-    dense = [classes("fedavg", seed) for seed in (1, 2)]
-    sparse = [classes("sfedbayes", seed, kept=kept, level=kept) for kept in (0.25, 0.75) for seed in (1, 2)]
+    few = partial(classes, existing=2, new=1)
+    dense = [few("fedavg", seed) for seed in (1, 2)]
+    sparse = [few("sfedbayes", seed, kept=kept, level=kept) for kept in (0.25, 0.75) for seed in (1, 2)]
     assert [path.name for path in save_joint(dense, tmp_path, ["png"])] == ["box_plots.png", "convergence.png"]
     files = save_joint([*dense, *sparse], tmp_path, ["png", "svg"])
     assert [path.name for path in files[::2]] == [*PAIR, "convergence.png", "sparsity.png"]
@@ -109,7 +112,8 @@ def test_every_axis_is_labelled_for_any_number_of_clients(
     assert drawn == (2 if name in ("learning", "diagnostics", "clients") else 1)
 
 
-def test_the_users_settings_neither_matter_nor_change(result: Result, tmp_path: Path) -> None:
+def test_the_users_settings_neither_matter_nor_change(made: Callable[..., Result], tmp_path: Path) -> None:
+    result = made(existing=2, new=1)
     before = save_all(result, tmp_path / "before", ["svg"])
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "lines.linewidth": 9}):
         settings = dict(matplotlib.rcParams)
