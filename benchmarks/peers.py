@@ -137,7 +137,7 @@ def batched_gradient(model: DeepKernelGP, particles: Tensor, batch: ClientBatch)
     """
     theta = particles.clone().requires_grad_(True)
     prior, noise = model.prior(theta.expand(batch.clients, *theta.shape), batch.x)
-    noisy = MultivariateNormal(prior.mean, prior.lazy_covariance_matrix.add_diagonal(noise.unsqueeze(-1)))
+    noisy = MultivariateNormal(prior.mean, prior.lazy_covariance_matrix.add_diagonal(noise))
     value = noisy.log_prob(batch.y.unsqueeze(1)).sum(0)
     (gradient,) = torch.autograd.grad(value.sum(), theta)
     return gradient, value.detach()
