@@ -39,7 +39,7 @@ from pacbayes_fl.study.search import held_out, tune
 from tests.tiny import ROUNDS, assert_same_results, assert_same_state, quick, state, tiny, write_study
 
 ANYTHING = Budget(1e300, 1e-9)
-COORDINATES = 2 * 35  # two particles of the tiny study's prior
+COORDINATES = 2 * 36  # two particles of the tiny study's prior
 ON = "privacy.epsilon=10"
 SEEDED = "privacy.epsilon_if_noise_were_secret=10"
 """The same budget in a simulation, which can be repeated."""
