@@ -184,7 +184,7 @@ def scale(
         units = scaling.fit(raw[0], shared, columns)
         used = shared.used(units, raw[0])
         for batch in raw:
-            _check_bounds(batch, shared)
+            check_bounds(batch, shared)
         if shared.summaries is not None:
             inputs = summary_inputs(raw[0], shared.summaries)
         scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in raw]
@@ -193,8 +193,16 @@ def scale(
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
 
 
-def _check_bounds(batch: ClientBatch, shared: Shared) -> None:
-    """Refuse targets beyond the bounds, which predictions say are impossible."""
+def check_bounds(batch: ClientBatch, shared: Shared) -> None:
+    """Refuse targets beyond the bounds, which predictions say are impossible.
+
+    Args:
+        batch: rows in the data's own units.
+        shared: has the bounds, if there are any.
+
+    Raises:
+        DataError: naming the first client that has one, and the range of its targets.
+    """
     if shared.bounds is None:
         return
     low, high = shared.bounds

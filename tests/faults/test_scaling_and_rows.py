@@ -585,6 +585,9 @@ def test_predictions_end_at_the_bounds_of_the_target(tmp_path: Path, scale: str)
     own[3]["y"] = "-0.5"
     with pytest.raises(DataError, match=r"'new_1': has targets from -0.5 to .*, beyond the bounds \[0, inf\]"):
         join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "low.csv", own))
+    later = write_csv(tmp_path / "later.csv", [{"sun": 0.1, "y": -1.0}])
+    with pytest.raises(DataError, match="'existing_0': has targets from -1 to -1, beyond the bounds"):
+        predict(run.open_run(tmp_path / "run"), "existing_0", later, later)
 
 
 def test_bounds_that_rows_or_labels_contradict_are_refused(tmp_path: Path) -> None:
