@@ -192,9 +192,10 @@ class ReportPart:
         certify: what is left for certificates.
         metrics: of one's own, each a `metrics.Metric` such as "mine.py:MY_METRIC", scored beside all built-in ones.
         intervals: 95 % intervals of Gaussian processes: quantiles of the "model"'s predictive distribution, or
-            "conformal", by leave-one-out residuals (jackknife+): for clients that never trained and whose rows are
-            exchangeable they cover at least 90 %, and about 95 % as a rule; otherwise nothing is guaranteed. A client
-            with fewer than 19 rows takes the quantile of the federation's residuals, of a normal in private runs.
+            "conformal", by leave-one-out residuals (jackknife+): for clients that never trained, whose rows are
+            exchangeable and whose units are not made of these (`data.scale`), they cover at least 90 %, and about 95 %
+            as a rule; otherwise nothing is guaranteed. A client with fewer than 19 rows takes the quantile of the
+            federation's residuals, of a normal in private runs.
         interval_blocks: of consecutive rows, each left out at once for conformal intervals (CV+), as series need where
             neighbours are alike; single rows when None.
         keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them

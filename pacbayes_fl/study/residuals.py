@@ -159,9 +159,12 @@ def labels(study: Study) -> JsonTable:
         what = f"three normals by leave-one-out residuals, {share:g} of them the federation's; means are the model's"
         result["residuals"] = what
     if study.report.intervals == "conformal":
-        kind = "jackknife+" if study.report.interval_blocks is None else "CV+ of consecutive rows"
-        what = "at least 90 % for exchangeable rows of clients that never trained, about 95 % as a rule"
-        result["intervals"] = f"{kind}: {what}; below 19 rows and for pooled models a quantile of everybody's residuals"
+        kind, least = ("jackknife+", "90 %")
+        if study.report.interval_blocks is not None:
+            kind, least = "CV+ of consecutive rows", "90 % less sqrt(2 / m)"
+        what = f"at least {least} for exchangeable rows, in units not their own, of clients that never trained"
+        other = "about 95 % as a rule; below 19 rows and for pooled models a quantile of everybody's residuals"
+        result["intervals"] = f"{kind}: {what}, {other}"
     return result
 
 

@@ -4,9 +4,10 @@ A Gaussian process forgets rows at the cost of a solve of their size, so that al
 one factor that predictions need. With alpha = .05 the interval of a new row covers its target with probability at least
 1 - 2 alpha = .90, and with about .95 as a rule, where the client's rows and the new one are exchangeable and the priors
 have seen none of them (Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 2021, Theorem 1; Theorem 4 for
-blocks, with a little less; their proofs hold for any score of a row under a model). That is so for clients that never
-trained. The priors of clients that trained have seen the row that is left out, and rows of a series are not
-exchangeable: for these nothing is guaranteed in finite samples.
+blocks, less sqrt(2 / m); their proofs hold for any score of a row under a model). That is so for clients that never
+trained and whose units are not made of their own rows: a mean and a standard deviation of m rows hold a little of the
+row that is left out, about 1 / m of it. The priors of clients that trained have seen it too, and rows of a series are
+not exchangeable: for these nothing is guaranteed in finite samples.
 """
 
 from __future__ import annotations
