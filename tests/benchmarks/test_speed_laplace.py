@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import peers_laplace, speed
+from benchmarks import speed
 from benchmarks import speed_laplace as cases
 from benchmarks.measure import Bench
 from pacbayes_fl.inference.subnetwork import LargestVariance
@@ -50,6 +50,8 @@ def test_the_papers_network_has_the_goals() -> None:
 
 
 def test_variances_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import peers_laplace  # takes seconds, of everybody who collects
+
     real = peers_laplace.Peer.variances
 
     def spoiled(*given: Any) -> Any:

@@ -89,7 +89,7 @@ def gp(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, new: Tensor) -> tu
     model = trained.method.model if hasattr(trained.method, "model") else trained.method.inner.model
     everything = torch.cat((x, new)).unsqueeze(0)
     prior, noise = model.prior(theta.view(1, 1, -1), everything)
-    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), float(noise)
+    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), float(noise.unique())
     m = len(x)
     gram = covariance[:m, :m] + s2 * torch.eye(m, dtype=torch.float64)
     gain = covariance[m:, :m] @ torch.linalg.inv(gram)
@@ -470,7 +470,8 @@ def test_the_bound_and_its_beta_must_fit() -> None:
 
 def test_digits_are_certified_well_below_chance(data_root: Path) -> None:
     """Ten clients, 125 rows each that the training never saw: no bound is vacuous, and test risks are below."""
-    sets = ["method.name=pfedbayes", "federation.rounds=10", "report.evaluate_every=10"]
+    sets = ["method.name=pfedbayes", "federation.rounds=12", "report.evaluate_every=12"]
+    sets += ["model.widths=[40]", "method.rate=0.003"]
     study = Study.from_toml("mnist-small", [SPLIT, *sets, "data.options={test=95}"])
     study = replace(study, data=replace(study.data, options={**study.data.options, "root": str(data_root)}))
     result = certify(train(study), Request(draws=100))
