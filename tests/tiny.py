@@ -93,7 +93,8 @@ def write_csv(path: Path, table: Iterable[Row]) -> Path:
 
 def on_csv(path: Path, *sets: str) -> Study:
     """Return the study with a CSV as its data."""
-    return Study.from_table(TABLE | {"data": {"source": str(path)}}, "tiny.toml", sets)
+    plain = {"data": {"source": str(path), "scale": "client"}, "model": TABLE["model"] | {"residuals": "gaussian"}}
+    return Study.from_table(TABLE | plain, "tiny.toml", sets)
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:

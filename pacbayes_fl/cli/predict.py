@@ -85,4 +85,5 @@ def act(options: argparse.Namespace) -> None:
         result.save(options.out)
         say(f"{len(result.clients)} rows of {len(set(result.clients))} clients are in {options.out}", file=sys.stderr)
     elif not options.json:
-        sys.stdout.write(result.to_csv())
+        text = result.to_csv()  # in which nothing steers the terminal
+        print(text, end="")

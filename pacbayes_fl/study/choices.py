@@ -42,6 +42,7 @@ ROUNDS: Final = HeldOutChoice("rounds", (10, 25, 50, 100, 200), table="federatio
 by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
+_FROM_OTHERS: Final = (HELD_OUT, "shrunk", "mixture")  # values of defaults that other clients' rows decide
 
 
 def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
@@ -158,8 +159,8 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
         table: of the study, with everything that was given.
 
     Returns:
-        Values by part; nothing of a source that is built in, and nothing to be chosen by rows that may not choose:
-        those of a private run, or all that certificates by folds stand on.
+        Values by part; nothing of a source that is built in, and nothing that takes what other clients' rows say where
+        they may say nothing: in a private run, or where certificates by folds stand on all rows.
     """
     source = _table(table, "data").get("source")
     if not isinstance(source, str) or source in sources.every() or source.startswith(INSTANCE):
@@ -168,7 +169,7 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
     refused = private or certify.get("scheme") == "folds"
     return {
-        part: {name: value for name, value in values.items() if not (refused and value == HELD_OUT)}
+        part: {name: value for name, value in values.items() if not (refused and value in _FROM_OTHERS)}
         for part, values in recipe.own_rows.items()
     }
 

@@ -45,6 +45,25 @@ def test_what_is_said_or_may_not_be_chosen_by_rows_is_not_left_open(table: dict[
     assert Study.from_table({**OWN, **table}).federation.rounds == rounds
 
 
+@pytest.mark.parametrize(
+    ("table", "scale", "residuals"),
+    [
+        ({}, "shrunk", "mixture"),
+        ({"method": {"name": "pfedgp"}}, "shrunk", "mixture"),
+        ({"data": {"source": "mine.csv", "scale": "pooled"}, "model": {"residuals": "gaussian"}}, "pooled", "gaussian"),
+        ({"method": {"preset": "paper"}}, "client", "gaussian"),
+        ({"privacy": {"epsilon": 2.0}}, "client", "gaussian"),
+        ({"report": {"certify": {"scheme": "folds"}}}, "client", "gaussian"),
+        ({"data": {"source": "polynomial"}}, "client", "gaussian"),
+    ],
+)
+def test_scales_and_shapes_of_errors_are_learned_from_others_where_they_may_be(
+    table: dict[str, Any], scale: str, residuals: str
+) -> None:
+    study = Study.from_table({**OWN, **table})
+    assert (study.data.scale, study.model.residuals) == (scale, residuals)
+
+
 @pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.toml")), ids=lambda path: path.stem)
 def test_no_bundled_study_leaves_its_rounds_open(path: Any) -> None:
     assert all(

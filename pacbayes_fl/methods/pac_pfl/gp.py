@@ -351,8 +351,15 @@ GP_SEARCH: Search = MappingProxyType(
 )
 """What a search varies of every method on deep-kernel Gaussian processes, beside spreads and steps."""
 
-OWN_ROWS: Defaults = MappingProxyType({"federation": MappingProxyType({"rounds": HELD_OUT})})
-"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train."""
+OWN_ROWS: Defaults = MappingProxyType(
+    {
+        "federation": MappingProxyType({"rounds": HELD_OUT}),
+        "data": MappingProxyType({"scale": "shrunk"}),
+        "model": MappingProxyType({"residuals": "mixture"}),
+    }
+)
+"""Of rows for which nobody has tuned anything, those that a federation was not given say how long it may train, no
+client's few rows scale its columns alone, and residuals say what shape errors have."""
 
 RATE = HeldOutChoice("rate", (1e-2, 3e-3), by_default=False, clients=True)
 TRIALS = Trials(50)
