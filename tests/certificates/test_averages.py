@@ -45,8 +45,8 @@ def made() -> Made:
 def energy(trained: Trained, theta: Tensor, x: Tensor, y: Tensor, beta: float) -> float:
     """Free energy of a client's answer to one prior, with dense matrices."""
     prior, noise = trained.method.model.prior(theta.view(1, 1, -1), x.unsqueeze(0))
-    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), float(noise)
-    gain = covariance @ torch.linalg.inv(covariance + s2 * torch.eye(len(x), dtype=torch.float64))
+    mean, covariance, s2 = prior.mean[0, 0].detach(), prior.covariance_matrix[0, 0].detach(), noise[0, 0].detach()
+    gain = covariance @ torch.linalg.inv(covariance + s2.diag())
     after_mean, after = mean + gain @ (y - mean), covariance - gain @ covariance
     jitter = 1e-9 * torch.eye(len(x), dtype=torch.float64)
     kl = float(gaussian_kl(after_mean, after + jitter, mean, covariance + jitter))

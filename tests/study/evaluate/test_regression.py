@@ -16,6 +16,7 @@ from pacbayes_fl.federation import engine
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.study import choices
 from pacbayes_fl.study.data import ScaledGroup, load
 from pacbayes_fl.study.evaluate.regression import Report, curve, evaluate, labels, metrics_of, state_of, units_of
 from pacbayes_fl.study.file import Study
@@ -202,5 +203,8 @@ def test_every_method_of_the_table_can_be_reported(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", rows())
     for name in (name for name, recipe in METHODS.items() if "regression" in recipe.learns):
         for group in ("existing", "new"):
-            report, _ = scored(on_csv(path, *quick(name), "federation.rounds=2"), group)
+            study = on_csv(path, *quick(name), "federation.rounds=2")
+            for asked in study.held_out:
+                study = choices.with_value(study, asked, choices.candidates(study, asked)[0])
+            report, _ = scored(study, group)
             assert all(math.isfinite(value) for row in report.rows for value in row.metrics.values()), name
