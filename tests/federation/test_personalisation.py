@@ -49,7 +49,7 @@ def test_joining_without_rows_predicts_the_prior() -> None:
     prior, noise = deep(3).prior(theta, x)
     assert_close(predictive.weights[1], torch.full((3,), 1 / 3, dtype=torch.float64), 1e-14)
     assert_close(predictive.means[1:], prior.mean, 1e-12)
-    assert_close(predictive.variances[1:], prior.variance + noise.unsqueeze(-1), 1e-12)
+    assert_close(predictive.variances[1:], prior.variance + noise, 1e-12)
     assert not torch.allclose(predictive.means[0], predictive.means[1])
 
 
