@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-from torch import Tensor
 
-from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.inference.evidence import maximise
-from pacbayes_fl.methods.base import Nothing, RefinedPosterior
-from pacbayes_fl.methods.baselines.local_method import LocalMethod
+from pacbayes_fl.methods.baselines.local_gp import LocalGP, Start
 from pacbayes_fl.methods.recipe import LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.models.functions.ard import ARDMatern
-from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
-
-
-class Start(NamedTuple):
-    """Where every client's search begins, theta [D]; nothing in it is learned."""
-
-    theta: Tensor
 
 
 @final
 @dataclass(frozen=True)
-class ARDGP(LocalMethod[Start]):
+class ARDGP(LocalGP):
     """Type-II maximum likelihood of `ARDMatern` per client; the table [model] does not count.
 
     Args:
@@ -52,24 +40,6 @@ class ARDGP(LocalMethod[Start]):
     def init_server(self, generator: torch.Generator) -> Start:
         """Begin where the prior is centred; nothing is drawn."""
         return Start(self.prior.location())
-
-    def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
-        """Ascend each client's log evidence, then condition on its rows."""
-        return condition(self.prior, maximise(self.prior, message.theta, batch, self.rate, self.steps), batch)
-
-    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
-        """Condition on all rows under the hyper-parameters that P was fitted with; they have not seen `rows`.
-
-        Args:
-            prior: P, of the rows `seen`.
-            seen: rows of K clients.
-            rows: later rows of theirs.
-            noise: not used.
-
-        Returns:
-            Q, and KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
-        """
-        return RefinedPosterior(*refined(prior, seen, rows))
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: covariances on the way to the kernel, which autograd keeps."""
