@@ -132,7 +132,9 @@ def _convert(kind: object, value: object, where: str) -> Any:
         return _number(kind, value, where)
     if isinstance(kind, type) and isinstance(value, kind) and kind is not int:
         return value
-    raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}")
+    one = origin is tuple and isinstance(value, str) and choices[0] is str
+    hint = f'write ["{value}"]' if one else None
+    raise StudyError(f"{where} must be {_expected(kind)}, got {shown(value)}", hint=hint)
 
 
 def limits(kind: type) -> tuple[float, float]:

@@ -10,9 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from pacbayes_fl import settings
+from pacbayes_fl.bounds import BOUNDS, Premises, Provenance
+from pacbayes_fl.cli import main
+from pacbayes_fl.plugins.references import load_file
+from pacbayes_fl.results.records import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.run import run
+from tests import tiny_images
 
 ROOT = Path(__file__).parents[1]
-DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+DIFFS = re.findall(r"```diff\n(.*?)```", TEXT, re.DOTALL)
+(MINE,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+(WAVES,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 
 USED = """
 import math, torch, tempfile
@@ -65,3 +78,51 @@ def test_a_worked_diff_is_short(diff: str) -> None:
 def test_what_the_diffs_add_works(changed: Path) -> None:
     done = subprocess.run([sys.executable, "-c", USED], cwd=changed, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip().endswith("used"), done.stderr
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return a folder with the worked file and its study."""
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    (tmp_path / "waves.toml").write_text(WAVES, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_worked_file_runs_and_its_metric_is_what_it_says(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(own / "waves.toml"), "--rounds", "2", "--quiet", "--out", str(own / "run")]) == 0
+    assert "mean_absolute" in capsys.readouterr().out
+    assert all(0 < row.metrics["mean_absolute"] <= row.metrics["rmse"] for row in load(own / "run").clients)
+    study = str(own / "waves.toml")
+    changed = [Study.from_toml(study, ["federation.rounds=2", f"method.std={std}"]) for std in (0.01, 100.0)]
+    near, far = (run(one).rounds[-1].values["loss"] for one in changed)
+    assert near > far  # a strong pull to the start keeps clients from learning
+
+
+def test_the_worked_bound_is_mcallester_s_and_certifies_a_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = load_file(own / "mine.py", "--bound").module.PINSKER
+    premises = Premises(prior=Provenance("split"), independent=True)
+    given = (0.03, torch.tensor([0.0, 500.0]), 30_000, 0.05, premises)
+    torch.testing.assert_close(mine.function(*given).value, BOUNDS["mcallester"].function(*given).value)
+    (own / "waves.toml").write_text(WAVES.replace('"mine.py:Pull"', '"pfedbayes"').replace("std = 0.5\n", ""))
+    split = ["--set", "report.certify.scheme=split", "--rounds", "1", "--quiet"]
+    assert main(["run", str(own / "waves.toml"), *split, "--out", str(own / "split")]) == 0
+    assert main(["certify", str(own / "split"), "--bound", f"{own}/mine.py:PINSKER", "--draws", "50", "--quiet"]) == 0
+    assert "client_0" in capsys.readouterr().out
+
+
+def test_the_worked_partition_deals_images(own: Path) -> None:
+    table = tiny_images.table(tiny_images.write_root(own / "images"))
+    kept = {key: value for key, value in table["data"]["options"].items() if key in ("root", "clients", "pool")}
+    table["data"]["options"] = kept | {"partition": "mine.py:DEAL"}
+    table["federation"]["rounds"] = 1
+    (own / "dealt.toml").write_text(settings.to_toml(table), encoding="utf-8")
+    result = run(Study.from_toml(own / "dealt.toml"))
+    assert {row.m for row in result.clients} == {(tiny_images.TRAIN + tiny_images.TEST) // 4 - 20}
+
+
+@pytest.mark.parametrize("name", ["Pull", "PINSKER", "MAE", "WAVES", "DEAL"])
+def test_what_the_worked_file_holds_can_be_described(own: Path, name: str) -> None:
+    from pacbayes_fl.study.describe import describe
+
+    (one,) = describe(f"{own}/mine.py:{name}")
+    assert one.title and one.family != "hyper-prior"

@@ -106,6 +106,12 @@ def test_a_wrong_value_is_named_with_its_place_and_what_is_right(table: dict[str
     assert str(caught.value).startswith(text)
 
 
+def test_a_word_in_place_of_a_list_is_told_how_a_list_is_written() -> None:
+    with pytest.raises(StudyError, match=r"""metrics must be a list of str, got 'rmse' \(write \["rmse"\]\)"""):
+        settings._convert(tuple[str, ...], "rmse", "[report] metrics")
+    assert settings._convert(tuple[str, ...], ["rmse"], "[report] metrics") == ("rmse",)
+
+
 def test_no_table_and_a_missing_value_are_refused() -> None:
     with pytest.raises(StudyError, match=r"^here must be a table, got 3$"):
         settings.parse(Outer, 3, "here")  # type: ignore[arg-type]

@@ -36,11 +36,11 @@ def seeger(
 
     L <= a + R kl^-1((L^ - a) / R, (KL + ln(xi(n) / delta)) / n), with xi(n) < 2 sqrt n of `moment.log_moment`
     """
-    return _of_risk("Maurer/Seeger, kl inverse", _seeger, risk, kl, n, delta, premises, monte_carlo)
+    return of_risk("Maurer/Seeger, kl inverse", _seeger, risk, kl, n, delta, premises, monte_carlo)
 
 
 def _seeger(terms: Terms) -> dict[str, Tensor]:
-    return {"bound": _in_units(kl_inverse_upper(_unit_risk(terms), _budget(terms) / terms["n"]), terms)}
+    return {"bound": in_units(kl_inverse_upper(unit_risk(terms), budget(terms) / terms["n"]), terms)}
 
 
 SEEGER = Bound(
@@ -60,12 +60,12 @@ def mcallester(
 
     L <= L^ + R sqrt((KL + ln(xi(n) / delta)) / (2 n))
     """
-    return _of_risk("McAllester", _mcallester, risk, kl, n, delta, premises, monte_carlo)
+    return of_risk("McAllester", _mcallester, risk, kl, n, delta, premises, monte_carlo)
 
 
 def _mcallester(terms: Terms) -> dict[str, Tensor]:
-    root = (_budget(terms) / (2.0 * terms["n"])).sqrt()
-    return {"risk": _in_units(_unit_risk(terms), terms), "complexity": (terms["high"] - terms["low"]) * root}
+    root = (budget(terms) / (2.0 * terms["n"])).sqrt()
+    return {"risk": in_units(unit_risk(terms), terms), "complexity": (terms["high"] - terms["low"]) * root}
 
 
 MCALLESTER = Bound(
@@ -85,12 +85,12 @@ def pbb_quadratic(
 
     L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
     """
-    return _of_risk("PBB, quadratic form", _quadratic, risk, kl, n, delta, premises, monte_carlo)
+    return of_risk("PBB, quadratic form", _quadratic, risk, kl, n, delta, premises, monte_carlo)
 
 
 def _quadratic(terms: Terms) -> dict[str, Tensor]:
-    share = _budget(terms) / (2.0 * terms["n"])
-    return {"bound": _in_units(((_unit_risk(terms) + share).sqrt() + share.sqrt()).square(), terms)}
+    share = budget(terms) / (2.0 * terms["n"])
+    return {"bound": in_units(((unit_risk(terms) + share).sqrt() + share.sqrt()).square(), terms)}
 
 
 PBB_QUADRATIC = Bound(
@@ -122,15 +122,15 @@ def pbb_lambda(
     own = {} if weight is None else {"weight": checked("weight", weight, 0.0, 2.0, strict=True)}
     if own and bool((own["weight"] >= 2).any()):
         raise AssumptionError("weight must lie strictly between 0 and 2, got 2")
-    return _of_risk("PBB, lambda form", _lambda, risk, kl, n, delta, premises, monte_carlo, **own)
+    return of_risk("PBB, lambda form", _lambda, risk, kl, n, delta, premises, monte_carlo, **own)
 
 
 def _lambda(terms: Terms) -> dict[str, Tensor]:
-    unit, budget, n = _unit_risk(terms), _budget(terms), terms["n"]
-    weight = terms["weight"] if "weight" in terms else 2.0 / ((2.0 * n * unit / budget + 1.0).sqrt() + 1.0)
+    unit, nats, n = unit_risk(terms), budget(terms), terms["n"]
+    weight = terms["weight"] if "weight" in terms else 2.0 / ((2.0 * n * unit / nats + 1.0).sqrt() + 1.0)
     left = 1.0 - 0.5 * weight
     scale = terms["high"] - terms["low"]
-    return {"risk": _in_units(unit / left, terms), "complexity": scale * budget / (n * weight * left)}
+    return {"risk": in_units(unit / left, terms), "complexity": scale * nats / (n * weight * left)}
 
 
 PBB_LAMBDA = Bound(
@@ -163,13 +163,13 @@ def catoni(
     Where the rows chose among betas, `premises.tried` is their number.
     """
     own = {"beta": _beta(beta)}
-    return _of_risk("Catoni, exact form at fixed beta", _catoni, risk, kl, n, delta, premises, monte_carlo, **own)
+    return of_risk("Catoni, exact form at fixed beta", _catoni, risk, kl, n, delta, premises, monte_carlo, **own)
 
 
 def _catoni(terms: Terms) -> dict[str, Tensor]:
     rate = terms["beta"] * (terms["high"] - terms["low"]) / terms["n"]  # beta of the loss in [0, 1], over n
-    nats = rate * _unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
-    return {"bound": _in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
+    nats = rate * unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
+    return {"bound": in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
 
 
 CATONI = Bound(
@@ -202,12 +202,12 @@ def alquier(
     """
     own = {"beta": _beta(beta)}
     theorem = _with_prior("Alquier/Catoni at fixed beta (PAC-PFL eq. 14)", "PAC-PFL Theorem 3.2 (eq. 4)", premises)
-    return _of_risk(theorem, _alquier, risk, kl, n, delta, premises, monte_carlo, **own)
+    return of_risk(theorem, _alquier, risk, kl, n, delta, premises, monte_carlo, **own)
 
 
 def _alquier(terms: Terms) -> dict[str, Tensor]:
     divergence = terms["kl"] / terms["beta"]
-    return {"risk": _in_units(_unit_risk(terms), terms), "divergence": divergence, **_fixed_beta(terms)}
+    return {"risk": in_units(unit_risk(terms), terms), "divergence": divergence, **_fixed_beta(terms)}
 
 
 ALQUIER = Bound(
@@ -299,7 +299,7 @@ GIBBS = Bound(
 # what they share ---------------------------------------------------------------------------------------------------
 
 
-def _of_risk(
+def of_risk(
     theorem: str,
     formula: Formula,
     risk: Number,
@@ -310,6 +310,25 @@ def _of_risk(
     monte_carlo: MonteCarlo | None,
     **own: Tensor,
 ) -> Certificate:
+    """Certify a client by a formula of its empirical risk and its KL divergence, after checking both.
+
+    Args:
+        theorem: which bound.
+        formula: turns terms into parts that sum to the bound.
+        risk: empirical risk [] or [K], in the unit of the loss.
+        kl: KL(Q || P) [] or [K], in nats.
+        n: rows [] or [K].
+        delta: probability with which the bound may fail.
+        premises: its assumptions.
+        monte_carlo: how the risk was estimated, if it was.
+        **own: further terms of the formula, [] or [K].
+
+    Returns:
+        The certificate.
+
+    Raises:
+        AssumptionError: when a number is out of range, or the premises are of an average over clients.
+    """
     loss = premises.loss
     _require_own_rows(premises)
     terms = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": _rows(n), **own}
@@ -336,13 +355,22 @@ def _with_prior(plain: str, private: str, premises: Premises) -> str:
     return private if premises.prior.private else plain
 
 
-def _unit_risk(terms: Terms) -> Tensor:
-    """Empirical risk as of a loss in [0, 1], with what its estimation costs."""
+def unit_risk(terms: Terms) -> Tensor:
+    """Empirical risk [] or [K] as of a loss in [0, 1], with what its estimation from draws costs."""
     unit = ((terms["risk"] - terms["low"]) / (terms["high"] - terms["low"])).clamp(0.0, 1.0)
     return monte_carlo_risk(unit, terms["mc_draws"], terms["mc_delta"]) if "mc_draws" in terms else unit
 
 
-def _in_units(unit: Tensor, terms: Terms) -> Tensor:
+def in_units(unit: Tensor, terms: Terms) -> Tensor:
+    """Take a risk over to the unit of the loss, [a, b].
+
+    Args:
+        unit: risk of the loss in [0, 1], [] or [K].
+        terms: of the formula.
+
+    Returns:
+        a + (b - a) unit, [] or [K].
+    """
     return terms["low"] + (terms["high"] - terms["low"]) * unit
 
 
@@ -357,8 +385,8 @@ def _confidence(terms: Terms) -> Tensor:
     return nats
 
 
-def _budget(terms: Terms) -> Tensor:
-    """B = KL + ln(xi(n) / delta), in nats."""
+def budget(terms: Terms) -> Tensor:
+    """B = KL + ln(xi(n) / delta) [] or [K], in nats, with what a private prior costs."""
     return terms["kl"] + _confidence(terms) + log_moment(terms["n"])
 
 

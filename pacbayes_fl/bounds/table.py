@@ -41,7 +41,9 @@ def _bound(thing: object, module: ModuleType, name: str) -> Bound | None:
     return thing if isinstance(thing, Bound) else None
 
 
-OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(dict, "pacbayes_fl.bounds", "--bound", "a record Bound", _bound)
+OWN_BOUNDS: Final[OpenTable[Bound]] = OpenTable(
+    dict, "pacbayes_fl.bounds", "--bound", "a record pacbayes_fl.bounds.Bound", _bound
+)
 """Bounds that users and installed packages bring."""
 
 

@@ -102,6 +102,11 @@ class OpenTable(Mapping[str, Record], Generic[Record]):
         """
         return [(name, _package(entry)) for name, entry in self.entries().items() if name not in self._known()]
 
+    @property
+    def expected(self) -> str:
+        """What a reference must lead to."""
+        return self._expected
+
     def leads_here(self, name: str) -> bool:
         """Whether a reference or an entry point leads to an object of this table's kind, which is then imported.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,20 @@ def is_hyper_prior(thing: object) -> bool:
 
 
 def _hyper_prior(thing: object, module: ModuleType, name: str) -> Making | None:
-    return thing if is_hyper_prior(thing) or callable(thing) else None  # type: ignore[return-value]
+    return thing if is_hyper_prior(thing) or _takes_a_model(thing) else None  # type: ignore[return-value]
+
+
+def _takes_a_model(thing: object) -> bool:
+    """Whether an object can be called with a model alone; true of one that does not say what it is called with."""
+    if not callable(thing):
+        return False
+    try:
+        inspect.signature(thing).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 HYPER_PRIORS: Final[OpenTable[Making]] = OpenTable(

@@ -160,6 +160,10 @@ def _mechanism(thing: object, module: ModuleType, name: str) -> MechanismKind | 
 
 
 MECHANISMS: Final = OpenTable(
-    lambda: _BUILT_IN, "pacbayes_fl.mechanisms", "[privacy] mechanism", "a record MechanismKind", _mechanism
+    lambda: _BUILT_IN,
+    "pacbayes_fl.mechanisms",
+    "[privacy] mechanism",
+    "a record pacbayes_fl.privacy.kinds.MechanismKind",
+    _mechanism,
 )
 """All of them by name or reference. A new one is one more record above; who brings one vouches for its account."""

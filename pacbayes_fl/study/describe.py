@@ -14,6 +14,7 @@ from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.methods import METHODS, Recipe
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.options import Option, options_of
+from pacbayes_fl.plugins.references import reference
 from pacbayes_fl.plugins.table import OpenTable
 from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS, is_hyper_prior
 from pacbayes_fl.posteriors.weights.families import FAMILIES
@@ -89,7 +90,13 @@ def describe(name: str) -> tuple[Description, ...]:
         StudyError: when nothing has it, with the nearest name that something has.
     """
     result = [one(name) for names, one in _families() if name in names]
-    result += [one(name) for table, one in _open() if table.leads_here(name)]
+    found = [one for table, one in _open() if table.leads_here(name)]
+    if len(found) > 1:  # whatever can be called with a model may make a hyper-prior: a method's class is not meant so
+        found = [one for one in found if one is not _hyper_prior]
+    result += [one(name) for one in found]
+    if not result and reference(name) is not None:
+        expected = "; ".join(table.expected for table, _ in _open())
+        raise StudyError(f"{name} is nothing that a study or a command can name", hint=f"it must be one of: {expected}")
     if not result:
         every = dict.fromkeys(each for names, _ in _families() for each in names)
         raise StudyError(f"nothing is called {shown(name)}", hint=settings.nearest(name, every))

@@ -237,7 +237,9 @@ def _kind(thing: object, module: ModuleType, name: str) -> ModelKind | None:
     return thing if isinstance(thing, ModelKind) else None
 
 
-MODEL_KINDS: Final = OpenTable(lambda: KINDS, "pacbayes_fl.models", "[model] kind", "a record ModelKind", _kind)
+MODEL_KINDS: Final = OpenTable(
+    lambda: KINDS, "pacbayes_fl.models", "[model] kind", "a record pacbayes_fl.study.models.ModelKind", _kind
+)
 """Every kind of model by name or reference."""
 
 

@@ -70,11 +70,17 @@ def _partition(thing: object, module: ModuleType, name: str) -> Partition | None
     return thing if isinstance(thing, Partition) else None
 
 
-SOURCES: Final[OpenTable[Source]] = OpenTable(dict, "pacbayes_fl.sources", "[data] source", "a record Source", _source)
+SOURCES: Final[OpenTable[Source]] = OpenTable(
+    dict, "pacbayes_fl.sources", "[data] source", "a record pacbayes_fl.study.sources.Source", _source
+)
 """Sources that users and installed packages bring; the built-in ones are made by `find`."""
 
 OPEN_PARTITIONS: Final = OpenTable(
-    lambda: PARTITIONS, "pacbayes_fl.partitions", "[data.options] partition", "a record Partition", _partition
+    lambda: PARTITIONS,
+    "pacbayes_fl.partitions",
+    "[data.options] partition",
+    "a record pacbayes_fl.data.partitions.Partition",
+    _partition,
 )
 """Every partition by name or reference."""
 

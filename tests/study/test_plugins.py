@@ -328,3 +328,27 @@ def test_what_packages_add_is_listed_and_described(
         assert f"all_of_{group}" not in sys.modules
         assert main(["describe", f"added-{group}"]) == 0
         assert f"added-{group}" in capsys.readouterr().out
+
+
+def test_whatever_takes_a_model_may_make_a_hyper_prior_and_nothing_else(tmp_path: Path) -> None:
+    from pacbayes_fl.posteriors.hyper_posterior import HYPER_PRIORS
+    from pacbayes_fl.study.describe import describe
+
+    path = write(tmp_path, "mine.py", METHOD + METRIC + "\nmake = lambda model: 0\nnobody = lambda: 0\n")
+    families = {name: [one.family for one in describe(f"{path}:{name}")] for name in ("MeanTarget", "LARGEST", "make")}
+    assert families == {"MeanTarget": ["method"], "LARGEST": ["metric"], "make": ["hyper-prior"]}
+    with pytest.raises(StudyError, match=r"a hyper-prior with sample and score, or a function of the model.*<lambda>"):
+        HYPER_PRIORS[f"{path}:nobody"]
+    with pytest.raises(StudyError, match=r"mine.py:largest is nothing .* pacbayes_fl.metrics.Metric; .*sources.Source"):
+        describe(f"{path}:largest")
+
+
+def test_errors_say_where_the_record_that_was_expected_comes_from(tmp_path: Path) -> None:
+    from importlib import import_module
+
+    from pacbayes_fl.study.describe import _open
+
+    named = [table.expected.rpartition(" ")[2] for table, _ in _open() if table.expected.startswith("a record")]
+    assert len(named) >= 5
+    for place, _, name in (each.rpartition(".") for each in named):
+        assert isinstance(getattr(import_module(place), name), type)
