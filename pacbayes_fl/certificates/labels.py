@@ -49,6 +49,8 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
             "pooled": "standardised by the rows of all clients that priors saw",
             "none": "in their own units",
         }[trained.groups[name].shared.kinds[-1]]
+        if (transform := trained.groups[name].shared.transform) is not None:
+            units[name] = f"t = {transform.title}, {units[name]}"
         if trained.groups[name].shared.summaries is not None:
             of = own if group.prior.source == "split" else "the average client, as none of the bound's rows may enter"
             units[name] += f"; client inputs: summaries of {of}"

@@ -19,6 +19,7 @@ from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
+from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import caller_stacklevel
 
 ColumnScale = Literal["client", "shrunk", "pooled", "none"]
@@ -100,6 +101,7 @@ class Shared(NamedTuple):
         spread: standard deviation of the logarithms of clients' scales in shrunk columns [d + 1]; 0 elsewhere.
         summaries: scale of the clients' summaries, where these are inputs.
         bounds: least and largest value that a target can have, in units of y; None without any.
+        transform: of targets before they are scaled; None without any.
     """
 
     kinds: tuple[ColumnScale, ...]
@@ -111,6 +113,7 @@ class Shared(NamedTuple):
     spread: Tensor | None = None
     summaries: SummaryScale | None = None
     bounds: tuple[float, float] | None = None
+    transform: Transform | None = None
 
     def impose(self, own: Scaling) -> Scaling:
         """Replace the columns that are not scaled by client, knowing nothing of the clients' rows.
@@ -123,6 +126,17 @@ class Shared(NamedTuple):
         """
         common = torch.tensor([kind != "client" for kind in self.kinds], device=own.x_mean.device)
         return own.replaced(common, self.mean, self.std) if bool(common.any()) else own
+
+    def learned(self, batch: ClientBatch) -> ClientBatch:
+        """Give rows the targets that a method learns, before they are scaled.
+
+        Args:
+            batch: rows in the data's own units.
+
+        Returns:
+            The same rows, with transformed targets where there is a transform.
+        """
+        return batch if self.transform is None else self.transform.apply(batch)
 
     def used(self, own: Scaling, batch: ClientBatch) -> Scaling:
         """Replace the columns that are not scaled by client, those that are shrunk by use of the clients' rows.
@@ -231,6 +245,20 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
     _say_constant(batch.names, own.cpu(), [*columns][:-1] or [f"column {j}" for j in range(own.shape[1] - 1)], labels)
     std = torch.where(flat, 1.0, std)
     return Scaling(mean[:, :-1], std[:, :-1], mean[:, -1], std[:, -1])
+
+
+def with_targets(units: Scaling, batch: ClientBatch) -> Scaling:
+    """Fit the targets of other units anew.
+
+    Args:
+        units: maps of K clients, of whatever targets.
+        batch: their training rows, y [K, N].
+
+    Returns:
+        The maps, with mean and standard deviation of these targets.
+    """
+    mean, std, flat = moments_of(batch.y.unsqueeze(-1), batch.mask)
+    return units._replace(y_mean=mean[:, 0], y_std=torch.where(flat, 1.0, std)[:, 0])
 
 
 def _say_constant(clients: Sequence[str], flat: Tensor, columns: Sequence[str], labels: bool) -> None:

@@ -15,6 +15,7 @@ from pacbayes_fl.metrics.rows import masked_mean, real_rows
 from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
+from pacbayes_fl.posteriors.transformed import TransformedMixture
 
 _LEVELS = 1024  # of the quadrature of `crps` for a predictive without a closed form
 _BLOCK = 64  # levels asked for at once
@@ -97,9 +98,10 @@ def crps(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
     sum_i w_i A(y - mu_i, s_i) - 1/2 sum_ij w_i w_j A(mu_i - mu_j, sqrt(s_i^2 + s_j^2)) with
     A(m, s) = 2 s phi(m/s) + m (2 Phi(m/s) - 1) (Grimit, Gneiting, Berrocal and Johnson 2006). A component without
     spread counts as a point mass. For a `CensoredMixture` it is that less what the integral counts beyond the bounds.
-    For a `SampledMixture` it is the mean absolute distance of S = 1000 of its draws less
-    half that between two of them, 1/S sum_i |x_i - y| - 1/(2 S (S - 1)) sum_ij |x_i - x_j|, whose expectation is exact
-    for every S (Zamo and Naveau 2018, eq. PWM). For any other predictive it is the pinball loss integrated over levels,
+    For a `TransformedMixture` the integral is taken by Gauss-Legendre rules. For a `SampledMixture` it is the mean
+    absolute distance of S = 1000 of its draws less half that between two of them,
+    1/S sum_i |x_i - y| - 1/(2 S (S - 1)) sum_ij |x_i - x_j|, whose expectation is exact for every S (Zamo and Naveau
+    2018, eq. PWM). For any other predictive it is the pinball loss integrated over levels,
     2 int (1{y <= Q(t)} - t) (Q(t) - y) dt, by a midpoint rule of 1024 points that crowd towards 0 and 1: for a normal
     within 1e-6 standard deviations of the exact value.
 
@@ -119,6 +121,8 @@ def crps(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
         score = _mixture_crps(predictive, y)
     elif isinstance(predictive, CensoredMixture):
         score = _mixture_crps(predictive.inner, y) - predictive.hidden_score()
+    elif isinstance(predictive, TransformedMixture):
+        score = predictive.ranked_score(y)
     elif isinstance(predictive, SampledMixture):
         score = _sampled_crps(predictive, y)
     else:

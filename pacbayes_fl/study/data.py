@@ -62,7 +62,7 @@ class ScaledGroup:
         Returns:
             The scaled rows.
         """
-        return _brought(batch, self.used, self.inputs).to(dtype=self.train.x.dtype)
+        return _brought(self.shared.learned(batch), self.used, self.inputs).to(dtype=self.train.x.dtype)
 
     def select(self, index: Tensor) -> ScaledGroup:
         """Take clients.
@@ -172,7 +172,7 @@ def scale(
         The scaled group.
 
     Raises:
-        DataError: naming a client with a target beyond the bounds.
+        DataError: naming a client with a target beyond the bounds, or without a transform.
     """
     batches = [group.train, group.test, *([] if group.validation is None else [group.validation])]
     raw = [batch.to(device) for batch in batches]
@@ -181,28 +181,33 @@ def scale(
         units = used = scaling.identity(raw[0])
         scaled = [batch.to(dtype=dtype) for batch in raw]
     else:
-        units = scaling.fit(raw[0], shared, columns)
-        used = shared.used(units, raw[0])
         for batch in raw:
-            check_bounds(batch, shared)
+            check_targets(batch, shared)
+        learned = [shared.learned(batch) for batch in raw]
+        units = scaling.fit(learned[0], shared, columns)
+        used = shared.used(units, learned[0])
+        if shared.transform is not None:
+            units = scaling.with_targets(units, raw[0])
         if shared.summaries is not None:
-            inputs = summary_inputs(raw[0], shared.summaries)
-        scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in raw]
+            inputs = summary_inputs(learned[0], shared.summaries)
+        scaled = [_brought(batch, used, inputs).to(dtype=dtype) for batch in learned]
     own = tables.Group(raw[0], raw[1], raw[2] if raw[2:] else None, group.times)
     validation = scaled[2] if scaled[2:] else None
     return ScaledGroup(scaled[0], scaled[1], own, units, used, shared, validation, inputs)
 
 
-def check_bounds(batch: ClientBatch, shared: Shared) -> None:
-    """Refuse targets beyond the bounds, which predictions say are impossible.
+def check_targets(batch: ClientBatch, shared: Shared) -> None:
+    """Refuse targets beyond the bounds, which predictions say are impossible, and those that have no transform.
 
     Args:
         batch: rows in the data's own units.
-        shared: has the bounds, if there are any.
+        shared: has the bounds and the transform, if there are any.
 
     Raises:
-        DataError: naming the first client that has one, and the range of its targets.
+        DataError: naming the first client that has one, and the range of its targets, or the target.
     """
+    if shared.transform is not None:
+        shared.transform.check(batch)
     if shared.bounds is None:
         return
     low, high = shared.bounds

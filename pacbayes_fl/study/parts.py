@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from pacbayes_fl import options
 from pacbayes_fl.data.scaling import ColumnScale
+from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.noise import Engine
@@ -57,6 +58,12 @@ class DataPart:
         lower_bound: least value that a target can have, such as 0 of a power. What predictions of normal errors put
             below is the probability of the bound itself, also in NLPD; learning and certificates know nothing of it.
         upper_bound: likewise the largest value.
+        transform: t of the target that models learn in place of y, before it is scaled: "log1p", ln(1 + y) for y above
+            -1; "logit", ln((y - low) / (high - y)) for y between `lower_bound` and `upper_bound`, not at them;
+            "yeo-johnson", a power for numbers of any sign; or "none". Predictions are brought back: means, quantiles
+            and scores are of y, NLPD with ln t'(y), while certificates are of t. "log1p" and "yeo-johnson" bend most
+            where y is around 1, so that they depend on its unit.
+        transform_lambda: power of "yeo-johnson": 1 leaves y as it is, less draws large values in, 0 as ln(1 + y) does.
     """
 
     source: str = "polynomial"
@@ -73,6 +80,8 @@ class DataPart:
     client_inputs: Literal["none", "summaries"] = "none"
     lower_bound: float | None = None
     upper_bound: float | None = None
+    transform: str = option("none", names=lambda: ("none", *TRANSFORMS))
+    transform_lambda: float = option(0.5, low=0, high=2, symbol="lambda")
 
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""
@@ -81,6 +90,9 @@ class DataPart:
             raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
         if not -math.inf <= self.bounds[0] < self.bounds[1] <= math.inf:
             raise StudyError(f"[data] lower_bound must be less than upper_bound, got {list(self.bounds)}")
+        if self.transform == "logit" and not all(map(math.isfinite, self.bounds)):
+            what = f"[data] transform = 'logit' needs lower_bound and upper_bound, got {list(self.bounds)}"
+            raise StudyError(what, hint="such as 0 and 1; 'log1p' needs none")
         for name, kind in self.column_scale.items():
             if kind not in get_args(ColumnScale):
                 known = ", ".join(map(repr, get_args(ColumnScale)))
@@ -91,6 +103,13 @@ class DataPart:
         """Least and largest value of a target, infinite where there is no bound."""
         low, high = self.lower_bound, self.upper_bound
         return -math.inf if low is None else low, math.inf if high is None else high
+
+    @property
+    def target_transform(self) -> Transform | None:
+        """Transform of the target with its settings, None for none."""
+        if self.transform == "none":
+            return None
+        return Transform(self.transform, *self.bounds, self.transform_lambda)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study import scaling
-from pacbayes_fl.study.data import ScaledGroup, check_bounds, scale
+from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
 from pacbayes_fl.study.prepare import device_of
@@ -257,7 +257,7 @@ def extended(known: Served, group: ScaledGroup, client: str, path: Path | str) -
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
     more = _pad(known, client, *table.clients[client])
-    check_bounds(more, known.shared)
+    check_targets(more, known.shared)
     times = group.raw.times
     old, new = None, None
     if times is not None and table.times is not None:

@@ -154,7 +154,8 @@ def _scaled(
     if existing is None:
         existing = scale(dataset.groups["existing"], shared, *how)
     if shared.average is None and study.privacy.epsilon is None and not dataset.feature_shape:
-        existing = replace(existing, shared=shared._replace(average=existing.units.average()))
+        known = existing.units if shared.transform is None else existing.used  # those of the targets that are learned
+        existing = replace(existing, shared=shared._replace(average=known.average()))
     others = {name: scale(group, existing.shared, *how) for name, group in dataset.groups.items() if name != "existing"}
     return {name: others.get(name, existing) for name in dataset.groups}
 

@@ -17,6 +17,7 @@ from pacbayes_fl.data import scaling, tables
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
 from pacbayes_fl.data.summaries import SummaryScale, settle_summaries, summary_names
+from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.folder import FILES
@@ -57,7 +58,7 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
     """
     data, columns = study.data, names(dataset)
     if dataset.feature_shape:
-        of_columns = ("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound")
+        of_columns = ("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound", "transform")
         for name in of_columns:
             if getattr(data, name) != getattr(DataPart(), name):
                 raise StudyError(f"[data] {name} is for columns, and images are left as they are", hint="drop it")
@@ -80,8 +81,13 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         what = f"[data] scale = {asked[first]!r} of {columns[first]!r} takes moments of all clients' rows, and"
         kind = PrivacyError if study.privacy.epsilon is not None else StudyError
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
-    train = dataset.groups["existing"].train
-    shared = scaling.settle(train, asked, columns, why)
+    train, transform = dataset.groups["existing"].train, data.target_transform
+    if transform is not None:
+        if dataset.classes is not None:
+            raise StudyError("[data] transform is of numbers, and targets are labels", hint="drop it")
+        transform.check(train)
+        train = transform.apply(train)
+    shared = scaling.settle(train, asked, columns, why)._replace(transform=transform)
     if data.bounds != UNBOUNDED:
         if dataset.classes is not None:
             raise StudyError(
@@ -125,6 +131,8 @@ def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]
         result["bounds"] = (
             f"predictions end at {ends}; there NLPD is of a probability, not comparable with that of a run without"
         )
+    if shared.transform is not None:
+        result["transform"] = f"t = {shared.transform.title} is learned; predictions and scores are of y"
     if shared.summaries is not None:
         result["client inputs"] = ", ".join(summary_names(names(dataset)))
     return {"scaling": result} if result else {}
@@ -165,6 +173,11 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
         content["linear"] = {name: _number_or_list(value) for name, value in shared.linear._asdict().items()}
     if shared.bounds is not None:
         content["bounds"] = [bound if math.isfinite(bound) else None for bound in shared.bounds]
+    if shared.transform is not None:
+        known = shared.transform._asdict()
+        content["transform"] = {
+            name: None if isinstance(value, float) and math.isinf(value) else value for name, value in known.items()
+        }
     if shared.summaries is not None:
         content["summaries"] = {name: leaf.tolist() for name, leaf in shared.summaries._asdict().items()}
     text = json.dumps(content, indent=1, allow_nan=False)
@@ -211,7 +224,10 @@ def read(folder: Path, dataset: tables.Dataset) -> Shared:
             moments = {name: moments[name] for name in _MOMENTS["pooled"]}
         summaries = _summaries(result.get("summaries"), len(columns) + 1)
         bounds = _bounds(result.get("bounds"))
-        return Shared(kinds, average=average, linear=linear, summaries=summaries, bounds=bounds, **moments)
+        transform = _transform(result.get("transform"))
+        return Shared(
+            kinds, **moments, average=average, linear=linear, summaries=summaries, bounds=bounds, transform=transform
+        )
     except FileNotFoundError:
         raise DataError(f"{path} is missing: it holds {FILES[FILE].holds}", hint=hint) from None
     except UNREADABLE as error:
@@ -247,6 +263,17 @@ def _bounds(known: Any) -> tuple[float, float] | None:
     if not low < high:
         raise ValueError("bounds are not in order")
     return low, high
+
+
+def _transform(known: Any) -> Transform | None:
+    """Read the transform of the targets."""
+    if known is None:
+        return None
+    low, high = _bounds((known["low"], known["high"])) or UNBOUNDED
+    result = Transform(known["name"], low, high, float(known["power"]))
+    if known["name"] not in TRANSFORMS or not 0 <= result.power <= 2 or not -math.inf <= low:
+        raise ValueError("a transform is not known")
+    return result
 
 
 def _summaries(known: Any, count: int) -> SummaryScale | None:

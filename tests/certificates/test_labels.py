@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pacbayes_fl.certificates.labels import labels_of
 from pacbayes_fl.certificates.request import Request
@@ -26,3 +27,15 @@ def test_labels_say_where_the_priors_come_from(sets: tuple[str, ...], prior: str
     assert result["scheme"] == sets[0].rpartition("=")[2] and result["tried"] == 1 and "units" in result
     assert result["formula"].startswith("L <= a + R kl^-1(") and result["pooled"].startswith("also at the pooled rows")
     assert "the rows of a client are independent draws of its distribution" in result["assumes"]
+
+
+def test_a_transform_of_the_target_is_named_with_its_units() -> None:
+    trained = train(tiny("report.certify.scheme=split", "federation.rounds=1", "data.transform=yeo-johnson"))
+    group = bound_rows_of(trained, "new", trained.groups["new"], 0.05)
+    assert group is not None
+    units = labels_of(trained, Request(), {"new": group})["units"]["new"]
+    assert units.startswith("t = Yeo and Johnson's of y with lambda = 0.5, standardised by others' average units")
+    own, used = trained.groups["new"], trained.groups["existing"].used
+    transform, y = own.shared.transform, own.raw.train.y[0, 0]
+    assert transform is not None
+    torch.testing.assert_close(group.rows.y[0, 0], (transform.forward(y) - used.y_mean.mean()) / used.y_std.mean())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.moments import power_of_two, standardised
 from pacbayes_fl.data.scaling import FEDERATED
+from pacbayes_fl.data.transforms import Transform
 from pacbayes_fl.errors import StudyError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
@@ -22,6 +23,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
+from pacbayes_fl.posteriors.transformed import TransformedMixture
 from pacbayes_fl.results import metrics as table
 from pacbayes_fl.results.metrics import RAW, Metric, headline, of_task
 from pacbayes_fl.results.records import ClientRow
@@ -147,6 +149,8 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
     Returns:
         The distribution in both.
     """
+    if (transform := scaled.shared.transform) is not None:
+        return _of_transforms(predictive, transform, scaled, index)
     loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
     kind, bounds, zero = scaled.shared.kinds[-1], scaled.shared.bounds, torch.zeros_like(std)
     if kind == "none":
@@ -160,6 +164,26 @@ def units_of(predictive: Any, scaled: ScaledGroup, index: Tensor) -> Views:
         if kind in FEDERATED:
             standard = predictive.rescale((own_loc - loc) / std, own_std / std)
     return Views(_within(standard, bounds, loc, std), _within(own, bounds, zero, unit), unit)
+
+
+def _of_transforms(predictive: Any, transform: Transform, scaled: ScaledGroup, index: Tensor) -> Views:
+    """Bring predictions of transformed targets back to the targets, in both units."""
+    shared = scaled.shared
+    if not isinstance(predictive, NormalMixture):
+        what = f"[data] transform = {transform.name!r} is for predictions that are mixtures of normals"
+        raise StudyError(what, hint="drop it, or choose the Gaussian likelihood")
+    loc, std = scaled.units.y_mean[index], scaled.units.y_std[index]
+    inner: NormalMixture = predictive
+    if shared.kinds[-1] != "none":
+        inner = predictive.rescale(scaled.used.y_mean[index], scaled.used.y_std[index])
+
+    def seen(centre: Tensor, spread: Tensor) -> TransformedMixture:
+        ends = (torch.full_like(loc, bound) for bound in shared.bounds or (-torch.inf, torch.inf))
+        low, high = (standardised(end, centre, spread) for end in ends)
+        return TransformedMixture(inner, transform, centre, spread, low, high)
+
+    unit = unit_of(std)
+    return Views(seen(loc, std), seen(torch.zeros_like(loc), unit), unit)
 
 
 def _within(predictive: Any, bounds: tuple[float, float] | None, loc: Tensor, std: Tensor) -> Any:
@@ -273,6 +297,11 @@ def curve(method: AnyMethod, state: FederationState, scaled: ScaledGroup, plan: 
     predicted = partial(_predicted, scaled, GAUSSIAN)  # means are those of any shape of errors
     for index, result in personalisation.personalise(method, state, scaled.train, plan, predicted):
         rows, used = scaled.test.select(index.cpu()), scaled.used
+        if scaled.shared.transform is not None:  # of the targets themselves
+            own = units_of(result, scaled, index)
+            y = scaled.raw.test.select(index.cpu()).y / own.unit.unsqueeze(-1)
+            values.append(metric(own.own, y, rows.mask))
+            continue
         result = _within(result, scaled.shared.bounds, used.y_mean[index], used.y_std[index])
         values.append(metric(result, rows.y, rows.mask))
     scores = torch.cat(values)

@@ -1,0 +1,185 @@
+"""Increasing maps t = g(y) of targets, which models learn in place of y."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DataError
+
+_Map = Callable[[Tensor, "Transform"], Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of transforms.
+
+    Args:
+        name: in studies.
+        title: formula of g, with `low`, `high` and `power` in braces.
+        forward: g, from y [*] to t [*].
+        inverse: g^-1, from t [*] to y [*].
+        log_slope: ln g'(y) of y [*].
+        domain: between which y must lie, itself no end; None for the bounds of the target.
+        knots: where g^-1 bends, in units of t, for quadrature.
+    """
+
+    name: str
+    title: str
+    forward: _Map
+    inverse: _Map
+    log_slope: _Map
+    domain: tuple[float, float] | None
+    knots: tuple[float, ...]
+
+
+class Transform(NamedTuple):
+    """A transform with its settings.
+
+    Args:
+        name: of its kind in `TRANSFORMS`.
+        low: lower bound of the targets, of a kind that is between bounds.
+        high: upper bound, likewise.
+        power: lambda of the Yeo-Johnson transform, in [0, 2].
+    """
+
+    name: str
+    low: float = -math.inf
+    high: float = math.inf
+    power: float = 0.5
+
+    @property
+    def kind(self) -> Kind:
+        """The family."""
+        return TRANSFORMS[self.name]
+
+    @property
+    def title(self) -> str:
+        """Formula of t."""
+        return self.kind.title.format(**self._asdict())
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """Ends between which targets lie, themselves none."""
+        return (self.low, self.high) if self.kind.domain is None else self.kind.domain
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Transform targets.
+
+        Args:
+            y: [*], in the data's own units; ends of the domain may be among them.
+
+        Returns:
+            t [*]; infinite at an end and beyond.
+        """
+        low, high = self.domain
+        return self.kind.forward(y.clamp(low, high), self)
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """Bring transforms back.
+
+        Args:
+            t: [*]; infinite ones go to the ends of the domain.
+
+        Returns:
+            y [*], in the data's own units.
+        """
+        return self.kind.inverse(t, self)
+
+    def log_slope(self, y: Tensor) -> Tensor:
+        """Take the logarithm of the slope, which log densities of y have beside those of t.
+
+        Args:
+            y: [*], in the data's own units, inside the domain.
+
+        Returns:
+            ln g'(y) [*], in nats.
+        """
+        return self.kind.log_slope(y, self)
+
+    def check(self, batch: ClientBatch) -> None:
+        """Refuse targets outside the domain.
+
+        Args:
+            batch: rows in the data's own units.
+
+        Raises:
+            DataError: naming the first client that has one, and the target.
+        """
+        low, high = self.domain
+        outside = batch.mask & ~((batch.y > low) & (batch.y < high))
+        if bool(outside.any()):
+            k, row = (int(at) for at in outside.nonzero()[0])
+            what = f"has a target of {float(batch.y[k, row]):g}, and data.transform = {self.name!r} takes those"
+            hint = "data.transform = 'yeo-johnson' takes all numbers; or leave data.transform out"
+            raise DataError(f"{what} above {low:g} and below {high:g} alone", client=batch.names[k], hint=hint)
+
+    def apply(self, batch: ClientBatch) -> ClientBatch:
+        """Transform the targets of a batch.
+
+        Args:
+            batch: rows in the data's own units; see `check`.
+
+        Returns:
+            The same rows with t for y; padding stays zero.
+        """
+        return replace(batch, y=torch.where(batch.mask, self.forward(batch.y), 0.0))
+
+
+def _root(t: Tensor, power: float) -> Tensor:
+    """Return (1 + power t)^(1 / power) - 1 for t >= 0, and its limit for power 0."""
+    return torch.expm1(torch.log1p(power * t) / power if power else t)
+
+
+def _power(y: Tensor, power: float) -> Tensor:
+    """Return ((1 + y)^power - 1) / power for y >= 0, and its limit for power 0."""
+    return torch.expm1(power * torch.log1p(y)) / power if power else torch.log1p(y)
+
+
+def _two_sided(function: Callable[[Tensor, float], Tensor], values: Tensor, power: float) -> Tensor:
+    """Take a power on numbers that are not negative, and 2 - power on the others, with both signs turned."""
+    above, below = function(values.clamp_min(0.0), power), function((-values).clamp_min(0.0), 2.0 - power)
+    return torch.where(values >= 0, above, -below)
+
+
+_KINDS: Final = (
+    Kind(
+        "log1p",
+        "ln(1 + y)",
+        lambda y, _: torch.log1p(y),
+        lambda t, _: torch.expm1(t),
+        lambda y, _: -torch.log1p(y),
+        (-1.0, math.inf),
+        (),
+    ),
+    Kind(
+        "logit",
+        "ln((y - {low:g}) / ({high:g} - y))",
+        lambda y, of: (y - of.low).log() - (of.high - y).log(),
+        lambda t, of: torch.where(
+            t > 0, of.high - (of.high - of.low) * torch.sigmoid(-t), of.low + (of.high - of.low) * torch.sigmoid(t)
+        ),
+        lambda y, of: math.log(of.high - of.low) - (y - of.low).log() - (of.high - y).log(),
+        None,
+        (-30.0, -12.0, -6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0, 12.0, 30.0),
+    ),
+    Kind(  # Yeo and Johnson, Biometrika 87, 2000, eq. 2.1
+        "yeo-johnson",
+        "Yeo and Johnson's of y with lambda = {power:g}",
+        lambda y, of: _two_sided(_power, y, of.power),
+        lambda t, of: _two_sided(_root, t, of.power),
+        lambda y, of: (of.power - 1.0) * y.sign() * torch.log1p(y.abs()),
+        (-math.inf, math.inf),
+        (0.0,),
+    ),
+)
+
+TRANSFORMS: Final[Mapping[str, Kind]] = MappingProxyType({kind.name: kind for kind in _KINDS})
+"""Families of transforms by name."""

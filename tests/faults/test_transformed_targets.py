@@ -1,0 +1,112 @@
+"""Studies whose models learn a transform of the target: predictions, scores and messages are of the target itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.study import release, run
+from pacbayes_fl.study.predict import join, predict
+from tests.tiny import Row, on_csv, quick, rows, write_csv
+
+SETS = ("method.name=ridge", "data.transform=log1p")
+
+
+def prices(path: Path) -> Path:
+    """Rows of houses whose prices are lognormal."""
+    random = np.random.default_rng(4)
+    table: list[Row] = []
+    for group, clients in (("existing", 4), ("new", 2)):
+        for k in range(clients):
+            for i, size in enumerate(random.uniform(-1, 1, size=30)):
+                y = float(np.expm1(1.0 + 0.2 * k + size + 0.5 * random.normal()))
+                split = {"split": "test" if i >= 18 else "train", "group": group}
+                table.append({"client": f"{group}_{k}", "size": size, "y": y} | split)
+    return write_csv(path, table)
+
+
+def own_rows(path: Path, client: str) -> list[dict[str, str]]:
+    with path.open() as file:
+        return [
+            {k: v for k, v in row.items() if k != "group"} for row in csv.DictReader(file) if row["client"] == client
+        ]
+
+
+@pytest.mark.parametrize("scale", ["client", "pooled", "shrunk", "none"])
+def test_predictions_and_scores_are_of_the_target(tmp_path: Path, scale: str) -> None:
+    path = prices(tmp_path / "rows.csv")
+    plain = run.run(on_csv(path, "method.name=ridge", f"data.scale={scale}"))
+    done = run.run(on_csv(path, *SETS, f"data.scale={scale}"), tmp_path / "run")
+    logs = [row | {"y": str(np.log1p(float(row["y"])))} for row in csv.DictReader(path.open())]
+    by_hand = run.run(on_csv(write_csv(tmp_path / "logs.csv", logs), "method.name=ridge", f"data.scale={scale}"))
+    for group in ("existing", "new"):
+        for number in ("lower", "upper"):
+            values = done.predictions[f"{group}.{number}"]
+            torch.testing.assert_close(values, torch.expm1(by_hand.predictions[f"{group}.{number}"]), equal_nan=True)
+        y, mask = (done.predictions[f"{group}.{name}_test"] for name in ("y", "mask"))
+        error = torch.where(mask, y - done.predictions[f"{group}.mean"], 0.0).square().sum(1) / mask.sum(1)
+        assert done.column(group, "rmse_raw") == pytest.approx(error.sqrt().tolist())
+        slope = torch.where(mask, torch.log1p(y), 0.0).sum(1) / mask.sum(1)
+        jacobian = np.array(by_hand.column(group, "nlpd_raw")) + slope.numpy()
+        assert np.array(done.column(group, "nlpd_raw")) == pytest.approx(jacobian)
+        assert np.mean(done.column(group, "nlpd")) < np.mean(plain.column(group, "nlpd"))
+    assert done.labels["scaling"]["transform"].startswith("t = ln(1 + y) is learned")
+    own = own_rows(path, "new_1")
+    got = join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "new.csv", own))["new_1"]
+    for name in ("mean", "std", "lower", "upper"):
+        torch.testing.assert_close(getattr(got, name), done.predictions[f"new.{name}"][1][:12], rtol=1e-9, atol=1e-9)
+    none = write_csv(tmp_path / "none.csv", [row | {"y": "", "split": "test"} for row in own])
+    if scale != "none":
+        with pytest.warns(UserWarning, match="no rows with a target"):
+            empty = join(run.open_run(tmp_path / "run"), none)["new_1"]
+        assert -1 < float(empty.lower.min()) and float(empty.upper.max()) < 100
+
+
+def test_targets_that_have_no_transform_are_refused_by_client_and_value(tmp_path: Path) -> None:
+    path = prices(tmp_path / "rows.csv")
+    run.run(on_csv(path, *SETS), tmp_path / "run")
+    own = own_rows(path, "new_1")
+    own[3]["y"] = "-1.5"
+    with pytest.raises(DataError, match=r"'new_1': has a target of -1.5, and data.transform = 'log1p' takes"):
+        join(run.open_run(tmp_path / "run"), write_csv(tmp_path / "low.csv", own))
+    later = write_csv(tmp_path / "later.csv", [{"size": 0.1, "y": -1.0}])
+    with pytest.raises(DataError, match="'existing_0': has a target of -1, and"):
+        predict(run.open_run(tmp_path / "run"), "existing_0", later, later)
+    with pytest.raises(DataError, match="'logit' takes those above 0 and below 2 alone"):
+        run.run(on_csv(path, *SETS, "data.transform=logit", "data.lower_bound=0", "data.upper_bound=2"))
+    with pytest.raises(StudyError, match="'logit' needs lower_bound and upper_bound"):
+        on_csv(path, "data.transform=logit", "data.lower_bound=0")
+    labelled = write_csv(tmp_path / "labels.csv", [row | {"y": i % 3} for i, row in enumerate(rows())])
+    with pytest.raises(StudyError, match="of numbers, and targets are labels"):
+        run.run(on_csv(labelled, "method.name=fedavg", "data.task=classification", "data.transform=log1p"))
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [("logit", "data.lower_bound=-2", "data.upper_bound=1000"), ("yeo-johnson",), ("log1p", "data.lower_bound=-0.5")],
+)
+def test_a_gaussian_process_goes_on_with_a_transform_and_is_read_again(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    path = prices(tmp_path / "rows.csv")
+    chosen = (*quick("pac-pfl"), f"data.transform={sets[0]}", *sets[1:], "report.intervals=conformal")
+    study = on_csv(path, *chosen, "federation.rounds=2", "federation.checkpoint_every=1")
+    done = run.run(study, tmp_path / "run")
+    half = run.run(on_csv(path, *chosen, "federation.rounds=1", "federation.checkpoint_every=1"), tmp_path / "half")
+    assert half.labels["scaling"] == done.labels["scaling"]
+    on = run.run(study, tmp_path / "half", resume=True)
+    for name, values in done.predictions.items():
+        torch.testing.assert_close(on.predictions[name], values, rtol=0, atol=0, equal_nan=True)
+    lower, mean, upper = (done.predictions[f"new.{name}"].nan_to_num() for name in ("lower", "mean", "upper"))
+    assert (lower <= mean).all() and (mean <= upper).all()
+    known = json.loads((tmp_path / "run" / "scaling.json").read_text())["transform"]
+    assert known["name"] == sets[0]
+    release.release(tmp_path / "run", tmp_path / "released")
+    new = write_csv(tmp_path / "new.csv", own_rows(path, "new_1"))
+    torch.testing.assert_close(
+        join(release.open_release(tmp_path / "released"), new)["new_1"].upper, upper[1][:12], rtol=1e-7, atol=1e-7
+    )
