@@ -34,6 +34,8 @@ from pacbayes_fl.bounds import BOUNDS, Premises, Provenance
 from pacbayes_fl.data.image_sets import IMAGE_SETS
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl import metrics
+from pacbayes_fl.metrics import METRICS
 from pacbayes_fl.plots import FIGURES
 
 x = torch.linspace(-1, 1, 8).unsqueeze(1)
@@ -50,6 +52,7 @@ assert exact * 0.99 < found <= exact  # xi(n) is a little below 2 sqrt(n)
 
 result = run(Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=1"]))
 assert all(value > 0 for value in result.column("existing", "mae"))
+assert all(callable(getattr(metrics, metric.function.partition(":")[2])) for metric in METRICS.values())
 assert FIGURES["times"](result).axes[0].get_ylabel() == "seconds"
 assert "KMNIST" in str(IMAGE_SETS["kmnist"].read)
 print("used")
@@ -73,6 +76,11 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("diff", DIFFS, ids=["method", "bound", "metric", "data set", "plot"])
 def test_a_worked_diff_is_short(diff: str) -> None:
     assert sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in diff.splitlines()) < 50
+
+
+def test_the_files_that_the_diffs_change_stay_short(changed: Path) -> None:
+    for name in re.findall(r"^\+\+\+ b/(.*)", "\n".join(DIFFS), re.MULTILINE):
+        assert len((changed / name).read_text(encoding="utf-8").splitlines()) <= 450, name
 
 
 def test_what_the_diffs_add_works(changed: Path) -> None:

@@ -430,18 +430,3 @@ def search_scores(task: str) -> tuple[str, ...]:
     """
     metrics = of_task(task).values()
     return tuple(metric.search for kind in ("loss", "log density") for metric in metrics if metric.summed == kind)
-
-
-def listing() -> list[tuple[str, str]]:
-    """List all metrics.
-
-    Returns:
-        Names, each with a line on what it is.
-    """
-    return [(metric.name, _line(metric)) for metric in METRICS.values()]
-
-
-def _line(metric: Metric) -> str:
-    better = f"; {metric.better} is better" if metric.better else ""
-    settings = ", ".join(f"report.{option.setting}" for option in metric.options)
-    return f"{' and '.join(metric.tasks)}: {metric.meaning}{better}{f'; set {settings}' if settings else ''}"

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.results import metrics, recorded
+from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.study import plugins
 
 
@@ -44,7 +45,7 @@ def listing(what: str) -> list[tuple[str, str]]:
         known, more = _records(what)
         return [*((name, one.title) for name, one in known.items()), *more]
     if what == "metrics":
-        return [*metrics.listing(), *plugins.METRICS.listing()]
+        return [*((name, _metric(one)) for name, one in metrics.METRICS.items()), *plugins.METRICS.listing()]
     if what == "recorded":
         return recorded.listing()
     return [(file.stem, _comment(file)) for file in sorted(BUNDLED.glob("*.toml"), key=lambda file: file.stem)]
@@ -73,3 +74,9 @@ def _records(what: str) -> tuple[Mapping[str, Titled], list[tuple[str, str]]]:
 def _comment(file: Path) -> str:
     lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
     return " ".join(line.removeprefix("#").strip() for line in lines)
+
+
+def _metric(metric: Metric) -> str:
+    better = f"; {metric.better} is better" if metric.better else ""
+    settings = ", ".join(f"report.{option.setting}" for option in metric.options)
+    return f"{' and '.join(metric.tasks)}: {metric.meaning}{better}{f'; set {settings}' if settings else ''}"
