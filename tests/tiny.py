@@ -42,8 +42,8 @@ def quick(name: str) -> list[str]:
     recipe = METHODS[name]
     values = {"steps": 2, "draws": 2, "personal_steps": 2, "importance_draws": 3, "finetune": 1, "trees": 2}
     known = {key: value for key, value in values.items() if key in recipe.options.__dataclass_fields__}
-    usual = Study.from_table({"method": {"name": name}})
-    known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out}
+    usual = Study.from_table({"data": {"source": "mine.csv"}, "method": {"name": name}})
+    known |= {one.option: one.candidates(usual.method.options)[0] for one in usual.held_out if one.table == "method"}
     return [f"method.name={name}", *(f"method.{key}={value}" for key, value in known.items())]
 
 

@@ -18,7 +18,16 @@ from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational import pfedbayes
-from pacbayes_fl.methods.variational.base import PUBLIC_CODE, SEARCH, Variational, moments_of, towards
+from pacbayes_fl.methods.variational.base import (
+    OWN_ROWS,
+    PUBLIC_CODE,
+    SEARCH,
+    TRIALS,
+    Variational,
+    moments_of,
+    towards,
+    zeta_among,
+)
 from pacbayes_fl.methods.variational.pfedbayes import (
     Update,
     apply_delta_to,
@@ -211,6 +220,9 @@ RECIPE = Recipe(
         },
     },
     search={**SEARCH, **SEARCH_NETWORK},
+    held_out=(zeta_among(1.0, 0.1, 0.01),),
+    trials=TRIALS,
+    own_rows=OWN_ROWS,
     paper={
         "steps": Paper(None, "10 epochs instead"),
         "epochs": Paper(10, "section VI, model settings"),

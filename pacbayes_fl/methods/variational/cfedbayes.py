@@ -16,7 +16,16 @@ from pacbayes_fl.inference.optim import Adam
 from pacbayes_fl.methods.base import in_range
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, HeldOutChoice, MethodSummary, OneOf, Recipe, Trials
 from pacbayes_fl.methods.variational import pfedbayes
-from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
+from pacbayes_fl.methods.variational.base import (
+    EVERYBODY,
+    OWN_ROWS,
+    SEARCH,
+    ZETAS,
+    Variational,
+    moments_of,
+    towards,
+    zeta_among,
+)
 from pacbayes_fl.methods.variational.pfedbayes import (
     Fit,
     apply_delta_to,
@@ -252,6 +261,10 @@ RECIPE = Recipe(
     model="weights",
     presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": EVERYBODY}},
     search={**SEARCH, "method.clusters": OneOf((1, 2, 3, 4)), **SEARCH_NETWORK},
-    held_out=(HeldOutChoice("clusters", lambda options: tuple(range(1, options.max_clusters + 1)), by_default=False),),
+    held_out=(
+        zeta_among(*ZETAS),
+        HeldOutChoice("clusters", lambda options: tuple(range(1, options.max_clusters + 1)), by_default=False),
+    ),
     trials=ClusterTrials(trial_rounds=40),
+    own_rows=OWN_ROWS,
 )

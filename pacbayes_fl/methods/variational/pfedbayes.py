@@ -20,13 +20,17 @@ from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, Recipe
 from pacbayes_fl.methods.variational.base import (
     EVERYBODY,
+    OWN_ROWS,
     PUBLIC_CODE,
     SEARCH,
+    TRIALS,
+    ZETAS,
     Aggregation,
     PriorTracking,
     Variational,
     moments_of,
     towards,
+    zeta_among,
 )
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
@@ -368,4 +372,7 @@ RECIPE = Recipe(
         "authors-code": {"method": {**PUBLIC_CODE, "zeta": 0.5, "data_scale": "sum"}, "federation": PAPER_ROUNDS},
     },
     search={**SEARCH, **SEARCH_NETWORK},
+    held_out=(zeta_among(*ZETAS),),
+    trials=TRIALS,
+    own_rows=OWN_ROWS,
 )

@@ -15,7 +15,17 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
-from pacbayes_fl.methods.variational.base import EVERYBODY, SEARCH, Variational, moments_of, towards
+from pacbayes_fl.methods.variational.base import (
+    EVERYBODY,
+    OWN_ROWS,
+    SEARCH,
+    TRIALS,
+    ZETAS,
+    Variational,
+    moments_of,
+    towards,
+    zeta_among,
+)
 from pacbayes_fl.methods.variational.pfedbayes import (
     Client,
     Fit,
@@ -271,5 +281,8 @@ RECIPE = Recipe(
     model="weights",
     presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": EVERYBODY}},
     search={**SEARCH, "method.inclusion": OneOf((0.5, 0.9, 0.99)), **SEARCH_NETWORK},
+    held_out=(zeta_among(*ZETAS),),
+    trials=TRIALS,
+    own_rows=OWN_ROWS,
     paper={"restart": Paper(True, "Algorithm 2")},
 )

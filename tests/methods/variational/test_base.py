@@ -1,15 +1,18 @@
-"""What the variational methods share: refused hyper-parameters, and clients that never trained."""
+"""What the variational methods share: refused hyper-parameters, clients that never trained, and the choice of zeta."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
+from pacbayes_fl.methods import METHODS
 from pacbayes_fl.methods.variational.base import PriorTracking, Variational, towards
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.models.likelihoods import Gaussian
@@ -17,6 +20,11 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
 from pacbayes_fl.server.moments import Moments
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.prepare import prepare
+from pacbayes_fl.study.search.held_out import choose
+from tests.tiny import write_csv
 
 MODEL = BayesianMLP((2, 3, 1), Gaussian(), torch.float64)
 
@@ -53,6 +61,62 @@ def test_only_newcomers_are_fitted() -> None:
     free = torch.arange(MODEL.dim) >= 9
     bound = method.fit_new_clients(q, torch.ones(3, dtype=torch.bool), w, batch, noise, free)
     assert torch.equal(bound.loc[:, :9], w.loc[:, :9]) and (bound.loc[:, 9:] != w.loc[:, 9:]).all()
+
+
+FAMILY = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_weight_of_the_divergence_is_open_on_a_file_of_ones_own_alone(name: str) -> None:
+    own: dict[str, Any] = {"data": {"source": "mine.csv"}, "method": {"name": name}}
+    (asks,) = Study.from_table(own).held_out
+    options: Any = Study.from_table({"method": {"name": name}}).method.options
+    assert asks.key == "zeta" and asks.candidates(options)[0] == options.zeta == METHODS[name].make(MODEL).local.zeta
+    assert Study.from_table(own, sets=["method.zeta=0.5"]).held_out == ()
+    fixed: tuple[dict[str, Any], ...] = (
+        {"privacy": {"epsilon": 2.0}},
+        {"report": {"certify": {"scheme": "folds"}}},
+        {"data": {"source": "polynomial"}},
+        {"method": {"name": name, "preset": "paper"}},
+    )
+    assert all(Study.from_table({**own, **more}).method.options.zeta == options.zeta for more in fixed)
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clients whose labels depend on a feature, the same way for all."""
+    random = np.random.default_rng(5)
+    table = [
+        {"client": f"c{k}", "x": (x := random.normal()), "z": random.normal(), "y": int(x > 0), "split": split}
+        for k in range(3)
+        for split in ["train"] * 10 + ["test"] * 4
+    ]
+    return write_csv(tmp_path_factory.mktemp("own") / "labels.csv", table)
+
+
+def test_held_out_rows_refuse_a_divergence_that_keeps_posteriors_at_their_prior(labels: Path) -> None:
+    sets = [
+        "method.name=pfedbayes",
+        "method.rate=0.1",
+        "method.steps=10",
+        "method.prior_rate=1e-9",
+        "method.init_rho=0.0",
+    ]
+    table = {"data": {"source": str(labels), "task": "classification"}}
+    study = Study.from_table(table, sets=[*sets, "federation.rounds=2", "model.widths=[4]"])
+    chosen, notes = choose(study, load(study))
+    scores = notes["zeta"]["scores"]
+    assert chosen.held_out == () and chosen.method.options.zeta == notes["zeta"]["chosen"] < 10.0
+    assert scores[str(chosen.method.options.zeta)] == max(scores.values()) > scores["10.0"] + 0.02
+
+
+def test_the_number_of_clusters_is_chosen_with_the_weight_that_was(labels: Path) -> None:
+    sets = ["method.name=cfedbayes", "method.clusters=held-out", "method.max_clusters=2", "method.steps=1"]
+    table = {"data": {"source": str(labels), "task": "classification"}}
+    study = Study.from_table(table, sets=[*sets, "federation.rounds=1", "model.widths=[2]"])
+    chosen, notes = choose(study, load(study))
+    assert list(notes) == ["zeta", "clusters"] and chosen.held_out == ()
+    assert prepare(chosen, load(chosen))[0].local.zeta == notes["zeta"]["chosen"]
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
