@@ -269,6 +269,7 @@ def print_rows(results: Sequence[Result]) -> None:
         ("across clients", "scaled across clients"),
         ("own units", "not scaled"),
         ("bounds", "bounds"),
+        ("transform", "transform"),
         ("client inputs", "further inputs of each client's training rows"),
     ):
         every = [result.labels.get("scaling", {}).get(how) for result in results]

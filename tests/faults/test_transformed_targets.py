@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.results.rounds import read_rounds
 from pacbayes_fl.study import release, run
 from pacbayes_fl.study.predict import join, predict
 from tests.tiny import Row, on_csv, quick, rows, write_csv
@@ -66,6 +67,26 @@ def test_predictions_and_scores_are_of_the_target(tmp_path: Path, scale: str) ->
         with pytest.warns(UserWarning, match="no rows with a target"):
             empty = join(run.open_run(tmp_path / "run"), none)["new_1"]
         assert -1 < float(empty.lower.min()) and float(empty.upper.max()) < 100
+
+
+@pytest.mark.parametrize("transform", ["log1p", "logit"])
+def test_learning_is_that_on_a_file_of_transformed_targets(tmp_path: Path, transform: str) -> None:
+    """From the ridge start over summaries of clients to predictions; scores while it learns are of the target."""
+    path, bounds = prices(tmp_path / "rows.csv"), ("data.lower_bound=-1", "data.upper_bound=500")
+    sets = (*quick("pac-pfl"), "model.linear=ridge", "data.client_inputs=summaries", "federation.rounds=3")
+    one = on_csv(path, *sets, f"data.transform={transform}", *(bounds if transform == "logit" else ()))
+    done, of = run.run(one, tmp_path / "run"), one.data.target_transform
+    assert of is not None
+    moved = [
+        row | {"y": of.forward(torch.tensor(float(row["y"]), dtype=torch.float64)).item()}
+        for row in csv.DictReader(path.open())
+    ]
+    by_hand = run.run(on_csv(write_csv(tmp_path / "moved.csv", moved), *sets))
+    for name in ("existing.lower", "existing.upper", "new.lower", "new.upper"):
+        torch.testing.assert_close(done.predictions[name], of.inverse(by_hand.predictions[name]), equal_nan=True)
+    last = read_rounds(tmp_path / "run")[-1].values["rsmse"]
+    assert last == pytest.approx(np.mean(done.column("existing", "rsmse")), rel=1e-9)
+    assert last != pytest.approx(np.mean(by_hand.column("existing", "rsmse")), rel=1e-3)
 
 
 def test_targets_that_have_no_transform_are_refused_by_client_and_value(tmp_path: Path) -> None:
