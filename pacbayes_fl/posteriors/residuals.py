@@ -22,6 +22,7 @@ _STEPS: Final = 100
 _START: Final = (0.3, 0.8, 2.0)  # scales where EM starts, in units of the residuals' root mean square
 _LEAST: Final = 0.05  # of scales: no spread is taken to be less than a twentieth of what the model says
 _HALF: Final = 3 * COMPONENTS - 1  # rows whose residuals say as much as others': the mixture's free parameters
+_FEW: Final = 5  # rows below which a model without one of them is too unlike the model of all
 
 
 class Residuals(NamedTuple):
@@ -133,6 +134,21 @@ def histogram(residuals: Residuals) -> Tensor:
     last = math.asinh(_LAST)
     at = ((z.nan_to_num(0.0).asinh() + last) * (BINS / (2 * last))).floor().clamp(0, BINS - 1).long()
     return weight.new_zeros(len(z), BINS).scatter_add_(1, at.flatten(1), weight.flatten(1))
+
+
+def shape_of_errors(residuals: Residuals) -> Tensor:
+    """Count residuals of clients whose model without a row is much like their model: those with five rows or more.
+
+    Of three rows each residual is of a model of two, whose errors are far larger than those of the model of three.
+
+    Args:
+        residuals: of K clients.
+
+    Returns:
+        [K, BINS], as `histogram`; 0 for a client with fewer rows.
+    """
+    enough = residuals.mask.sum(1, keepdim=True) >= _FEW
+    return torch.where(enough, histogram(residuals), 0.0)
 
 
 def pooled(histograms: Tensor) -> Tensor:
@@ -302,7 +318,7 @@ def recalibrated(posterior: Any, others: Tensor | None, share: float = 0.5) -> R
     known = checked(posterior)
     if known.personal:
         residuals = known.leave_one_out()
-        own, rows = histogram(residuals), residuals.mask.sum(1)
+        own, rows = shape_of_errors(residuals), residuals.mask.sum(1)
         base = standard_normal(own) if others is None else others.to(own)
         return RecalibratedPosterior(known, fit(blend(own, rows, base, share), bin_values(own)))
     base = standard_normal(torch.empty(0)) if others is None else others.double()

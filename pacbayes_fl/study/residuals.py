@@ -17,7 +17,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.posteriors.functions.conformal import ConformalPosterior
 from pacbayes_fl.posteriors.predictive import Posterior
-from pacbayes_fl.posteriors.residuals import BINS, checked, histogram, pooled, recalibrated, standard_normal
+from pacbayes_fl.posteriors.residuals import BINS, checked, pooled, recalibrated, shape_of_errors, standard_normal
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.data import ScaledGroup
@@ -123,7 +123,7 @@ def learn(study: Study, method: AnyMethod, state: FederationState, existing: Sca
         return _shape(study, None)
 
     def message(index: Tensor, posterior: Posterior) -> Tensor:
-        return histogram(checked(posterior).leave_one_out())
+        return shape_of_errors(checked(posterior).leave_one_out())
 
     sent = personalisation.personalise(method, state, existing.train, study.plan, message)
     result = existing.train.x.new_zeros(existing.train.clients, BINS, dtype=torch.float64)

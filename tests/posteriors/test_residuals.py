@@ -25,6 +25,7 @@ from pacbayes_fl.posteriors.residuals import (
     histogram,
     pooled,
     recalibrated,
+    shape_of_errors,
     standard_normal,
 )
 
@@ -45,6 +46,12 @@ def residuals(z: Tensor, sizes: list[int], log_weights: Tensor | None = None) ->
     mask = torch.arange(z.shape[-1]) < torch.tensor(sizes).unsqueeze(1)
     z = z if z.dim() == 3 else z.unsqueeze(1)
     return Residuals(z.new_zeros(len(z), 1) if log_weights is None else log_weights, z, mask)
+
+
+def test_clients_with_few_rows_say_nothing_of_the_shape() -> None:
+    sent = shape_of_errors(residuals(heavy(3, 6), [6, 5, 4]))
+    torch.testing.assert_close(sent[:2], histogram(residuals(heavy(3, 6), [6, 5, 4]))[:2])
+    assert not sent[2].any() and torch.equal(pooled(sent[2:]), standard_normal(sent))
 
 
 def test_em_is_that_of_scikit_learn_step_by_step() -> None:
