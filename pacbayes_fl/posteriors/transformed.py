@@ -28,7 +28,8 @@ class TransformedMixture:
 
     Quantiles, the distribution function and the log density ln p_z(g(y)) + ln g'(y) are exact. Mean, variance and CRPS
     are integrals by Gauss-Legendre rules of 8 points between cuts in standard deviations of the components and where
-    g^-1 bends: of a lognormal within a share 1e-8 up to s = 4, the standard deviation of its logarithm.
+    g^-1 bends: of a lognormal within a share 1e-8 up to s = 4, the standard deviation of its logarithm. What is too
+    large for a number is infinite.
 
     Args:
         inner: distribution of z, [K, N], in units of t.
@@ -162,7 +163,7 @@ class TransformedMixture:
             error = torch.where(z < t, self.inner.cdf(z), negative.cdf(-z))
             slope = torch.exp(-self.transform.log_slope(self.transform.inverse(z))) / self.spread.unsqueeze(-1)
             total = total + torch.where(weight > 0, weight * error.square() * slope, 0.0)
-        return total
+        return self._large(total, 1.0)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -183,7 +184,13 @@ class TransformedMixture:
         weights = self.inner.log_weights.double().exp().unsqueeze(-1)
         mean = (weights * (centre + first)).sum(1)
         within = (second - first.square()).clamp_min(0.0)
-        return mean, (weights * (within + (centre + first - mean.unsqueeze(1)).square())).sum(1)
+        variance = (weights * (within + (centre + first - mean.unsqueeze(1)).square())).sum(1)
+        return self._large(mean, self.inner.mean.sign()), self._large(variance, 1.0)
+
+    def _large(self, values: Tensor, sign: Tensor | float) -> Tensor:
+        """Make infinite what was too large for a number on its way [K, N]; a mixture of no numbers stays none."""
+        known = (self.inner.means.isfinite() & self.inner.variances.isfinite()).all(1)
+        return torch.where(values.isnan() & known, torch.inf * sign, values)
 
     def _raw(self, y: Tensor) -> Tensor:
         """Return targets [*, K, N] in the data's own units."""

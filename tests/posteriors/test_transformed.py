@@ -157,3 +157,12 @@ def test_outside_of_the_domain_there_is_nothing_and_at_its_ends_no_nan() -> None
 def test_components_without_spread_are_points() -> None:
     one = pushed(Transform("yeo-johnson"), inner=normal(0.7, 0.0))
     assert float(one.mean) == pytest.approx(1.35**2 - 1) and float(one.variance) == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_is_too_large_for_a_number_is_infinite_and_not_left_out_of_averages(sign: float) -> None:
+    of, y = Transform("yeo-johnson", power=1.0 - sign), torch.zeros(1, 1, dtype=F64)
+    one = pushed(of, inner=normal(sign * 900.0, 3.0))
+    assert float(one.mean) == sign * INF and float(one.variance) == INF and float(one.ranked_score(y)) == INF
+    none = pushed(of, inner=normal(math.nan, 3.0))
+    assert none.mean.isnan() and none.variance.isnan() and none.ranked_score(y).isnan()
