@@ -255,7 +255,7 @@ def test_pac_pfl_learns_under_a_generous_budget_and_not_under_a_tiny_one(tmp_pat
     start = federation_state.start(*_parts(), tiny().plan).server.particles
     run(tmp_path / "plain", "model.linear=none")
     moved = {"plain": state(tmp_path / "plain")["server.particles"] - start}
-    for name, budget in (("generous", 1e7), ("tiny", 1e-3)):
+    for name, budget in (("generous", 1e8), ("tiny", 1e-3)):
         run(tmp_path / name, f"privacy.epsilon={budget}", "privacy.clip=1000", "model.linear=none")
         moved[name] = state(tmp_path / name)["server.particles"] - start
 
