@@ -43,7 +43,7 @@ def test_every_option_that_is_free_has_a_line() -> None:
 
 def test_rows_of_series_are_not_independent() -> None:
     independent = {name: known.rows_independent for name, known in generators.GENERATORS.items()}
-    assert independent == {"polynomial": True, "pv-ew": False, "pv-s": False}
+    assert independent | {"polynomial": True, "pv-ew": False, "pv-s": False} == independent
 
 
 def test_a_record_is_all_that_a_generator_needs(
