@@ -16,12 +16,11 @@ from torch import Tensor
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.folder import write_atomic
-from pacbayes_fl.study.evaluate.regression import BAND, state_of
-from pacbayes_fl.study.predict import answers, extended
+from pacbayes_fl.study.evaluate.regression import BAND
+from pacbayes_fl.study.predict import answers, extended, members_of
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 
@@ -253,15 +252,10 @@ def _predicted(
     later: Path | str | None,
 ) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Predict the rows of some clients of a group, all at once unless later rows make each another client."""
-    scaled = trained.groups[group]
-    place = {name: k for k, name in enumerate(scaled.train.names)}
-    own = [name for name in clients if name in place]
+    there = set(trained.groups[group].train.names)
+    own = [name for name in clients if name in there]
     for members in [[name] for name in own] if later is not None else [own] if own else []:
-        at = [place[name] for name in members]
-        part = scaled.select(torch.tensor(at))
-        state = state_of(trained.method, trained.state, group, part)
-        if group == "existing":
-            state = state._replace(kept=Kept.of(trained.state.kept, scaled.train.clients).subset(at))
+        part, state = members_of(trained, group, members)
         if later is not None:
             part = extended(known, part, members[0], later)
         rows = [(asked.features[name], torch.zeros(len(asked.features[name]), dtype=torch.float64)) for name in members]

@@ -102,17 +102,34 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
     known = served(trained)
     for name, group in trained.groups.items():
         if client in group.train.names:
-            k = group.train.names.index(client)
             x = path if isinstance(path, Tensor) else _rows_of(known, client, path)
-            part = group.select(torch.tensor([k]))
-            state = state_of(trained.method, trained.state, name, part)
-            if name == "existing":
-                state = state._replace(kept=Kept.of(trained.state.kept, group.train.clients).subset([k]))
+            part, state = members_of(trained, name, [client])
             if later is not None:
                 part = extended(known, part, client, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
+
+
+def members_of(trained: Trained, group: str, names: Sequence[str]) -> tuple[ScaledGroup, FederationState]:
+    """Take some clients of a group, and the state in which they personalise.
+
+    Args:
+        trained: the run.
+        group: "existing" or "new".
+        names: of its clients.
+
+    Returns:
+        These clients in that order, and their state.
+    """
+    scaled = trained.groups[group]
+    place = {name: k for k, name in enumerate(scaled.train.names)}
+    at = [place[name] for name in names]
+    part = scaled.select(torch.tensor(at))
+    state = state_of(trained.method, trained.state, group, part)
+    if group == "existing":
+        state = state._replace(kept=Kept.of(trained.state.kept, scaled.train.clients).subset(at))
+    return part, state
 
 
 def join(trained: Trained | Served, path: Path | str) -> JsonTable:
