@@ -129,7 +129,8 @@ class Recipe:
         held_out: what a study may leave open; `trials` says how long it tries.
         trials: options of the study's choice.
         own_rows: values by part of a study that names a file of one's own, where they differ from the preset
-            "recommended": nobody has tuned anything for it. "held-out" counts where rows may be chosen by.
+            "recommended": nobody has tuned anything for it. All are of the kind that the clients' rows decide, and count
+            where these may.
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
         paper: what the paper says of options where it differs from what their fields say.

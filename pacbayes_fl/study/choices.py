@@ -42,7 +42,6 @@ ROUNDS: Final = HeldOutChoice("rounds", (10, 25, 50, 100, 200), table="federatio
 by Adam are still where they were drawn, and too few rows would favour too few rounds."""
 
 _SHARED: Final = (ROUNDS, TEMPERATURE)
-_FROM_OTHERS: Final = (HELD_OUT, "shrunk", "mixture")  # values of defaults that other clients' rows decide
 
 
 def every(recipe: Recipe) -> tuple[HeldOutChoice, ...]:
@@ -112,7 +111,7 @@ def kind_of(study: Tables, asked: HeldOutChoice) -> type:
     Returns:
         That of the study's table.
     """
-    return type(study.method.options if asked.table == "method" else getattr(study, asked.table))
+    return type(_part(study, asked))
 
 
 def rounds_of(study: Tables) -> dict[str, int]:
@@ -167,11 +166,9 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
         return {}
     certify = _table(_table(table, "report"), "certify")
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
-    refused = private or certify.get("scheme") == "folds"
-    return {
-        part: {name: value for name, value in values.items() if not (refused and value in _FROM_OTHERS)}
-        for part, values in recipe.own_rows.items()
-    }
+    if private or certify.get("scheme") == "folds":
+        return {}
+    return {part: dict(values) for part, values in recipe.own_rows.items()}
 
 
 def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:
@@ -180,5 +177,9 @@ def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:
 
 
 def _value(study: Tables, asked: HeldOutChoice) -> object:
-    part = study.method.options if asked.table == "method" else getattr(study, asked.table)
-    return getattr(part, asked.option, None)
+    return getattr(_part(study, asked), asked.option, None)
+
+
+def _part(study: Tables, asked: HeldOutChoice) -> object:
+    """The options among which an open one stands."""
+    return study.method.options if asked.table == "method" else getattr(study, asked.table)
