@@ -129,7 +129,7 @@ class Recipe:
         held_out: what a study may leave open; `trials` says how long it tries.
         trials: options of the study's choice.
         own_rows: values by part of a study that names a file of one's own, where they differ from the preset
-            "recommended": nobody has tuned anything for it. All are of the kind that the clients' rows decide, and count
+            "recommended": nobody has tuned anything for it. All are of the kind that clients' rows decide, and count
             where these may.
         variant: values by field of the class in which this method differs from the class with its defaults.
         fixed: names of options that this method does not have.
