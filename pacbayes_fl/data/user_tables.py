@@ -71,6 +71,7 @@ def read_table(
     task: Task = "regression",
     time: str | None = None,
     need_time: bool = False,
+    read: tuple[Mapping[str, list[Any]], list[str]] | None = None,
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
@@ -89,6 +90,7 @@ def read_table(
         task: "classification" when targets must be labels 0, 1, 2, ...
         time: name of the column of times, if there is one.
         need_time: whether it must not be missing.
+        read: what `read_columns` gave of the file; it is read when None.
 
     Returns:
         The table by client, in the order of first appearance; rows keep the order of the file.
@@ -99,7 +101,8 @@ def read_table(
             not one of those above.
     """
     path = Path(path)
-    columns, places = read_columns(path)
+    given, places = read_columns(path) if read is None else read
+    columns = dict(given)
     if client not in columns and default_client is not None:
         columns[client] = [default_client] * len(places)
     reserved = {client, target, time, "split", "group"}

@@ -232,10 +232,10 @@ def _read(known: Served, path: Path | str, clients: Sequence[str]) -> _Asked:
         owners = [name for name, (x, _) in images.items() for _ in x]
         at = [row for x, _ in images.values() for row in range(len(x))]
         return _Asked(path, {"client": [*owners], "row": [*at]}, owners, {name: x for name, (x, _) in images.items()})
-    columns, _ = user_tables.read_columns(path)
+    read = columns, _ = user_tables.read_columns(path)
     features, time = [column.name for column in schema.features], known.study.data.time
     table = user_tables.read_table(
-        path, client, schema.target.name, features, need_target=False, default_client=default, time=time
+        path, client, schema.target.name, features, need_target=False, default_client=default, time=time, read=read
     )
     count = len(next(iter(columns.values())))
     owners = [str(value) for value in columns.get(client, [default] * count)]
