@@ -32,7 +32,8 @@ class PVConfig:
         seed: of the existing houses, 0 to 2**32 - 1.
         new_seed: of the new houses, 0 to 2**32 - 1.
         mode: ``"faithful"`` or ``"physical"``.
-        weather: ``"typical"``, ``"pvgis"``, ``"clearsky"`` or the path of a PVGIS hourly CSV file.
+        weather: ``"typical"`` (Greensboro), ``"miami"``, ``"sand-point"``, ``"pvgis"``, ``"clearsky"`` or the path
+            of a PVGIS hourly CSV file.
         pick: ``"random"`` draws the samples from the training window, ``"first"`` takes the earliest.
         train_year: training year where the weather has several years.
         test_year: test year where the weather has several years, after ``train_year``.
@@ -82,7 +83,8 @@ class PVConfig:
         if self.utc_offset is not None:
             object.__setattr__(self, "utc_offset", number("utc_offset", self.utc_offset, -14.0, 14.0))
         if not isinstance(self.weather, str | PathLike) or not str(self.weather):
-            raise DataGenError("weather must be typical, pvgis, clearsky or the path of a PVGIS hourly CSV file")
+            known = "typical, miami, sand-point, pvgis, clearsky"
+            raise DataGenError(f"weather must be {known} or the path of a PVGIS hourly CSV file")
         object.__setattr__(self, "weather", str(self.weather))
 
 

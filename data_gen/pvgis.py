@@ -40,7 +40,7 @@ def pvgis_file(path: str | Path) -> Weather:
     except OSError as error:
         raise DataGenError(
             f"cannot read weather file {str(path)!r}: {error.strerror or error}; "
-            "other sources are 'typical', 'pvgis' and 'clearsky'"
+            "other sources are 'typical', 'miami', 'sand-point', 'pvgis' and 'clearsky'"
         ) from error
     except (ValueError, KeyError, IndexError) as error:
         raise DataGenError(f"{place.name} is not a PVGIS hourly CSV file: {error}") from error

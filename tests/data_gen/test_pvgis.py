@@ -101,7 +101,7 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_a_missing_file_names_the_other_sources(tmp_path: Path) -> None:
-    with pytest.raises(DataGenError, match="other sources are 'typical', 'pvgis' and 'clearsky'"):
+    with pytest.raises(DataGenError, match="other sources are 'typical', 'miami', 'sand-point', 'pvgis'"):
         weather.load(str(tmp_path / "none.csv"))
 
 

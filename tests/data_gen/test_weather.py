@@ -34,6 +34,31 @@ def test_typical_year_keeps_its_dni(typical: Weather) -> None:
     np.testing.assert_allclose(typical.diffuse, frame["dhi"].to_numpy())
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "offset", "july"),
+    [("miami", (25.8, -80.27), -5.0, 1964), ("sand-point", (55.32, -160.52), -9.0, 1991)],
+)
+def test_other_typical_years_lie_where_the_sun_says(
+    name: str, place: tuple[float, float], offset: float, july: int
+) -> None:
+    year = weather.load(name)
+    assert len(year.index) == 8760 and set(np.diff(year.seconds)) == {3600}
+    assert (year.latitude, year.longitude) == pytest.approx(place, abs=0.01) and year.utc_offset == offset
+    assert july in year.manifest["years"]
+    local = (year.seconds + round(offset * 3600)).astype("datetime64[s]")
+    assert str(local[0]) == "2018-01-01T00:30:00"
+    months = local.astype("datetime64[M]").astype(int) % 12 + 1
+    assert all(len(set(year.segment[months == month])) == 1 for month in range(1, 13))
+    horizontal = year.beam + year.diffuse  # an hour of shift, or another unit, would show
+    assert horizontal[year.height == 0].mean() < 2 < 100 < horizontal[year.height > 15].mean()
+    assert np.corrcoef(horizontal, np.sin(np.deg2rad(year.height)))[0, 1] > 0.7
+    assert -30 < year.temperature.min() < year.temperature.max() < 45
+    assert 2 < year.wind.mean() < 8
+    if name == "miami":  # TMY2 has tenths
+        assert year.temperature[10] == 18.9 and year.wind[10] == 4.1 and year.diffuse[10] == 138.0
+        assert year.manifest["source"] == "TMY2 12839, Miami, Florida"
+
+
 def test_clear_sky_is_the_same_every_time(sky: Weather) -> None:
     again = weather.load("clearsky")
     np.testing.assert_array_equal(again.beam, sky.beam)
