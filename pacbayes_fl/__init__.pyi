@@ -34,6 +34,7 @@ from pacbayes_fl.models.likelihoods import Gaussian as Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP as BayesianMLP
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork as BayesianNetwork
 from pacbayes_fl.models.weights.convolutional import BayesianCNN as BayesianCNN
+from pacbayes_fl.models.weights.convolutional import BayesianFedAvgCNN as BayesianFedAvgCNN
 from pacbayes_fl.models.weights.convolutional import BayesianVGG as BayesianVGG
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior as GaussianHyperPrior
 from pacbayes_fl.results.records import Result as Result

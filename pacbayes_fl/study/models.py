@@ -21,7 +21,7 @@ from pacbayes_fl.models.likelihoods import (
     Likelihood,
 )
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP, BayesianNetwork
-from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianFedAvgCNN, BayesianVGG
 from pacbayes_fl.options import OpenNames, by_name, option
 from pacbayes_fl.plugins.references import INSTANCE
 from pacbayes_fl.plugins.table import OpenTable
@@ -35,7 +35,7 @@ class NetworkModel:
     """Table [model] of a method on networks with weights.
 
     Args:
-        kind: see `KINDS`: "mlp" for flat rows and images; "cnn" and "vgg" for images.
+        kind: see `KINDS`: "mlp" for flat rows and images; "cnn", "fedavg-cnn" and "vgg" for images.
         widths: hidden units of the MLP's layers.
         likelihood: of the targets; "auto" is categorical where they are labels, Gaussian otherwise, and
             "heteroscedastic" does the same with a noise that the network learns as a function of the input.
@@ -204,6 +204,12 @@ def _cnn(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dt
     return BayesianCNN((shape[0], shape[1], shape[2]), likelihood, dtype)
 
 
+def _fedavg_cnn(
+    table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype
+) -> BayesianNetwork:
+    return BayesianFedAvgCNN((shape[0], shape[1], shape[2]), likelihood, dtype)
+
+
 def _vgg(table: NetworkModel, shape: tuple[int, ...], likelihood: Likelihood, dtype: torch.dtype) -> BayesianNetwork:
     return BayesianVGG((shape[0], shape[1], shape[2]), likelihood, dtype)
 
@@ -224,6 +230,14 @@ KINDS: Mapping[str, ModelKind] = by_name(
         size=_mlp_size,
     ),
     ModelKind("cnn", "LeNet-5 with ReLU and max pooling", "weights", NetworkModel, _cnn, images=True),
+    ModelKind(
+        "fedavg-cnn",
+        "CNN of PAC-PFL's images, 582,026 weights on 28 x 28 and 10 classes: FedAvg's without padding",
+        "weights",
+        NetworkModel,
+        _fedavg_cnn,
+        images=True,
+    ),
     ModelKind("vgg", "small VGG with batch norm", "weights", NetworkModel, _vgg, images=True),
 )
 """All kinds of models by name; the first one over functions or weights is the one without a word. A new one is one

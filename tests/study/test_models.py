@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,13 +15,14 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
-from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianVGG
+from pacbayes_fl.models.weights.convolutional import BayesianCNN, BayesianFedAvgCNN, BayesianVGG
 from pacbayes_fl.options import option
 from pacbayes_fl.study import models, run
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel, ModelSize
 from pacbayes_fl.study.models import KINDS, ModelKind, NetworkModel
 from pacbayes_fl.study.plugins import check_task
+from tests.tiny_images import write_idx
 
 
 def test_networks_are_built_for_the_data() -> None:
@@ -34,7 +36,7 @@ def test_networks_are_built_for_the_data() -> None:
     image = NetworkModel(dtype="float64").build((1, 28, 28), 62)
     assert isinstance(image, BayesianMLP) and image.sizes == (784, 100, 62) and image.likelihood == Categorical(62)
     assert (flat.dtype, image.dtype) == (torch.float32, torch.float64)
-    for kind, network in (("cnn", BayesianCNN), ("vgg", BayesianVGG)):
+    for kind, network in (("cnn", BayesianCNN), ("fedavg-cnn", BayesianFedAvgCNN), ("vgg", BayesianVGG)):
         assert isinstance(NetworkModel(kind=kind).build((3, 32, 32), 10), network)
     with pytest.raises(StudyError, match=r"kind 'vgg' is for images.*rows of 5 features \(set model.kind to 'mlp'\)"):
         NetworkModel(kind="vgg").build((5,), 3)
@@ -95,7 +97,7 @@ def test_a_record_is_all_that_a_kind_of_model_needs(monkeypatch: pytest.MonkeyPa
         Study.from_table(table, "s.toml", ["model.depth=0"])
     with pytest.raises(StudyError, match=r"s.toml \[model\]: unknown key 'depth'"):
         Study.from_table(table, "s.toml", ["model.kind=mlp"])
-    text = r"s.toml \[model\] kind must be one of 'mlp', 'cnn', 'vgg', 'deep', got 'wide'"
+    text = r"s.toml \[model\] kind must be one of 'mlp', 'cnn', 'fedavg-cnn', 'vgg', 'deep', got 'wide'"
     with pytest.raises(StudyError, match=text):
         Study.from_table(table, "s.toml", ["model.kind=wide"])
 
@@ -117,3 +119,32 @@ def test_weights_are_counted_before_a_model_is_made() -> None:
 def test_every_option_of_a_model_has_a_meaning() -> None:
     for kind in KINDS.values():
         assert kind.title and all(one.meaning for one in options.options_of(kind.table).values())
+
+
+@pytest.fixture(scope="module")
+def sixteen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the root of a small MNIST of 16 x 16 pixels, the least that the convolutions leave a pixel of."""
+    root, random = tmp_path_factory.mktemp("sixteen"), np.random.default_rng(0)
+    for part, rows in (("train", 40), ("t10k", 20)):
+        write_idx(root / "MNIST" / "raw", part, random.integers(0, 256, (rows, 16, 16)), np.arange(rows) % 10)
+    return root
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedbayes", "bpfed", "fedsi", "pac-pfl-bnn"])
+def test_the_network_of_pac_pfls_images_is_for_every_method_on_weights(sixteen: Path, method: str) -> None:
+    rows = {"clients": 2, "train": 2, "test": 1, "validation": 0}
+    options = {
+        "fedsi": {"draws": 2, "fraction": 0.001, "alpha": 1.0, "personal_alpha": 1.0, "finetune": 1},
+        "pac-pfl-bnn": {"particles": 2, "train_draws": 2, "draws": 2, "posterior": "svi", "personal_steps": 1},
+    }.get(method, {})
+    steps = {} if method == "pac-pfl-bnn" else {"steps": 1}
+    asked = Study.from_table(
+        {
+            "data": {"source": "mnist", "options": {"root": str(sixteen), **rows}},
+            "model": {"kind": "fedavg-cnn"},
+            "method": {"name": method, **options, **steps},
+            "federation": {"rounds": 1, "device": "cpu"},
+        }
+    )
+    probs = run.run(asked).predictions["existing.pm.probs"]
+    assert probs.shape == (2, 5, 10) and bool(probs.isfinite().all())

@@ -229,7 +229,49 @@ class ImageNetwork(BayesianNetwork):
         return {}
 
 
-class BayesianCNN(ImageNetwork):
+class PooledNetwork(ImageNetwork):
+    """Convolutions of 5x5 without padding, each with ReLU and 2x2 max pooling, then fully connected ReLU layers.
+
+    Args:
+        input_shape: channels, height and width of an image, no side under 16 pixels.
+        channels: of the two convolutions.
+        hidden: units of the fully connected layers.
+        likelihood: of the targets given the outputs.
+        dtype: of the weights.
+
+    Raises:
+        StudyError: for images too small to leave a pixel.
+    """
+
+    def __init__(
+        self,
+        input_shape: ImageShape,
+        channels: tuple[int, int],
+        hidden: tuple[int, ...],
+        likelihood: Likelihood,
+        dtype: torch.dtype,
+    ) -> None:
+        """Name the weights of every layer."""
+        colours, *sides = input_shape
+        if colours < 1 or min(sides) < 16:
+            raise StudyError(f"input_shape must be (channels, height, width) from (1, 16, 16), got {input_shape}")
+        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+        first, second = channels
+        kernels = ((first, colours, 5, 5), (second, first, 5, 5))
+        super().__init__(input_shape, kernels, (second * height * width, *hidden), likelihood, dtype)
+
+    def features(
+        self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
+    ) -> Tensor:
+        """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`. `reference` is not used."""
+        x = self.images(rows)
+        for layer in range(len(self.kernels)):
+            # The largest of some values, then its ReLU: the ReLUs' largest at a quarter of the work.
+            x = torch.relu(halved(self.convolution(x, weights, layer, traces)))
+        return x
+
+
+class BayesianCNN(PooledNetwork):
     """LeNet-5 with ReLU and max pooling: conv 5x5 to 6, pool, conv 5x5 to 16, pool, 120, 84, C.
 
     3 x 32 x 32 images of 10 classes give the papers' 62,006 weights.
@@ -245,22 +287,27 @@ class BayesianCNN(ImageNetwork):
 
     def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
         """Name the weights of every layer."""
-        channels, *sides = input_shape
-        if channels < 1 or min(sides) < 16:
-            raise StudyError(f"input_shape must be (channels, height, width) from (1, 16, 16), got {input_shape}")
-        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
-        kernels = ((6, channels, 5, 5), (16, 6, 5, 5))
-        super().__init__(input_shape, kernels, (16 * height * width, 120, 84), likelihood, dtype)
+        super().__init__(input_shape, (6, 16), (120, 84), likelihood, dtype)
 
-    def features(
-        self, weights: Weights, rows: ClientBatch, reference: ClientBatch | None, traces: Traces | None
-    ) -> Tensor:
-        """Apply the convolutions [N, K, C, H, W]; see `ImageNetwork.features`. `reference` is not used."""
-        x = self.images(rows)
-        for layer in range(len(self.kernels)):
-            # The largest of some values, then its ReLU: the ReLUs' largest at a quarter of the work.
-            x = torch.relu(halved(self.convolution(x, weights, layer, traces)))
-        return x
+
+class BayesianFedAvgCNN(PooledNetwork):
+    """The CNN of FedAvg (McMahan et al. 2017) without padding: conv 5x5 to 32, pool, conv 5x5 to 64, pool, 512, C.
+
+    1 x 28 x 28 images of 10 classes give 582,026 weights: the network of PAC-PFL's image experiments, which the paper
+    takes from Zhang et al. (2023) and their library PFLlib.
+
+    Args:
+        input_shape: channels, height and width of an image, no side under 16 pixels.
+        likelihood: of the targets given the outputs.
+        dtype: of the weights.
+
+    Raises:
+        StudyError: for images too small to leave a pixel.
+    """
+
+    def __init__(self, input_shape: ImageShape, likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:
+        """Name the weights of every layer."""
+        super().__init__(input_shape, (32, 64), (512,), likelihood, dtype)
 
 
 class BayesianVGG(ImageNetwork):

@@ -19,6 +19,7 @@ from pacbayes_fl.models.base import FixedWeights
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.convolutional import (
     BayesianCNN,
+    BayesianFedAvgCNN,
     BayesianVGG,
     ImageNetwork,
     ImageShape,
@@ -41,7 +42,9 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def network(kind: str, shape: ImageShape, dtype: torch.dtype = torch.float64) -> ImageNetwork:
-    return {"cnn": BayesianCNN, "vgg": BayesianVGG}[kind](shape, Categorical(CLASSES), dtype)
+    return {"cnn": BayesianCNN, "fedavg-cnn": BayesianFedAvgCNN, "vgg": BayesianVGG}[kind](
+        shape, Categorical(CLASSES), dtype
+    )
 
 
 def weights_of(model: ImageNetwork, clients: int, seed: int = 0) -> Tensor:
@@ -92,11 +95,14 @@ def torch_network(model: ImageNetwork, weights: dict[str, Tensor], client: int) 
     [
         (BayesianCNN((3, 32, 32), Categorical(10)), 62_006),
         (BayesianCNN((1, 28, 28), Categorical(10)), 44_426),
+        (BayesianFedAvgCNN((1, 28, 28), Categorical(10)), 582_026),
+        (BayesianFedAvgCNN((1, 28, 28), Categorical(62)), 582_026 + 52 * 513),
+        (BayesianFedAvgCNN((3, 32, 32), Categorical(10)), 582_026 + 32 * 2 * 25 + 64 * 9 * 512),
         (BayesianVGG((3, 32, 32), Categorical(10)), 280_074),
         (BayesianVGG((1, 28, 28), Categorical(10)), 280_074 - 2 * 16 * 9),
         (BayesianVGG((3, 64, 40), Categorical(10)), 280_074 + 128 * 128),
     ],
-    ids=["cnn", "cnn-28", "vgg", "vgg-28", "vgg-64"],
+    ids=["cnn", "cnn-28", "fedavg-cnn-28", "fedavg-cnn-62", "fedavg-cnn", "vgg", "vgg-28", "vgg-64"],
 )
 def test_numbers_of_parameters_are_the_published_ones(model: ImageNetwork, count: int) -> None:
     assert model.dim == count == sum(math.prod(shape) for shape in model.shapes.values())
@@ -130,7 +136,7 @@ def test_only_the_affine_part_of_batch_norm_is_without_uncertainty() -> None:
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 5, 3)], ids=["one client", "ragged"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)], ids=str)
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_outputs_and_gradients_are_those_of_torch_client_by_client(
     kind: str, shape: ImageShape, sizes: tuple[int, ...]
 ) -> None:
@@ -197,7 +203,7 @@ def test_a_network_without_statistics_ignores_the_training_rows() -> None:
     assert torch.equal(model.forward(sites, rows, reference), model.forward(sites, rows))
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_the_program_observes_the_same_log_likelihood(kind: str) -> None:
     model, batch = network(kind, (1, 16, 16)), batch_of((1, 16, 16), (2, 3))
     flat, scale = weights_of(model, 2), torch.tensor([2.0, 0.5], dtype=torch.float64)
@@ -210,7 +216,7 @@ def test_the_program_observes_the_same_log_likelihood(kind: str) -> None:
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_clients_are_alone(kind: str) -> None:
     model, batch = network(kind, (1, 16, 16)), batch_of((1, 16, 16), (2, 4, 3))
     flat = weights_of(model, 3).requires_grad_(True)
@@ -221,7 +227,7 @@ def test_clients_are_alone(kind: str) -> None:
     assert_same(one[0], outputs[1])
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_more_padding_changes_neither_likelihood_nor_gradient(kind: str) -> None:
     model, batch = network(kind, (1, 16, 16)), batch_of((1, 16, 16), (2, 3))
     more = 7
@@ -239,7 +245,7 @@ def test_more_padding_changes_neither_likelihood_nor_gradient(kind: str) -> None
         assert_same(slopes[1], slopes[0])
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_single_precision_is_near_double_precision(kind: str) -> None:
     batch = batch_of((3, 32, 32), (4, 3))
     double, single = network(kind, (3, 32, 32)), network(kind, (3, 32, 32), torch.float32)
@@ -265,7 +271,7 @@ def test_images_of_one_colour_and_padding_stay_finite_in_single_precision() -> N
     assert not bool(value[2].any()) and not bool(gradient[2].any())
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vgg"])
+@pytest.mark.parametrize("kind", ["cnn", "fedavg-cnn", "vgg"])
 def test_flattened_images_are_the_same_images(kind: str) -> None:
     model, batch = network(kind, (3, 16, 20)), batch_of((3, 16, 20), (2, 3))
     sites = model.unflatten(weights_of(model, 2))
@@ -288,7 +294,14 @@ def test_images_of_another_shape_are_refused(feature: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("cnn", (3, 15, 32)), ("cnn", (0, 32, 32)), ("vgg", (3, 0, 32)), ("vgg", (0, 32, 32))]
+    ("kind", "shape"),
+    [
+        ("cnn", (3, 15, 32)),
+        ("cnn", (0, 32, 32)),
+        ("fedavg-cnn", (1, 28, 15)),
+        ("vgg", (3, 0, 32)),
+        ("vgg", (0, 32, 32)),
+    ],
 )
 def test_networks_that_no_image_fits_are_refused(kind: str, shape: ImageShape) -> None:
     with pytest.raises(StudyError, match="input_shape must be"):
