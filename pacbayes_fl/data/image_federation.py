@@ -36,6 +36,7 @@ class ImageOptions:
         pool: "merged": rows of the official training and test parts alike, as public code takes them; "official":
             training and validation rows of the first, test rows of the second. By default "official" for "natural",
             where that split is within each writer, and "merged" otherwise.
+        subsample: share of each data set's rows that is used at all, drawn at random and rounded down.
         domains: data sets, with "-inverted" or "-rotated" after the name or not; the clients are split evenly among
             them, in blocks. By default the source alone.
         seed: of the draws.
@@ -47,6 +48,7 @@ class ImageOptions:
     clients: int = option(10, low=1)
     new_clients: int = option(0, low=0)
     pool: Pool | None = None
+    subsample: float = option(1.0, above=0, high=1)
     domains: tuple[str, ...] = ()
     seed: int = option(0, low=0)
 
@@ -192,7 +194,10 @@ def _resolved(plan: ImagePlan) -> dict[str, object]:
 def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
     """Share out the rows; clients of one base never share a row, whatever their domains."""
     chosen, domains, limit = plan.common, plan.domains, plan.partition.limit(plan.own)
-    total, rows = chosen.clients + chosen.new_clients, sum(len(one.y) for one in images.values())
+    kept = {
+        base: _subsample(len(one.y), chosen.subsample, [chosen.seed, *base.encode()]) for base, one in images.items()
+    }
+    total, rows = chosen.clients + chosen.new_clients, sum(map(len, kept.values()))
     if total > rows:
         hint = "take fewer clients or new_clients"
         raise DataError(
@@ -207,15 +212,24 @@ def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
             continue
         # Its own generator: a base is cut alike whatever other bases there are.
         key = [chosen.seed, *base.encode()]
-        official_test = one.official_test.numpy() if plan.pool == "official" else None
-        cut = plan.partition.cut(Pieces(one, members, official_test, np.random.default_rng(key)), plan.own)
-        names, parts = list(cut), tuple(cut.values())
+        part = one if len(kept[base]) == len(one.y) else one.select(torch.from_numpy(kept[base]))
+        official_test = part.official_test.numpy() if plan.pool == "official" else None
+        cut = plan.partition.cut(Pieces(part, members, official_test, np.random.default_rng(key)), plan.own)
+        names, parts = list(cut), tuple(Parts(*(kept[base][rows] for rows in own)) for own in cut.values())
         if limit is not None:  # and another: clients and test rows are the same with and without a limit
             parts = partition.limited(parts, limit, np.random.default_rng([*key, *b"limit"]))
         partition.check_disjoint(parts, names)
         for u, name, own in zip(members, names, parts, strict=True):
             made[u] = _Client(name, domain[u], u >= chosen.clients, own)
     return [made[u] for u in range(total)]
+
+
+def _subsample(rows: int, share: float, key: Sequence[int]) -> Array:
+    """Draw the positions of the rows that are used, in order; a smaller share draws some of a larger one's."""
+    if share == 1:
+        return np.arange(rows)
+    count = int(share * rows + 1e-9)  # as .29 * 100 is meant
+    return np.sort(np.random.default_rng([*key, *b"subsample"]).permutation(rows)[:count])
 
 
 def _group(images: Mapping[str, Images], members: Sequence[_Client], classes: int) -> tables.Group:

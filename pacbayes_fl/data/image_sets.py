@@ -36,8 +36,17 @@ class ImageSet:
     rows_independent: bool = True
 
 
-def _of_torchvision(name: str, title: str, class_name: str, below: str, classes: int = 10) -> ImageSet:
-    return ImageSet(name, title, partial(torchvision_images.read, name, class_name, below, classes))
+def _of_torchvision(
+    name: str,
+    title: str,
+    class_name: str,
+    below: str,
+    classes: int = 10,
+    transposed: bool = False,
+    split: str | None = None,
+) -> ImageSet:
+    read = partial(torchvision_images.read, name, class_name, below, classes, transposed=transposed, split=split)
+    return ImageSet(name, title, read)
 
 
 IMAGE_SETS: Mapping[str, ImageSet] = by_name(
@@ -53,6 +62,13 @@ IMAGE_SETS: Mapping[str, ImageSet] = by_name(
         "handwritten characters by writer (LEAF), 28 x 28, 62 classes or the 10 digits",
         femnist.read,
         owners=True,
+    ),
+    _of_torchvision(
+        "emnist",
+        "handwritten characters, 28 x 28, 62 classes (digits, capital and small letters: EMNIST by class)",
+        *("EMNIST", "EMNIST/raw", 62),
+        transposed=True,
+        split="byclass",
     ),
 )
 """All of them by name. A new one is one more record here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +38,18 @@ class Images:
     classes: int
     name: str
     sha256: str
+
+    def select(self, rows: Tensor) -> Images:
+        """Take rows.
+
+        Args:
+            rows: positions [r], int64.
+
+        Returns:
+            These r rows, under the fingerprint of all.
+        """
+        owner = None if self.owner is None else self.owner[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], official_test=self.official_test[rows], owner=owner)
 
 
 def make(

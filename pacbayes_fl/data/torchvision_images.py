@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pacbayes_fl.data import images
@@ -12,7 +13,16 @@ ROOT = "PACBAYES_FL_DATA"
 """The environment variable that names the folder of data sets."""
 
 
-def read(name: str, class_name: str, below: str, classes: int, folder: Path, download: bool) -> Images:
+def read(
+    name: str,
+    class_name: str,
+    below: str,
+    classes: int,
+    folder: Path,
+    download: bool,
+    transposed: bool = False,
+    split: str | None = None,
+) -> Images:
     """Read a data set of torchvision: rows are the training part, then the test part, each in the official order.
 
     Args:
@@ -22,6 +32,8 @@ def read(name: str, class_name: str, below: str, classes: int, folder: Path, dow
         classes: number of classes.
         folder: the root.
         download: let torchvision download what is missing.
+        transposed: whether the files hold every image with its rows and columns exchanged, which is undone.
+        split: which of several variants of the data set, as that class names them.
 
     Returns:
         The images.
@@ -39,7 +51,10 @@ def read(name: str, class_name: str, below: str, classes: int, folder: Path, dow
     if not download and not (folder / below).is_dir():
         raise DataError(f"{name} is not there: there is no folder {folder / below}", hint=_advice(name, folder, below))
     try:
-        both = [getattr(datasets, class_name)(str(folder), train=train, download=download) for train in (True, False)]
+        kind = partial(
+            getattr(datasets, class_name), str(folder), download=download, **({} if split is None else {"split": split})
+        )
+        both = [kind(train=train) for train in (True, False)]
     except Exception as error:  # whatever it meets in a damaged file
         first = str(error).strip().splitlines()[:1]
         what = first[0] if first else type(error).__name__
@@ -52,6 +67,7 @@ def read(name: str, class_name: str, below: str, classes: int, folder: Path, dow
         raise DataError(f"{name} in {folder / below}: the parts hold images {got}", hint=_advice(name, folder, below))
     pixels = torch.cat(parts)
     x = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+    x = x.transpose(-2, -1).contiguous() if transposed else x
     y = torch.cat([torch.as_tensor(one.targets) for one in both]).long()
     official_test = torch.arange(len(y)) >= len(both[0].targets)
     return images.make(name, x, y, official_test, classes)
@@ -61,4 +77,6 @@ def _advice(name: str, folder: Path, below: str) -> str:
     script = folder / name / "unpack.py"
     if script.is_file():
         return f"unpack it: python {script} OUT_DIR, and make OUT_DIR the root"
+    if any((folder / below).glob("*.gz")):
+        return f"unpack its files: gunzip {folder / below}/*.gz"
     return f"set download, or make {ROOT} the folder that holds {below}"

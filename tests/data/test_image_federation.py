@@ -12,7 +12,7 @@ import torch
 from pacbayes_fl.data import image_federation, image_sets, images, partition, tables
 from pacbayes_fl.data.partition import Parts
 from pacbayes_fl.errors import DataError, StudyError
-from tests.data.small_images import TEST, TRAIN, write_idx
+from tests.data.small_images import TEST, TRAIN, write_emnist, write_idx
 
 
 def make(root: Path, source: str = "mnist", **options: Any) -> tables.Dataset:
@@ -76,6 +76,33 @@ def test_a_dirichlet_federation_uses_every_row(root: Path) -> None:
     assert sorted(tables.to_positions(dataset)["position"].tolist()) == list(range(TRAIN + TEST))
     sizes = [group.train.size + group.test.size for group in dataset.groups.values()]
     assert torch.cat(sizes).min() >= 20 and dataset.groups["existing"].validation is None
+
+
+def test_a_share_of_the_rows_is_drawn_before_they_are_shared_out(root: Path, tmp_path: Path) -> None:
+    """PAC-PFL's EMNIST on a small copy: a tenth of the rows, each class by Dirichlet shares with alpha = 0.4."""
+    write_emnist(tmp_path)
+    split = {"partition": "dirichlet", "alpha": 0.4, "clients": 4, "minimum": 5}
+    one, again, other, more = (
+        tables.to_positions(make(tmp_path, "emnist", subsample=share, seed=seed, **split))
+        for share, seed in ((0.1, 0), (0.1, 0), (0.1, 1), (0.5, 0))
+    )
+    rows = set(one["position"].tolist())
+    assert len(rows) == len(one["position"]) == (TRAIN + TEST) // 10 and rows < set(more["position"].tolist())
+    assert np.array_equal(one["position"], again["position"]) and rows != set(other["position"].tolist())
+    dataset, read = make(tmp_path, "emnist", subsample=0.1, **split), image_sets.read("emnist", str(tmp_path))
+    train = dataset.groups["existing"].train
+    own = one["position"][(one["owner"] == 1) & (one["part"] == 0)]
+    assert dataset.classes == 62 and torch.equal(train.x[1][train.mask[1]], images.to_floats(read.x[own]))
+    official = tables.to_positions(make(root, clients=2, train=1, test=1, subsample=0.5, pool="official"))
+    assert bool(((official["position"] >= TRAIN) == (official["part"] == 1)).all())
+    writers = make(root, "femnist", partition="natural", clients=3, subsample=0.5)
+    assert set(writers.groups["existing"].train.names) <= {f"f{i:04d}" for i in range(6)}
+    told, owner = tables.to_positions(writers), image_sets.read("femnist", str(root)).owner
+    assert owner is not None
+    for k, name in enumerate(told["client_name"]):
+        assert {f"f{i:04d}" for i in owner[told["position"][told["owner"] == k]].tolist()} == {name}
+    with pytest.raises(DataError, match=r"10 clients need a row each at least, and the limit is 6"):
+        make(root, clients=10, subsample=0.01)
 
 
 def test_writers_are_clients(root: Path) -> None:

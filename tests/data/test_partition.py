@@ -118,6 +118,17 @@ def test_drawn_shares_have_the_moments_of_the_dirichlet_distribution(alpha: floa
     assert shares.var(0).mean() == pytest.approx(variance, rel=0.03)
 
 
+def test_shares_have_these_moments_over_seeds_too() -> None:
+    seeds, each, clients, alpha = 600, 100, 4, 0.4
+    y = labels(6, each)
+    parts = [partition.dirichlet(y, clients, alpha, 6, rng(seed), test_share=0.2) for seed in range(seeds)]
+    assert all(sorted(used(mine)) == list(range(6 * each)) for mine in parts[:20])
+    shares = np.array([[np.sum(y[np.concatenate(own)] == 0) / each for own in mine] for mine in parts])
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert shares.mean(0) == pytest.approx(1 / clients, abs=4 * (variance / seeds) ** 0.5)
+    assert shares.var(0) == pytest.approx(variance, rel=0.2)
+
+
 def test_every_row_is_shared_out_once_and_split_by_share() -> None:
     y = labels(10, 100)
     parts = partition.dirichlet(y, 7, 0.5, 10, rng(3), test_share=0.25, validation_share=0.1, minimum=20)

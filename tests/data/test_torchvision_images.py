@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl.data import image_sets
 from pacbayes_fl.errors import DataError
-from tests.data.small_images import TEST, TRAIN, small, write_idx
+from tests.data.small_images import TEST, TRAIN, small, write_emnist, write_idx
 
 
 @pytest.mark.parametrize(("name", "base"), [("mnist", 0), ("fashion-mnist", 1)])
@@ -22,6 +22,18 @@ def test_idx_files_are_read_in_the_official_order(root: Path, name: str, base: i
     np.testing.assert_array_equal(read.x.numpy(), x[:, None])
     np.testing.assert_array_equal(read.y.numpy(), y)
     assert read.official_test.tolist() == [False] * TRAIN + [True] * TEST
+
+
+def test_the_characters_of_emnist_stand_upright(tmp_path: Path) -> None:
+    x, y = write_emnist(tmp_path)
+    read = image_sets.read("emnist", str(tmp_path))
+    assert (read.classes, read.official_test.tolist()) == (62, [False] * TRAIN + [True] * TEST)
+    np.testing.assert_array_equal(read.x.numpy(), x[:, None])
+    np.testing.assert_array_equal(read.y.numpy(), y)
+    for path in (tmp_path / "EMNIST" / "raw").iterdir():
+        path.rename(f"{path}.gz")
+    with pytest.raises(DataError, match=r"emnist in .*not found.*\(unpack its files: gunzip .*EMNIST/raw/\*\.gz\)"):
+        image_sets.read("emnist", str(tmp_path))
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
