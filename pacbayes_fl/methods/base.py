@@ -141,6 +141,14 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
         )
 
     @default
+    def absorb(self, message: Message, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """State of trained clients after rows that came later, such that `personalise` on all rows learns from them.
+
+        Where `personalise` makes the posterior from its rows, that is the state itself: `rows` join those `seen`.
+        """
+        raise no_later_rows(self)
+
+    @default
     def learned_priors(self, server: Server) -> LearnedPriors | None:
         """The hyper-posterior over priors of functions, for bounds on averages; None for other methods."""
         return None
@@ -269,6 +277,21 @@ class Method(ABC, Generic[Server, Message, Client, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers that the hot loop holds per client of `rows` rows; the engine sizes its chunks by it."""
         return 1
+
+
+def no_later_rows(method: AnyMethod, option: str = "") -> StudyError:
+    """Say that a method's personal models do not learn from rows that come after the training.
+
+    Args:
+        method: the algorithm.
+        option: of the method that would make them, if there is one.
+
+    Returns:
+        The error.
+    """
+    what = f"{type(method).__name__} does not learn from later rows: {method.personal_model}"
+    anew = "run the study anew with all rows"
+    return StudyError(what, hint=f"{option} lets them learn; or {anew}" if option else anew)
 
 
 def in_range(update: AnyTree) -> Tensor:

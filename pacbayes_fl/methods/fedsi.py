@@ -21,6 +21,7 @@ from pacbayes_fl.inference.subnetwork import Rule, SubnetworkChoice
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.baselines.point import initial_weights
+from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import (
     PAPER_ROUNDS,
@@ -113,7 +114,7 @@ class Update(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class FedSI(Method[Server, Message, Client, Update]):
+class FedSI(FineTuned[Client], Method[Server, Message, Client, Update]):
     """FedSI (Algorithm 1, eqs. 10-19), and FedSI-Fac with `covariance = "diagonal"` over the whole representation.
 
     Args:

@@ -118,6 +118,10 @@ class Tempered(Method[Server, Message, Client, Update]):
         known = posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
         return tempered(self.inner.personalise_again(known, message, state, batch, noise), self.temperature)
 
+    def absorb(self, message: Message, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """As in the wrapped method."""
+        return self.inner.absorb(message, state, seen, rows, noise)
+
     def refine(self, prior: TemperedPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Refine the wrapped posterior: the divergence is between weights and does not depend on T."""
         result = self.inner.refine(prior.inner, seen, rows, noise)

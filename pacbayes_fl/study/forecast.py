@@ -20,7 +20,8 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.study.evaluate.regression import BAND
-from pacbayes_fl.study.predict import answers, extended, members_of
+from pacbayes_fl.study.later import from_table
+from pacbayes_fl.study.predict import answers, members_of
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 
@@ -257,7 +258,7 @@ def _predicted(
     for members in [[name] for name in own] if later is not None else [own] if own else []:
         part, state = members_of(trained, group, members)
         if later is not None:
-            part = extended(known, part, members[0], later)
+            part, state = from_table(known, part, state, later)
         rows = [(asked.features[name], torch.zeros(len(asked.features[name]), dtype=torch.float64)) for name in members]
         batch = ClientBatch.pad(rows, members, dtype=known.raw, classes=known.schema.classes)
         for index, values in answers(known, state, part, batch, levels):

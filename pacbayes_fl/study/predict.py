@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables, user_images, user_tables
+from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.scaling import Scaling
-from pacbayes_fl.data.split import fingerprints
 from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
+from pacbayes_fl.study import later as later_rows
 from pacbayes_fl.study import scaling
-from pacbayes_fl.study.data import ScaledGroup, check_targets, scale
+from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
 from pacbayes_fl.study.prepare import device_of
@@ -105,7 +104,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
             x = path if isinstance(path, Tensor) else _rows_of(known, client, path)
             part, state = members_of(trained, name, [client])
             if later is not None:
-                part = extended(known, part, client, later)
+                part, state = later_rows.from_table(known, part, state, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
@@ -165,7 +164,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
         DataError, NumericalError: as `join`, the latter after the last client.
     """
     known = trained if isinstance(trained, Served) else served(trained)
-    table = _table(known, path, need_target=True, default=None)
+    table = later_rows.read(known, path, need_target=True, default=None)
     seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
         if name in seen:
@@ -173,7 +172,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
-        group = _scaled(known, _pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
+        group = _scaled(known, later_rows.pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
         state = state_of(known.method, FederationState(known.server, (), known.round), "new", group)
         result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
         if _first_bad(result) is None:
@@ -219,25 +218,9 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
     raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
 
 
-def _table(known: Served, path: Path | str, need_target: bool, default: str | None) -> user_tables.Table:
-    data, dataset = known.study.data, known.schema
-    if dataset.feature_shape:
-        return user_images.read(Path(path), dataset.feature_shape, default)
-    return user_tables.read_table(
-        Path(path),
-        data.client,
-        dataset.target.name,
-        [column.name for column in dataset.features],
-        need_target=need_target,
-        default_client=default,
-        task="regression" if dataset.classes is None else "classification",
-        time=data.time,
-    )
-
-
 def _rows_of(known: Served, client: str, path: Path | str) -> Tensor:
     """Read the features [M, *feature] of one client."""
-    table = _table(known, path, need_target=False, default=client)
+    table = later_rows.read(known, path, need_target=False, default=client)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
     return table.clients[client][0]
@@ -252,60 +235,9 @@ def _checked(known: Served, client: str, x: Tensor) -> Tensor:
     return x
 
 
-def extended(known: Served, group: ScaledGroup, client: str, path: Path | str) -> ScaledGroup:
-    """Add later rows of one client, in the units that its training rows gave it, but for those that it had.
-
-    Args:
-        known: the run.
-        group: the client alone.
-        client: its name.
-        path: rows with targets, as `predict` takes them.
-
-    Returns:
-        The client with the rows that are new.
-
-    Raises:
-        DataError: when there are no rows of it, or they cannot be used.
-
-    Warns:
-        UserWarning: of rows that it had already.
-    """
-    table = _table(known, path, need_target=True, default=client)
-    if client not in table.clients:
-        raise DataError(f"{path} has no rows of it", client=client)
-    more = _pad(known, client, *table.clients[client])
-    check_targets(more, known.shared)
-    times = group.raw.times
-    old, new = None, None
-    if times is not None and table.times is not None:
-        kind = known.schema.time_kind
-        if kind not in ("", table.time_kind):  # no row would be known again
-            what = f"{path}: its times are of the kind {table.time_kind!r}, and those of the run of {kind!r}"
-            raise DataError(what, client=client, hint="write all times in one way")
-        old, new = times.train.double(), table.times[client].double().unsqueeze(0)
-    had = Counter(fingerprints(group.raw.train, 0, old))
-    once, fresh = known.study.data.duplicate_rows == "refuse", []
-    for row in fingerprints(more, 0, new):
-        fresh.append(had[row] <= 0)
-        had[row] += 1 if once else -1
-    if repeats := fresh.count(False):
-        what = f"{repeats} of {len(fresh)} later rows of {client} are training rows of its or given twice"
-        warnings.warn(f"{what}: each is conditioned on once", stacklevel=2)
-    kept = torch.tensor(fresh)
-    if not bool(kept.any()):
-        return group
-    more = ClientBatch.stack([(more.x[0][kept], more.y[0][kept])], more.names, more.ids).to(group.train.x.device)
-    return replace(group, train=group.train.extend(group.bring(more)))
-
-
-def _pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
-    """Check the rows of one client as those of the run's own were checked."""
-    return ClientBatch.pad([(x, y)], [client], dtype=known.raw, classes=known.schema.classes, allow_empty=True)
-
-
 def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
     """Predict rows x [M, *feature] of the one client of a group."""
-    asked = _pad(known, client, x, torch.zeros(len(x), dtype=torch.float64))
+    asked = later_rows.pad(known, client, x, torch.zeros(len(x), dtype=torch.float64))
     _, result = next(answers(known, state, group, asked, BAND))
     kind = Prediction if known.schema.classes is None else ClassPrediction
     return kind(client, *(values[0] for values in result))

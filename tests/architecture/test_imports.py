@@ -31,7 +31,10 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     ("study.evaluate",),
     ("study.search",),
     ("study.callbacks", "study.resuming", "study.folder", "study.run", "study.check"),
-    ("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
+    (
+        *("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
+        *("study.later", "study.updates", "study.score"),
+    ),
 )
 STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}
 RANKS = {

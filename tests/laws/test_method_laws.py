@@ -17,6 +17,7 @@ import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.federation import cohort, engine, federation_state, messages, personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.methods import METHODS
@@ -44,6 +45,7 @@ from tests.laws.cases import (
     assert_close,
     bits,
     identified,
+    numbers,
     scene,
 )
 
@@ -81,6 +83,31 @@ def test_clients_that_trained_and_clients_that_did_not_do_not_depend_on_each_oth
 def test_the_same_seed_gives_the_same_run_bit_by_bit(case: Case, d: int) -> None:
     """Of the others a run that goes on ends, bit by bit, where another run of that seed has ended."""
     laws.seed(scene(case, d))
+
+
+@every_method
+def test_later_rows_are_learned_from_or_refused(case: Case, d: int) -> None:
+    """Most clients' predictions change (weights may be pruned away), whoever else learns."""
+    s = scene(case, d)
+    later = s.batch.trim(2)
+    later = replace(later, x=torch.where(later.mask.unsqueeze(-1), later.x + 0.3, 0), y=later.y.roll(1, 1))
+
+    def predicted(at: torch.Tensor) -> Any:
+        seen, rows, own = s.batch.select(at), later.select(at), tensors.select(s.clients, at)
+        after = s.method.absorb(s.message, own, seen, rows, s.noise(rows.ids, 7))
+        posterior = s.method.personalise(s.message, after, seen.extend(rows), s.noise(rows.ids, 0))
+        return numbers(posterior.predict(s.points[at]))
+
+    every = torch.arange(s.batch.clients)
+    try:
+        learned = predicted(every)
+    except StudyError as error:
+        assert "does not learn from later rows" in str(error)
+        return
+    before = numbers(s.method.personalise(s.message, s.clients, s.batch, s.noise(s.batch.ids, 0)).predict(s.points))
+    changed = torch.stack([(one != learned[name]).flatten(1).any(1) for name, one in before.items()])
+    assert float(changed.any(0).double().mean()) >= 0.5
+    assert_close(predicted(every[1:2]), tensors.select(learned, every[1:2]))
 
 
 @every_method

@@ -172,6 +172,30 @@ def test_moments_of_exact_posteriors_are_em(name: str, private: bool, chunks: in
 
 
 @every_variational
+def test_batches_of_later_rows_in_any_order_are_one_batch(name: str, two_points: None) -> None:
+    """Exact posteriors add precisions: from q0 of variance 1/2 by estimates 2 and -1 of precisions 3 and 5."""
+    at = 1 if name == "bpfed" else 0  # of whom the personal part alone learns
+    batches = [rows((one,), (precision,)) for one, precision in ((2.0, 3.0), (-1.0, 5.0))]
+    early, late = (replace(batch, x=batch.x.roll(at, -1)) for batch in batches)
+    method = MOMENTS[name](MODEL, replace(LOCAL, rate=0.08), join_passes=4)
+    begun = start_at(method, name, early, (0.5, 1.0), posterior([0.4], [0.5]))
+    message, first, result = method.broadcast(begun.server), begun.clients, []
+    if name == "bpfed":
+        q = MeanField(torch.tensor([[0.4]], dtype=torch.float64), rho_of(torch.tensor([[0.5]], dtype=torch.float64)))
+        first = first._replace(personal=q)
+    for order in ((early, late), (late, early), (early.extend(late),)):
+        state = first
+        for batch in order:
+            state = method.absorb(message, state, early, batch, Noise(0, 1, early.ids))
+        q = state.personal if name == "bpfed" else state.q
+        result.append((float(q.loc[0, 0]), float(torch.nn.functional.softplus(q.rho[0, 0]) ** 2)))
+    variance = 1 / (1 / 0.5 + 3.0 + 5.0)
+    for mean, spread in result:
+        assert mean == pytest.approx(variance * (0.4 / 0.5 + 3.0 * 2.0 - 5.0 * 1.0), abs=1e-6)
+        assert spread == pytest.approx(variance, rel=1e-6)
+
+
+@every_variational
 def test_the_bound_of_the_federation_never_falls(name: str, two_points: None) -> None:
     """Sum over clients of E_q ln p - KL(q || w), by few deterministic steps on q and matched moments in turn."""
     estimates, precisions = np.array([0.3, -2.0, 1.0, 4.0]), np.array([0.5, 3.0, 8.0, 1.5])

@@ -15,6 +15,7 @@ from pacbayes_fl.inference.map_estimate import Descended
 from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Client, Nothing
 from pacbayes_fl.methods.baselines.point import PointEstimate, initial_weights
+from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import part
 from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
@@ -145,7 +146,7 @@ class Stateless(AveragedWeights[Nothing]):
 
 
 @dataclass(frozen=True)
-class WeightAveraging(Stateless):
+class WeightAveraging(FineTuned[Nothing], Stateless):
     """A method whose clients train the server's weights, keep nothing, and fine-tune in the same way.
 
     Args:

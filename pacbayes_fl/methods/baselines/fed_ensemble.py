@@ -18,6 +18,7 @@ from pacbayes_fl.methods.baselines import ensemble
 from pacbayes_fl.methods.baselines.averaging import Server, Stateless, Update
 from pacbayes_fl.methods.baselines.ensemble import labels_of, mixture
 from pacbayes_fl.methods.baselines.point import initial_weights
+from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper
 from pacbayes_fl.methods.recipe import HELD_OUT, MethodSummary, OneOf
 from pacbayes_fl.noise import Noise
@@ -27,7 +28,7 @@ from pacbayes_fl.posteriors.weights.mixture import MixturePosterior
 
 @final
 @dataclass(frozen=True)
-class FedEnsemble(Stateless):
+class FedEnsemble(FineTuned[Nothing], Stateless):
     """M networks from independent starts, each averaged as in FedAvg and mixed with equal weights.
 
     theta_m <- sum_k w_k theta_km / sum_k w_k,  p(y | x) = 1/M sum_m p(y | x, theta_m)

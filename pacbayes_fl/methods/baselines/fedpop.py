@@ -275,6 +275,10 @@ class FedPop(Method[Server, Server, Client, Update]):
         level = torch.full((batch.clients, self.draws, 1), -math.log(self.draws), dtype=torch.float64)
         return WeightedSamples(self.model, tuple(each), level.to(mean.device), kept, (mean,) * self.draws, batch)
 
+    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """The chain goes on under the likelihood of all rows."""
+        return state
+
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Reweight the same draws by the likelihood of more rows, as Bayes' rule on a finite list says.
 

@@ -71,6 +71,10 @@ class KNNPer(Stateless):
         theta, _, loss = map_estimate.fit(self.model, self.local, theta, batch, noise)
         return self.sent(theta, loss, batch), state
 
+    def absorb(self, message: Server, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """Neighbours are looked for among all rows."""
+        return state
+
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> NeighbourPosterior:
         """Mix the global network with the rows of each client."""
         theta = tensors.expand(message.theta, batch.clients)

@@ -40,6 +40,10 @@ class LocalMethod(Method[Start, Start, Nothing, Took]):
         """The server state does not change."""
         return server
 
+    def absorb(self, message: Start, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` fits all rows."""
+        return state
+
     def check_private(self) -> None:
         """Nothing to release: no number leaves its client."""
         raise private_steps.no_release_error(type(self).__name__)

@@ -80,6 +80,10 @@ class PerFedAvg(Stateless):
         _, below = map_estimate.gradient(self.model, w - self.delta * g, rows)
         return (above - below) / (2 * self.delta)
 
+    def absorb(self, message: Server, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` steps along the gradient of all rows."""
+        return state
+
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> WeightPosterior:
         """Step from the global weights on all rows of each client, whether it took part or not."""
         theta = tensors.expand(message.theta, batch.clients)

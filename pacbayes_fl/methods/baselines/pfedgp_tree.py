@@ -122,6 +122,10 @@ class PFedGPTree(Stateless):
             tree = self._tree(embed(batch.x), batch)
         return self._condition(embed, tree, batch)
 
+    def absorb(self, message: Server, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` conditions on all rows."""
+        return state
+
     def refine(self, prior: TreePosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition the classifiers of the same trees on all rows.
 

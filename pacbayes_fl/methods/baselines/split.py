@@ -18,6 +18,7 @@ from pacbayes_fl.inference.parts import Personal
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE
+from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper, part
 from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
@@ -36,7 +37,7 @@ class Client(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Split(AveragedWeights[Client | Nothing]):
+class Split(FineTuned[Client | Nothing], AveragedWeights[Client | Nothing]):
     """Clients send theta_S, the server averages it, and theta_O stays at home (FedPer, Algorithms 1 and 2).
 
     The server's step is taken in theta_S.

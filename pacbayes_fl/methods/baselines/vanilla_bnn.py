@@ -125,6 +125,12 @@ class VanillaBNN(FixedPrior[pfedbayes.Server, pfedbayes.Client, Took]):
             state = tensors.where(fresh, trained, state)
         return self.personalise_trained(message, state, batch, noise)
 
+    def absorb(
+        self, message: pfedbayes.Server, state: pfedbayes.Client, seen: ClientBatch, rows: ClientBatch, noise: Noise
+    ) -> pfedbayes.Client:
+        """Fit q to the later rows, with the q before them as prior."""
+        return state._replace(q=self.filtered(message, state, seen, rows, noise))
+
     def is_new(self, state: pfedbayes.Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return pfedbayes.is_new(state)

@@ -162,6 +162,10 @@ class PacPFLBNN(FederatedSVGD[WeightModel, Update]):
         means, log_weights = tuple(fit.mean() for fit in fits), share.unsqueeze(-1).expand(-1, -1, seen)
         return FamilyMixture(self.model, tuple(fits), log_weights, kept, means, batch, doubts)
 
+    def absorb(self, message: Message, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` infers from all rows."""
+        return state
+
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Reweight the same draws by all rows, or continue every mean-field fit from P with P as prior.
 

@@ -168,6 +168,10 @@ class CrossFitted(Method[Server, Message, Nothing, Update]):
         """Give each client its posterior under the priors of its fold."""
         return self.inner.personalise(self._own(message, batch), state, batch, noise)
 
+    def absorb(self, message: Message, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` conditions on all rows."""
+        return state
+
     def refine(self, prior: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Delegate to the wrapped method; see there."""
         return self.inner.refine(prior, seen, rows, noise)

@@ -309,6 +309,10 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         theta = message.particles.expand(batch.clients, *message.particles.shape[-2:])
         return condition(self.model, theta, batch, self.weighting)
 
+    def absorb(self, message: Message, state: Nothing, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Nothing:
+        """`personalise` conditions on all rows."""
+        return state
+
     def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition the particles' GPs on all rows: the exact posterior again, from P whose particles stay as they are.
 

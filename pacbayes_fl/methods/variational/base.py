@@ -207,6 +207,28 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
         return tensors.where(fresh, fitted, q)
 
+    def filtered(
+        self, message: Any, state: Any, seen: ClientBatch, rows: ClientBatch, noise: Noise, free: Tensor | None = None
+    ) -> AnyTree:
+        """Fit q to later rows against the posterior before them: q' = argmin E_q[-ln p(rows)] + zeta KL(q || p).
+
+        This is streaming variational Bayes (Broderick et al. 2013, eq. 4); exact posteriors of a conjugate model do not
+        depend on the order of batches.
+
+        Args:
+            message: of the server.
+            state: of K clients that have trained.
+            seen: rows that their q has learned from.
+            rows: the later ones.
+            noise: their streams.
+            free: bool [D], True for weights that may move; all with uncertainty when None.
+
+        Returns:
+            q', leaves [K, D].
+        """
+        known: Any = self.personalise_trained(message, state, seen, noise)  # a `WeightPosterior` of q
+        return self.refit(known.family, rows, noise.fork(), free)
+
     def refine(self, prior: WeightPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Fit q on more rows from the distribution P that `personalise` gave and against it (eq. 30 with w = P).
 

@@ -173,6 +173,11 @@ class BPFed(Variational[Server, Client, Update]):
         q = self.fit_new_clients(q, self.is_new(state), q, batch, noise.fork(), own)
         return self.posterior(q, batch, noise)
 
+    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """Fit the personal part to the later rows, with itself before them as prior; the shared part is everybody's."""
+        own = torch.arange(self.model.dim, device=state.personal.loc.device) >= self.shared
+        return state._replace(personal=self._personal(self.filtered(message, state, seen, rows, noise, own)))
+
     def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return state.adam_q.steps == 0

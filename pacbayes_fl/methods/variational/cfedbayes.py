@@ -218,6 +218,10 @@ class CFedBayes(Variational[Server, Client, Update]):
         w = tensors.select(message.w, self.assign(message, batch, forked))
         return self.posterior(self.fit_new_clients(state.q, fresh, w, batch, forked), batch, noise)
 
+    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """Fit q to the later rows, with the q before them as prior."""
+        return state._replace(q=self.filtered(message, state, seen, rows, noise))
+
     def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return is_new(pfedbayes.Client(*state[:3]))

@@ -329,6 +329,10 @@ class PFedBayes(Variational[Server, Client, Update]):
         q = self.fit_new_clients(state.q, is_new(state), w, batch, noise.fork())
         return self.posterior(q, batch, noise)
 
+    def absorb(self, message: Server, state: Client, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> Client:
+        """Fit q to the later rows, with the q before them as prior."""
+        return state._replace(q=self.filtered(message, state, seen, rows, noise))
+
     def is_new(self, state: Client) -> Tensor:
         """Which clients have not taken a step: bool [K]."""
         return is_new(state)

@@ -1,0 +1,287 @@
+"""Rows that come after a run's training: which of a table's are new to their clients, whoever asks."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data import twins, user_images, user_tables
+from pacbayes_fl.data.archives import Array
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DataError, caller_stacklevel
+from pacbayes_fl.federation import personalisation
+from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.federation.kept import Kept
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.study.data import ScaledGroup, check_targets
+from pacbayes_fl.study.release import Served
+
+_STREAM: Final = 2**31
+"""Round of the noise of the first batch of later rows, plus its number: no run gets there."""
+
+
+class Count(NamedTuple):
+    """What a table of later rows holds of a client.
+
+    Args:
+        new: rows that it has not learned from.
+        repeats: rows that it has, or that stand in the table before, equal in the model's units.
+        twins: rows that differ from one of these by no more than `report.certify.twins` of a column's spread.
+    """
+
+    new: int
+    repeats: int = 0
+    twins: int = 0
+
+
+class NewRows(NamedTuple):
+    """Rows of one client that it has not learned from, in the data's own units.
+
+    Args:
+        x: [m, *feature].
+        y: [m].
+        times: [m]; None where they are not known.
+        found: in the table.
+    """
+
+    x: Tensor
+    y: Tensor
+    times: Tensor | None
+    found: Count
+
+
+def read(known: Served, path: Path | str, need_target: bool, default: str | None) -> user_tables.Table:
+    """Read a table of a run's columns, or images.
+
+    Args:
+        known: the run.
+        path: CSV or Parquet, or .npz of a run on images.
+        need_target: whether it must have the target.
+        default: owner of all rows of a table without a client column.
+
+    Returns:
+        The rows by client.
+
+    Raises:
+        DataError: when it cannot be read, or a column is missing.
+    """
+    data, dataset = known.study.data, known.schema
+    if dataset.feature_shape:
+        return user_images.read(Path(path), dataset.feature_shape, default)
+    return user_tables.read_table(
+        Path(path),
+        data.client,
+        dataset.target.name,
+        [column.name for column in dataset.features],
+        need_target=need_target,
+        default_client=default,
+        task="regression" if dataset.classes is None else "classification",
+        time=data.time,
+    )
+
+
+def pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
+    """Check the rows of one client as those of the run's own were checked.
+
+    Args:
+        known: the run.
+        client: its name.
+        x: rows [m, *feature], in the data's own units.
+        y: targets [m].
+
+    Returns:
+        The batch of that client.
+
+    Raises:
+        DataError: when a value cannot be used.
+    """
+    return ClientBatch.pad([(x, y)], [client], dtype=known.raw, classes=known.schema.classes, allow_empty=True)
+
+
+def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: Path | str) -> NewRows:
+    """Find the rows of a table that its client has not learned from.
+
+    Rows are compared in the model's units, and by their times where both are known: equal rows of different times are
+    different rows. With `data.duplicate_rows` = "refuse" a row counts once, with "allow" as often as the table has it
+    more often than the client.
+
+    Args:
+        known: the run.
+        group: the one client, with all rows that it has learned from.
+        table: rows with targets, as `read` gives them.
+        path: of the table.
+
+    Returns:
+        The new rows, in the order of the table.
+
+    Raises:
+        DataError: when targets are missing or out of bounds, or times of another kind.
+    """
+    client = group.train.names[0]
+    x, y = table.clients[client]
+    more = pad(known, client, x, y)
+    check_targets(more, known.shared)
+    times = None if table.times is None else table.times[client]
+    exact, near = _numbers(known, group, more, times, table.time_kind, path)
+    once, had = known.study.data.duplicate_rows == "refuse", len(exact) - len(y)
+    fresh = torch.tensor(_unseen(near, had, once), dtype=torch.bool)
+    seen = set(exact[:had].tolist())
+    repeats = 0
+    for number, is_new in zip(exact[had:].tolist(), fresh.tolist(), strict=True):
+        repeats += not is_new and number in seen
+        seen.add(number)
+    count = Count(int(fresh.sum()), repeats, int((~fresh).sum()) - repeats)
+    rows = more.x[0][more.mask[0]], more.y[0][more.mask[0]]
+    return NewRows(rows[0][fresh], rows[1][fresh], None if times is None else times[fresh], count)
+
+
+def learned_from(known: Served, group: ScaledGroup, more: ClientBatch, times: Tensor | None, kind: str) -> Tensor:
+    """Say which rows a client has learned from, by the rules of `new_rows`.
+
+    Args:
+        known: the run.
+        group: the one client, with all rows that it has learned from.
+        more: rows [1, N] of the same client, in the data's own units.
+        times: of these rows [m]; None where they are not known.
+        kind: of these times.
+
+    Returns:
+        bool [m].
+
+    Raises:
+        DataError: when times are of another kind.
+    """
+    _, near = _numbers(known, group, more, times, kind, "the table")
+    had = len(near) - int(more.mask.sum())
+    return torch.from_numpy(np.isin(near[had:], near[:had]))
+
+
+def _numbers(
+    known: Served, group: ScaledGroup, more: ClientBatch, times: Tensor | None, kind: str, path: Path | str
+) -> tuple[Array, Array]:
+    """Number a client's rows and, behind them, others: equal numbers for equal rows, and for near-twins."""
+    own = group.raw.times
+    if own is not None and times is not None and known.schema.time_kind not in ("", kind):  # no row would be known
+        what = f"{path}: its times are of the kind {kind!r}, and those of the run of {known.schema.time_kind!r}"
+        raise DataError(what, client=group.train.names[0], hint="write all times in one way")
+    (old, _), (new, _) = twins.stacked(group.train), twins.stacked(group.bring(more.to(group.train.x.device)))
+    rows = np.concatenate((old, new)).astype(np.float64)
+    width = known.study.report.certify.twins * twins.spread([group.train])
+    if own is not None and times is not None:
+        when = torch.cat((own.train[0][: len(old)].double(), times.double())).numpy()
+        rows, width = np.column_stack((rows, when)), np.append(width, 0.0)
+    return twins.clusters(rows, np.zeros_like(width)), twins.clusters(rows, width)
+
+
+def _unseen(numbers: Array, had: int, once: bool) -> list[bool]:
+    """Mark the rows behind the first `had` that these do not account for."""
+    left, result = Counter(numbers[:had].tolist()), []
+    for number in numbers[had:].tolist():
+        result.append(left[number] <= 0)
+        left[number] += 1 if once else -1
+    return result
+
+
+def extended(
+    known: Served, group: ScaledGroup, state: FederationState, rows: Mapping[str, NewRows], number: int = 0
+) -> tuple[ScaledGroup, FederationState]:
+    """Let clients learn from later rows: those that condition get them, those that keep a posterior filter it.
+
+    Args:
+        known: the run.
+        group: the clients, each of which has new rows.
+        state: in which they personalise.
+        rows: of these clients.
+        number: of the batch, for its random draws.
+
+    Returns:
+        The clients with all their rows, in the units that their training rows gave them, and their new states.
+
+    Raises:
+        StudyError: when the method does not learn from later rows.
+    """
+    names, ids = group.train.names, group.train.ids
+    device = group.train.x.device
+    later = ClientBatch.stack([(rows[name].x, rows[name].y) for name in names], names, ids).to(device)
+    brought, plan = group.bring(later), known.study.plan
+    kept = Kept.of(state.kept, len(names))
+
+    def work(index: Tensor, message: object, own: object, seen: ClientBatch, noise: Noise) -> object:
+        fresh = known.method.is_new(own)
+        if fresh is not None and bool(fresh.all()):
+            return own  # `personalise` fits them to all rows
+        drawn = Noise(plan.seed, _STREAM + number, noise.ids, noise.device, plan.noise)
+        new = known.method.absorb(message, own, seen, brought.select(index.cpu()).trim(), drawn)
+        return new if fresh is None else tensors.where(fresh, own, new)
+
+    more = [int(m) for m in brought.size.tolist()]
+    written = [
+        (index.tolist(), block)
+        for index, block in personalisation.personal_calls(known.method, state, group.train, plan, work, more)
+    ]
+    times = group.raw.times
+    when = [one for name in names if (one := rows[name].times) is not None]
+    if times is not None and len(when) == len(names):
+        times = times._replace(train=_joined(times.train, group.raw.train.mask, when))
+    raw = replace(group.raw, train=group.raw.train.extend(later), times=times)
+    after = state._replace(kept=kept.after(written))
+    return replace(group, train=group.train.extend(brought), raw=raw), after
+
+
+def _joined(times: Tensor, mask: Tensor, later: list[Tensor]) -> Tensor:
+    """Put later times behind those [K, N] of real rows, padded with zeros."""
+    every = zip(times, mask.cpu(), later, strict=True)
+    return pad_sequence([torch.cat((one[real], new.to(one))) for one, real, new in every], batch_first=True)
+
+
+def say_repeats(client: str, count: Count) -> None:
+    """Warn of rows that a client has learned from already.
+
+    Args:
+        client: its name.
+        count: of its rows.
+    """
+    if old := count.repeats + count.twins:
+        near = f" ({count.twins} but for rounding)" if count.twins else ""
+        what = f"{old} of {old + count.new} later rows of {client} are training rows of its or given twice{near}"
+        warnings.warn(f"{what}: each is conditioned on once", stacklevel=caller_stacklevel())
+
+
+def from_table(
+    known: Served, group: ScaledGroup, state: FederationState, path: Path | str
+) -> tuple[ScaledGroup, FederationState]:
+    """Let one client learn from those rows of a table that are new to it.
+
+    Args:
+        known: the run.
+        group: the client alone.
+        state: in which it personalises.
+        path: of the table, with targets.
+
+    Returns:
+        The client with the new rows, and its state.
+
+    Raises:
+        DataError: when there are no rows of it, or they cannot be used.
+        StudyError: when the method does not learn from later rows.
+
+    Warns:
+        UserWarning: of rows that it had already.
+    """
+    client = group.train.names[0]
+    table = read(known, path, need_target=True, default=client)
+    if client not in table.clients:
+        raise DataError(f"{path} has no rows of it", client=client)
+    rows = new_rows(known, group, table, path)
+    say_repeats(client, rows.found)
+    return extended(known, group, state, {client: rows}) if rows.found.new else (group, state)
