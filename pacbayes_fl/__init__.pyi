@@ -42,6 +42,10 @@ from pacbayes_fl.study.callbacks import Callback as Callback
 from pacbayes_fl.study.callbacks import EarlyStop as EarlyStop
 from pacbayes_fl.study.callbacks import TensorBoard as TensorBoard
 from pacbayes_fl.study.compare import compare as compare
+from pacbayes_fl.study.estimators import FederatedClassifier as FederatedClassifier
+from pacbayes_fl.study.estimators import FederatedRegressor as FederatedRegressor
+from pacbayes_fl.study.estimators import PacPFLRegressor as PacPFLRegressor
+from pacbayes_fl.study.estimators import PFedBayesClassifier as PFedBayesClassifier
 from pacbayes_fl.study.file import Study as Study
 from pacbayes_fl.study.forecast import forecast as forecast
 from pacbayes_fl.study.predict import predict as predict

@@ -51,7 +51,10 @@ def test_importing_the_package_and_the_command_line_loads_no_torch() -> None:
     assert (done.returncode, done.stdout) == (0, f"False {len(pacbayes_fl.__all__)}\n"), done.stderr
 
 
-EXAMPLES = ("run", "compare", "tune", "open_run", "predict", "certify", "Callback", "EarlyStop", "testing.check_method")
+EXAMPLES = (
+    *("run", "compare", "tune", "open_run", "predict", "forecast", "certify", "Callback", "EarlyStop"),
+    *("PacPFLRegressor", "PFedBayesClassifier", "testing.check_method"),
+)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -172,14 +172,48 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
-        group = _scaled(known, later_rows.pad(known, name, x[~ask], y[~ask]), bool(ask.all()))
-        state = state_of(known.method, FederationState(known.server, (), known.round), "new", group)
+        group, state = newcomer(known, name, x[~ask], y[~ask])
         result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
         if _first_bad(result) is None:
             yield result
         else:
             refused.append(result)
     _require_finite(refused)
+
+
+def newcomer(known: Served, name: str, x: Tensor, y: Tensor) -> tuple[ScaledGroup, FederationState]:
+    """Take a client that never trained.
+
+    Args:
+        known: the run.
+        name: of the client.
+        x: its rows [M, *feature], in the data's own units; M may be 0, of a client that has the prior's prediction.
+        y: its targets [M].
+
+    Returns:
+        The client, and the state in which it personalises.
+
+    Raises:
+        DataError: when rows cannot be used, or there are none and no average units that it may know.
+
+    Warns:
+        UserWarning: of a client without rows.
+    """
+    group = _scaled(known, later_rows.pad(known, name, x, y), not len(y))
+    return group, newcomer_state(known, group)
+
+
+def newcomer_state(known: Served, group: ScaledGroup) -> FederationState:
+    """Give the state in which clients personalise that never trained.
+
+    Args:
+        known: the run.
+        group: the clients.
+
+    Returns:
+        The server's, and the initial states of these clients.
+    """
+    return state_of(known.method, FederationState(known.server, (), known.round), "new", group)
 
 
 def _scaled(known: Served, own: ClientBatch, empty: bool) -> ScaledGroup:
@@ -272,5 +306,27 @@ def answers(
         quantiles = own.quantile(group.units.y_mean.new_tensor(list(levels)))
         scale = unit.unsqueeze(-1)
         return tuple((values * scale).cpu() for values in (own.mean, own.variance.sqrt(), *quantiles))
+
+    return personalisation.personalise(known.method, state, group.train, known.study.plan, predicted)
+
+
+def probabilities(
+    known: Served, state: FederationState, group: ScaledGroup, asked: ClientBatch
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predict the probabilities of all labels, of a run on labels.
+
+    Args:
+        known: the run.
+        state: in which these K clients personalise.
+        group: their training rows.
+        asked: rows to predict x [K, M, *feature], in the data's own units.
+
+    Yields:
+        Positions [k] of clients, and probabilities [k, M, C] averaged over draws of their weights, on the CPU.
+    """
+    rows = group.bring(asked.to(group.train.x.device)).x
+
+    def predicted(index: Tensor, posterior: Any) -> Tensor:
+        return predictive(posterior, rows[index.to(rows.device)]).probs.cpu()
 
     return personalisation.personalise(known.method, state, group.train, known.study.plan, predicted)

@@ -1,0 +1,214 @@
+"""Estimators of scikit-learn: `fit(X, y, groups)`, `predict(X, groups)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from pacbayes_fl.study.estimators.base import FederatedEstimator, Values
+from pacbayes_fl.study.forecast import levels_of
+
+Array = NDArray[Any]
+
+
+class FederatedRegressor(RegressorMixin, FederatedEstimator):
+    """A method on numbers as an estimator; a subclass names it: `class Mine(FederatedRegressor, method="pfedgp")`."""
+
+    _task = "regression"
+
+    def fit(self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Self:
+        """Train a federation.
+
+        Args:
+            X: rows [R, d].
+            y: targets [R].
+            groups: the client of each row [R], texts or numbers; one client when None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: of rows, or values of parameters, that cannot be used.
+        """
+        return self._train(self._checked(X, groups, y=y, reset=True), None)
+
+    def predict(
+        self, X: ArrayLike, groups: ArrayLike | None = None, return_std: bool = False
+    ) -> Array | tuple[Array, Array]:
+        """Predict targets.
+
+        Args:
+            X: rows [R, d].
+            groups: the client of each row [R]. A client that is not known has the prior's prediction, in the units of
+                the average client, with a warning; `join` takes rows of it.
+            return_std: whether to give the standard deviation too.
+
+        Returns:
+            Means [R]; and standard deviations [R], observation noise included.
+
+        Raises:
+            ValueError: of rows that cannot be used.
+        """
+        rows = self._rows(self._checked(X, groups))
+        mean, std = self.federation_.predict(rows).numpy()
+        return (mean, std) if return_std else mean
+
+    def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float], groups: ArrayLike | None = None) -> Array:
+        """Predict quantiles of the targets.
+
+        Args:
+            X: rows [R, d].
+            quantiles: Q levels in (0, 1).
+            groups: as `predict`.
+
+        Returns:
+            [R, Q], observation noise included.
+
+        Raises:
+            ValueError: when a level is not in (0, 1), or as `predict`.
+        """
+        rows, levels = self._rows(self._checked(X, groups)), [*levels_of(quantiles).values()]
+        result: Array = self.federation_.predict(rows, levels)[2:].T.numpy()
+        return result
+
+    def score(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Give the coefficient of determination R^2 = 1 - sum (y - mean)^2 / sum (y - average of y)^2 over all rows.
+
+        Args:
+            X: rows [R, d].
+            y: targets [R].
+            groups: as `predict`.
+            sample_weight: of the rows [R].
+
+        Returns:
+            R^2.
+        """
+        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
+
+    def _encoded(self, y: Values) -> Tensor:
+        """Targets are numbers already."""
+        return torch.tensor(y, dtype=torch.float64)
+
+
+class FederatedClassifier(ClassifierMixin, FederatedEstimator):
+    """A method on labels as an estimator; a subclass names it: `class Mine(FederatedClassifier, method="fedsi")`."""
+
+    _task = "classification"
+    classes_: Array
+
+    def fit(self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Self:
+        """Train a federation.
+
+        Args:
+            X: rows [R, d].
+            y: labels [R], of two classes at least.
+            groups: the client of each row [R], texts or numbers; one client when None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: of rows, or values of parameters, that cannot be used.
+        """
+        checked = self._checked(X, groups, y=y, reset=True)
+        check_classification_targets(checked.y)
+        self.classes_ = np.unique(checked.y)  # type: ignore[arg-type]
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"{type(self).__name__} needs two classes, and y has one class alone: {self.classes_[0]!r}"
+            )
+        return self._train(checked, len(self.classes_))
+
+    def predict_proba(self, X: ArrayLike, groups: ArrayLike | None = None) -> Array:
+        """Predict the probabilities of all classes.
+
+        Args:
+            X: rows [R, d].
+            groups: the client of each row [R]. A client that is not known has the prior's prediction, with a warning;
+                `join` takes rows of it.
+
+        Returns:
+            [R, C] in the order of `classes_`, averaged over draws of the weights.
+
+        Raises:
+            ValueError: of rows that cannot be used.
+        """
+        rows = self._rows(self._checked(X, groups))
+        result: Array = self.federation_.probabilities(rows).numpy()
+        return result
+
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> Array:
+        """Predict the most probable labels.
+
+        Args:
+            X: rows [R, d].
+            groups: as `predict_proba`.
+
+        Returns:
+            Labels [R].
+        """
+        most = self.predict_proba(X, groups).argmax(1)
+        result: Array = self.classes_[most]
+        return result
+
+    def score(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Give the share of rows whose label is predicted.
+
+        Args:
+            X: rows [R, d].
+            y: labels [R].
+            groups: as `predict_proba`.
+            sample_weight: of the rows [R].
+
+        Returns:
+            The accuracy.
+        """
+        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
+
+    def _encoded(self, y: Values) -> Tensor:
+        """Number the classes 0..C-1."""
+        if len(unknown := np.setdiff1d(y, self.classes_)):
+            raise ValueError(f"y has classes that fit has not seen: {', '.join(map(str, unknown[:6]))}")
+        return torch.from_numpy(np.searchsorted(self.classes_, y)).double()
+
+
+@final
+class PacPFLRegressor(FederatedRegressor, method="pac-pfl"):
+    """PAC-PFL with Gaussian processes: a prior that groups of rows share, and a posterior of each group's own.
+
+    Example:
+        >>> import numpy as np, pacbayes_fl as fl
+        >>> x = np.linspace(-2, 2, 24).reshape(-1, 1)
+        >>> house = np.repeat(["north", "south", "west"], 8)
+        >>> model = fl.PacPFLRegressor(rounds=2).fit(x, np.sin(x[:, 0]), groups=house)
+        >>> mean, std = model.predict(x[:3], groups=house[:3], return_std=True)
+        >>> mean.shape, bool((std > 0).all()), model.clients_
+        ((3,), True, ('north', 'south', 'west'))
+    """
+
+
+@final
+class PFedBayesClassifier(FederatedClassifier, method="pfedbayes"):
+    """pFedBayes: Bayesian networks of groups of rows, whose prior is what the groups have learned together.
+
+    Example:
+        >>> import numpy as np, pacbayes_fl as fl
+        >>> x = np.linspace(-2, 2, 24).reshape(-1, 1)
+        >>> house = np.tile(["north", "south", "west"], 8)
+        >>> label = np.where(x[:, 0] > 0, "day", "night")
+        >>> model = fl.PFedBayesClassifier(rounds=2, zeta=1.0).fit(x, label, groups=house)
+        >>> model.predict_proba(x[:3], groups=house[:3]).shape, model.classes_.tolist()
+        ((3, 2), ['day', 'night'])
+    """
