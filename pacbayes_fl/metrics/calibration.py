@@ -18,6 +18,9 @@ from pacbayes_fl.posteriors.predictive import RegressionPredictive
 from pacbayes_fl.posteriors.sampled import SampledMixture
 from pacbayes_fl.posteriors.transformed import TransformedMixture
 
+JUMPS = (SampledMixture, CensoredMixture, TransformedMixture)
+"""Predictives under which a target may have a probability of its own; `below` gives that of all smaller ones."""
+
 _RANGES = MappingProxyType({"paper": (0.0, 1.0), "pacoh": (0.05, 0.95)})
 
 
@@ -70,7 +73,7 @@ def empirical_frequencies(
     level = _resolved(levels, y)
     upper = predictive.cdf(y).double().unsqueeze(1)
     below = upper <= level.view(1, -1, 1)  # [K, H, N]
-    if not isinstance(predictive, (SampledMixture, CensoredMixture, TransformedMixture)):
+    if not isinstance(predictive, JUMPS):
         return (below & mask.unsqueeze(1)).sum(2) / mask.sum(1, keepdim=True).double()
     lower = predictive.below(y).unsqueeze(1)
     jump = upper - lower

@@ -20,6 +20,7 @@ from pacbayes_fl.plots.learning import learning_curve
 from pacbayes_fl.plots.predictive import predictive_bands
 from pacbayes_fl.plots.privacy import privacy_utility
 from pacbayes_fl.plots.reliability import reliability_diagram
+from pacbayes_fl.plots.shares import coverage, pit_histograms
 from pacbayes_fl.plots.sparsity import kept_share, sparsity_curve
 from pacbayes_fl.plots.style import NothingToDrawError, drawing
 from pacbayes_fl.plots.sweep import sweep_curve
@@ -38,11 +39,13 @@ __all__ = [
     "certificates",
     "client_boxes",
     "convergence_curves",
+    "coverage",
     "diagnostics",
     "interval_plot",
     "kept_share",
     "learning_curve",
     "particle_ablation",
+    "pit_histograms",
     "predictive_bands",
     "privacy_utility",
     "reliability_diagram",
@@ -60,6 +63,8 @@ FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
         "diagnostics": diagnostics,
         "clients": client_boxes,
         "calibration": calibration_curve,
+        "pit": pit_histograms,
+        "coverage": coverage,
         "predictions": predictive_bands,
         "reliability": reliability_diagram,
         "uncertainty": uncertainty_histograms,

@@ -45,6 +45,7 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "certified.jsonl": Content("which certificates of these rows were asked for"),
         "clients.csv": Content("every client's metrics", again=True),
         "predictions.safetensors": Content("the predictions of test rows", again=True),
+        "calibration.csv": Content("where test rows fall in their predictions, how often intervals hold", again=True),
         "labels.json": Content("what the numbers of the run are", again=True),
         "metrics.json": Content("the run's metrics", again=True),
         "comparison.json": Content("what a comparison is of"),

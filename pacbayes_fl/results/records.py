@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put, verify
@@ -83,7 +84,9 @@ class Result:
         clients: one row per client and group.
         predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
             mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
-            in the order of that group's rows and everything in the data's own units. Classification has y_test (int64)
+            in the order of that group's rows and everything in the data's own units; pit_below [K, M], where targets
+            have probabilities of their own, and coverage_by [K, M], the column that `report.coverage_by` names.
+            Classification has y_test (int64)
             and mask_test (bool) [K, M], pm.probs (float32) [K, M, C], the personal models' probabilities averaged over
             draws, and gm.probs likewise where the method has a global model.
         labels: what can be said in JSON: names and units of features and target, notes, quantile levels; tuples come
@@ -202,10 +205,11 @@ class Result:
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
         # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
         put(folder, {"metrics.json": None})
-        written = {
+        written: dict[str, bytes | None] = {
             "rounds.jsonl": "".join(map(to_line, self.rounds)).encode(),
             "clients.csv": _clients_csv(self).encode(),
             "predictions.safetensors": safetensors.torch.save(tensors),
+            calibration.FILE: calibration.to_csv(self, GROUPS),
             "labels.json": labels.encode(),
             "metrics.json": _json(self.summary()).encode(),
         }

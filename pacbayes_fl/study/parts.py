@@ -217,6 +217,8 @@ class ReportPart:
             federation's residuals, of a normal in private runs.
         interval_blocks: of consecutive rows, each left out at once for conformal intervals (CV+), as series need where
             neighbours are alike; single rows when None.
+        coverage_by: a feature, or "hour" for the hour of day of the column `data.time` (known of PV data), by which a
+            run of regression says how often its 95 % intervals hold, beside doing so by client; None for no column.
         keep: "all", or "no-rows": the run folder keeps no rows of clients, nor predictions of them, which can give them
             away. Who goes on with the run, predicts or certifies reads them again from their source; fingerprints tell
             whether they are the same.
@@ -230,6 +232,7 @@ class ReportPart:
     metrics: tuple[str, ...] = ()
     intervals: Literal["model", "conformal"] = "model"
     interval_blocks: int | None = option(None, low=2)
+    coverage_by: str | None = None
     keep: Literal["all", "no-rows"] = "all"
 
     def __post_init__(self) -> None:

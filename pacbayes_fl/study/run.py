@@ -29,7 +29,7 @@ from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, EarlyStop
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
-from pacbayes_fl.study.evaluate import classification, regression
+from pacbayes_fl.study.evaluate import classification, coverage, regression
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import Folder, RunFolder, Settled, folder_of
 from pacbayes_fl.study.held_rows import TrainingHistory
@@ -242,6 +242,7 @@ def _assembled(
     So a run begins, one that was interrupted goes on, and one that is to be predicted with is opened.
     """
     regression.metrics_of(study, _task(dataset))  # refused before anything is trained
+    coverage.check(study, dataset)
     division = held_rows.divide(study, dataset)  # before anything looks at the rows
     history = folder.history().extended(study, dataset, division.dataset)
     folder.check_rows(division)
@@ -342,7 +343,7 @@ def report(trained: Trained) -> Result:
         The result: a row per client and group, predictions, and the record of the rounds.
     """
     study, task = trained.study, _task(trained.dataset)
-    of_numbers = partial(regression.evaluate, errors=trained.errors)
+    of_numbers = partial(regression.evaluate, errors=trained.errors, by=coverage.column(study, trained.dataset))
     evaluate = of_numbers if task == "regression" else classification.evaluate
     metrics = regression.metrics_of(study, task)
     reports = []
@@ -403,6 +404,7 @@ def _labels(trained: Trained, rows: Sequence[ClientRow]) -> JsonTable:
     labels = (
         regression.labels(study.method.name, options, dataset.features, dataset.target, metrics)
         | trained.method.about()
+        | coverage.labels(study, dataset)
     )
     return labels | differences
 

@@ -16,7 +16,7 @@ def test_plot_draws_from_the_folder_alone(call: Call, finished: Path, tmp_path: 
     shutil.copytree(finished, tmp_path / "moved")
     code, out, err = call("plot", "moved", "--clients", "poly_01,new_poly_00")
     assert (code, err) == (0, "")
-    figures = ("learning", "diagnostics", "clients", "calibration", "predictions")
+    figures = ("learning", "diagnostics", "clients", "calibration", "pit", "coverage", "predictions")
     names = {f"{name}.{end}" for name in figures for end in ("png", "svg")}
     assert (
         {Path(line).name for line in out.splitlines()}

@@ -29,7 +29,7 @@ from tests.hostile import NAMES
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-REGRESSION = ("learning", "diagnostics", "clients", "calibration", "predictions")
+REGRESSION = ("learning", "diagnostics", "clients", "calibration", "pit", "coverage", "predictions")
 CLASSIFICATION = ("learning", "diagnostics", "clients", "reliability", "uncertainty")
 
 

@@ -84,6 +84,7 @@ def test_a_run_folder_is_complete(finished: Path) -> None:
         "scaling.json",
         "rounds.jsonl",
         "clients.csv",
+        "calibration.csv",
         "metrics.json",
         "labels.json",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.metrics.calibration import JUMPS
 from pacbayes_fl.posteriors.censored import CensoredMixture
 from pacbayes_fl.posteriors.predictive import NormalMixture, RegressionPredictive
 from pacbayes_fl.posteriors.transformed import TransformedMixture
@@ -33,6 +34,7 @@ from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
 
 _SQUARE = 1e-100  # from here to its inverse, standard deviations can be squared
 _FAR = 1e3
+_NUMBERS = ("mean", "std", "lower", "upper", "pit")
 BAND = (0.025, 0.975)
 """Levels of the lower and upper end of every predictive band."""
 
@@ -205,6 +207,7 @@ def evaluate(
     plan: FederationPlan,
     metrics: Mapping[str, Metric],
     errors: ErrorShape = GAUSSIAN,
+    by: Callable[[str], Tensor | None] = lambda group: None,
 ) -> Report:
     """Personalise every client of a group on its training rows and score it on its test rows.
 
@@ -219,13 +222,14 @@ def evaluate(
         plan: gives chunk, waste and seed.
         metrics: what to score by, from `metrics_of`.
         errors: their shape around predicted means.
+        by: gives the values [K, M] of a column in a group's test rows, by which coverage will be told.
 
     Returns:
         A row per client, and its predictions of test rows in the data's own units.
     """
     test = scaled.raw.test
     empty = test.y.new_full(test.y.shape, torch.nan)
-    tensors = {name: empty.clone() for name in ("mean", "std", "lower", "upper", "pit")}
+    tensors = {name: empty.clone() for name in _NUMBERS}
     columns: dict[str, Tensor] = {}
     far = test.y.new_zeros(test.clients)
     state = state_of(method, state, group, scaled)
@@ -246,8 +250,13 @@ def evaluate(
         far[index] = torch.where(own_rows.mask, standard.mean, 0.0).abs().amax(1)
         lower, upper = own.quantile(test.y.new_tensor(BAND)) * each
         numbers = (own.mean * each, own.variance.sqrt() * each, lower, upper, own.cdf(own_y))
-        for tensor, values in zip(tensors.values(), numbers, strict=True):
-            tensor[index] = torch.where(own_rows.mask, values, torch.nan)
+        if isinstance(own, JUMPS):
+            below = tensors.setdefault("pit_below", empty.clone())
+            below[index] = torch.where(own_rows.mask, own.below(own_y), torch.nan)
+        for name, values in zip(_NUMBERS, numbers, strict=True):
+            tensors[name][index] = torch.where(own_rows.mask, values, torch.nan)
+    if (column := by(group)) is not None:
+        tensors["coverage_by"] = torch.where(test.mask, column, torch.nan)
     _say_far(test.names, far.tolist())
     sizes = [int(m) for m in scaled.train.size.tolist()]
     names = (test.ids, test.names, sizes)

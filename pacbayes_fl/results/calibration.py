@@ -1,0 +1,281 @@
+"""Where test rows fall in their predictive distributions: PIT histograms, and coverage of intervals by parts of rows.
+
+Both are read off the predictions that a run keeps. Every share stands beside the band in which it lies if the
+predictive distributions are right and rows independent; rows of a series are not, and leave it more often.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from pacbayes_fl import names
+from pacbayes_fl.files import JsonMapping
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Array = npt.NDArray[np.float64]
+
+FILE: Final = "calibration.csv"
+"""What a run folder calls the table."""
+
+PIT_BINS: Final = 20
+HELD: Final = 0.95
+"""Nominal coverage of the intervals that a run keeps, and probability of a band."""
+
+_FEW: Final = 24  # values of a column that are a part of rows each
+_PARTS: Final = 10  # of a column that has more
+_COLUMNS: Final = ("group", "by", "low", "high", "client", "rows", "share", "expected", "band_low", "band_high")
+
+
+class Client(Protocol):
+    """A client of a result."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    @property
+    def group(self) -> str:
+        """Whether it is "existing" or "new"."""
+
+
+class Result(Protocol):
+    """What is read of a finished run, `results.records.Result`."""
+
+    @property
+    def clients(self) -> Sequence[Client]:
+        """Clients, in the order of the rows of predictions in each group."""
+
+    @property
+    def predictions(self) -> Mapping[str, Tensor]:
+        """Predictions of test rows by flat names."""
+
+    @property
+    def labels(self) -> JsonMapping:
+        """What numbers are."""
+
+
+class Shares(NamedTuple):
+    """Shares of rows, part by part.
+
+    Args:
+        low: where a part begins [H]; empty of clients.
+        high: where it ends [H]; `low` where it is a single value.
+        rows: test rows that it is of [H].
+        share: that was seen [H], NaN without rows.
+        expected: of a predictive that is right.
+        band: ends [2, H] between which all shares of such a predictive lie with probability .95, rows being
+            independent.
+        names: of clients; empty of other parts.
+    """
+
+    low: Array
+    high: Array
+    rows: npt.NDArray[np.int64]
+    share: Array
+    expected: float
+    band: Array
+    names: tuple[str, ...] = ()
+
+
+def band(rows: npt.NDArray[np.int64], probability: float) -> Array:
+    """Give shares between which those of independent rows lie, all at once, with probability .95.
+
+    Quantiles of Binomial(n_h, p) / n_h at .025 / H and 1 - .025 / H (Bonferroni's inequality over H parts).
+
+    Args:
+        rows: n [H].
+        probability: p, of a row to count.
+
+    Returns:
+        Lower and upper ends [2, H]; NaN where there is no row.
+    """
+    import numpy as np
+
+    ends = np.full((2, len(rows)), math.nan)
+    known = rows > 0
+    tail = (1.0 - HELD) / 2 / max(1, int(known.sum()))
+    for end, level in zip(ends, (tail, 1.0 - tail), strict=True):
+        end[known] = _binomial_quantile(level, rows[known], probability) / rows[known]
+    return ends
+
+
+def _binomial_quantile(level: float, rows: npt.NDArray[np.int64], probability: float) -> Array:
+    """Smallest count whose distribution function reaches a level."""
+    import numpy as np
+    from scipy import special
+
+    count = np.ceil(special.bdtrik(level, rows, probability))
+    before = np.maximum(count - 1, 0)  # `bdtrik` may round up over a whole number
+    smallest: Array = np.where(special.bdtr(before, rows, probability) >= level, before, count)
+    return smallest
+
+
+def pit_histogram(result: Result, group: str, bins: int = PIT_BINS) -> Shares | None:
+    """Count where the targets of a group fall in their predictive distributions, F(y), by equal bins.
+
+    Where a target has a probability of its own, F jumps from F(y-) to F(y) and the row is spread evenly over that
+    (Czado, Gneiting and Held 2009, eq. 2), so that the histogram is flat where the predictive is right.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+        bins: H, on [0, 1].
+
+    Returns:
+        Shares of all test rows [H]; None where there are no predictive probabilities.
+    """
+    import numpy as np
+
+    arrays = _arrays(result, group, "pit", "mask_test")
+    if not arrays:
+        return None
+    real = arrays["mask_test"] & np.isfinite(arrays["pit"])
+    upper = arrays["pit"][real]
+    if not upper.size:
+        return None
+    lower = _arrays(result, group, "pit_below").get("pit_below", arrays["pit"])[real]
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    jump = upper - lower
+    with np.errstate(invalid="ignore", divide="ignore"):
+        reached = np.clip((edges[1:-1, None] - lower) / jump, 0.0, 1.0)  # of every row, below the inner edges
+    reached = np.where(jump > 0, reached, upper <= edges[1:-1, None]).sum(1)
+    share = np.diff(np.concatenate([[0.0], reached, [upper.size]])) / upper.size
+    rows = np.full(bins, upper.size)
+    return Shares(edges[:-1], edges[1:], rows, share, 1.0 / bins, band(rows, 1.0 / bins))
+
+
+def coverage_by(result: Result, group: str) -> Shares | None:
+    """Count how often 95 % intervals hold their targets, by the column that `report.coverage_by` names.
+
+    A column of up to 24 values has a part for each; another is cut at its deciles.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+
+    Returns:
+        Shares [H]; None where no column was named, or there are no intervals.
+    """
+    import numpy as np
+
+    arrays = _arrays(result, group, "coverage_by", "mask_test")
+    inside = _inside(result, group)
+    if not arrays or inside is None:
+        return None
+    held, real = inside
+    values, held = arrays["coverage_by"][real], held[real]
+    low = high = np.unique(values)
+    place = np.searchsorted(low, values)
+    if low.size > _FEW:
+        inner = np.unique(np.quantile(values, np.arange(1, _PARTS) / _PARTS))
+        place = np.searchsorted(inner, values)  # (a, b]
+        parts = np.unique(place)
+        place = np.searchsorted(parts, place)
+        low, high = (np.array([end(values[place == h]) for h in range(parts.size)]) for end in (np.min, np.max))
+    rows = np.bincount(place, minlength=low.size)
+    return Shares(low, high, rows, np.bincount(place, held, low.size) / rows, HELD, band(rows, HELD))
+
+
+def coverage_by_client(result: Result, group: str) -> Shares | None:
+    """Count how often 95 % intervals hold the targets of every client.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+
+    Returns:
+        Shares [K], with the clients' names; None where there are no intervals.
+    """
+    import numpy as np
+
+    inside = _inside(result, group)
+    if inside is None:
+        return None
+    held, real = inside
+    rows = real.sum(1)
+    with np.errstate(invalid="ignore"):
+        share = (held & real).sum(1) / rows
+    named = tuple(row.name for row in result.clients if row.group == group)
+    none = np.empty(0)
+    return Shares(none, none, rows, share, HELD, band(rows, HELD), named)
+
+
+def _inside(result: Result, group: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:
+    """Which test rows lie in their intervals, and which rows have one [K, M]; None without any."""
+    import numpy as np
+
+    arrays = _arrays(result, group, "lower", "upper", "y_test", "mask_test")
+    if not arrays:
+        return None
+    lower, upper = arrays["lower"], arrays["upper"]
+    real = arrays["mask_test"] & np.isfinite(lower) & np.isfinite(upper)
+    return ((lower <= arrays["y_test"]) & (arrays["y_test"] <= upper), real) if real.any() else None
+
+
+def _arrays(result: Result, group: str, *wanted: str) -> dict[str, npt.NDArray[np.float64]]:
+    """Take predictions of a group as arrays, none where one is missing."""
+    if any(f"{group}.{name}" not in result.predictions for name in wanted):
+        return {}
+    return {name: result.predictions[f"{group}.{name}"].detach().cpu().numpy() for name in wanted}
+
+
+def tables(result: Result, group: str) -> Mapping[str, Shares]:
+    """Give all shares of a group.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+
+    Returns:
+        By "pit", the name of the column that `report.coverage_by` names, and "client"; what there is nothing for is
+        left out.
+    """
+    column = str(result.labels.get("coverage_by", {}).get("name", "coverage_by"))
+    every = {
+        "pit": pit_histogram(result, group),
+        column: coverage_by(result, group),
+        "client": coverage_by_client(result, group),
+    }
+    return {name: shares for name, shares in every.items() if shares is not None}
+
+
+def to_csv(result: Result, groups: Sequence[str]) -> bytes | None:
+    """Write all shares of a result as a table.
+
+    Args:
+        result: a finished run.
+        groups: of clients.
+
+    Returns:
+        A line per group and part of the rows; None where there is none.
+    """
+    lines = [line for group in groups for by, one in tables(result, group).items() for line in _lines(group, by, one)]
+    if not lines:
+        return None
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    table.writerows(lines)
+    return text.getvalue().encode()
+
+
+def _lines(group: str, by: str, one: Shares) -> list[list[str]]:
+    """A line of the table per part."""
+
+    def number(value: float) -> str:
+        return repr(float(value)) if math.isfinite(value) else ""
+
+    lines = []
+    for h in range(len(one.rows)):
+        ends = ["", "", names.to_cell(one.names[h])] if one.names else [number(one.low[h]), number(one.high[h]), ""]
+        numbers = [number(value) for value in (one.share[h], one.expected, *one.band[:, h])]
+        lines.append([group, names.to_cell(by), *ends, str(int(one.rows[h])), *numbers])
+    return lines
