@@ -29,7 +29,8 @@ from tests.tiny import TABLE, assert_same_results, assert_same_state, spoiled, w
 
 FILES = (
     *("study.toml", "environment.json", "data.npz", "held_out.npz", "trained.json", "rounds.jsonl", "manifest.json"),
-    *("scaling.json", "clients.csv", "predictions.safetensors", "labels.json", "metrics.json", "certified.jsonl"),
+    *("scaling.json", "clients.csv", "calibration.csv", "predictions.safetensors", "labels.json", "metrics.json"),
+    "certified.jsonl",
     *(f"checkpoints/round_{n:06d}/{name}" for n in (2, 3) for name in ("state.safetensors", "state.json")),
     *("checkpoints/round_000003/manifest.json", "checkpoints/latest", "certificates/seeger.json"),
 )
@@ -482,7 +483,7 @@ def test_no_run_of_a_comparison_is_reached_through_a_link(there: Path, capsys: p
     assert {path: path.read_bytes() for path in before} == before
 
 
-AGAIN = ("clients.csv", "metrics.json", "labels.json", "predictions.safetensors", "manifest.json")
+AGAIN = ("clients.csv", "calibration.csv", "metrics.json", "labels.json", "predictions.safetensors", "manifest.json")
 
 
 @pytest.mark.parametrize(
