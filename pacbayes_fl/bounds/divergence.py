@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pacbayes_fl.bounds.kl_inverse import binary_kl, log_excess, relative_entropy
 from pacbayes_fl.errors import AssumptionError
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, gaussian_kl
+from pacbayes_fl.posteriors.functions.conditioning import Conditioned
+from pacbayes_fl.posteriors.functions.gaussian_process import gaussian_kl
 
 _ROUNDING = 1e-6  # of divergences in float32
 _LARGEST = 700.0  # whose exponential is a double
@@ -144,11 +145,12 @@ def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None
     return torch.where(kl.isnan(), torch.inf, kl)
 
 
-def gp_posterior_kl(posterior: GPPosterior) -> Tensor:
+def gp_posterior_kl(posterior: Conditioned) -> Tensor:
     """Bound the divergence of the clients' GP posteriors from the particles' GP priors, over functions.
 
-    That over functions is that at the training inputs. The prior is the equally weighted mixture of the particles,
-    which must not have seen the rows. It has no slopes, as the posterior is conditioned outside of any graph.
+    That over functions is that at the training inputs, or at the inducing points where the posterior has them: by their
+    values alone it differs from the prior. The prior is the equally weighted mixture of the particles, which must not
+    have seen the rows. It has no slopes, as the posterior is conditioned outside of any graph.
 
     Args:
         posterior: mixture over P particles.

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.inference import collapsed_evidence
+from pacbayes_fl.inference.collapsed_evidence import Tempered
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues
@@ -54,6 +56,11 @@ def particle_scores(
         Scores per client, so that they can be clipped, summed or sent one by one.
     """
     with torch.no_grad():
+        if model.inducing is not None:
+            value, score = collapsed_evidence.bound(
+                model, particles, batch, model.inducing, lambda noise: _temper(noise, batch.mask, power)
+            )
+            return ParticleScores(score, value, torch.zeros_like(value))
         prior, vjp = model.with_vjp(particles, batch.x)
         evidence, grad_kernel = _tempered(prior, batch, power)
         by = evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale, evidence.grad_linear
@@ -99,12 +106,20 @@ def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> t
     result = _by_embedding if prior.embedded else _by_covariance
     if power is None:
         return result(prior, batch)
-    c, real = power.to(prior.noise)[:, None, None], batch.mask.unsqueeze(1)
-    evidence, grad_kernel = result(prior._replace(noise=prior.noise / c), batch)
-    constant = torch.where(real, torch.special.xlogy(1.0 - c, 2 * math.pi * prior.noise) - c.log(), 0.0)
-    by_constant = torch.where(real & (c != 1.0), (1.0 - c) / prior.noise, 0.0)
-    value, grad_noise = evidence.value + 0.5 * constant.sum(-1), evidence.grad_noise / c + 0.5 * by_constant
+    noise, constant, factor, slope = _temper(prior.noise, batch.mask, power)
+    evidence, grad_kernel = result(prior._replace(noise=noise), batch)
+    value, grad_noise = evidence.value + constant, evidence.grad_noise / factor + slope
     return evidence._replace(value=value, grad_noise=grad_noise), grad_kernel
+
+
+def _temper(noise: Tensor, mask: Tensor, power: Tensor | None) -> Tempered:
+    """Give the noise s^2 / c of likelihoods to a power c [K], and what this adds to the log evidence."""
+    if power is None:
+        return Tempered(noise, noise.new_zeros(()), 1.0, 0.0)
+    c, real = power.to(noise)[:, None, None], mask.unsqueeze(1)
+    constant = torch.where(real, torch.special.xlogy(1.0 - c, 2 * math.pi * noise) - c.log(), 0.0)
+    slope = torch.where(real & (c != 1.0), (1.0 - c) / noise, 0.0)
+    return Tempered(noise / c, 0.5 * constant.sum(-1), c, 0.5 * slope)
 
 
 def _by_scaled_embedding(prior: PriorValues, scale: Tensor, batch: ClientBatch) -> tuple[_Evidence, Tensor]:

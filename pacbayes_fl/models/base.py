@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import pyro
 import torch
@@ -49,6 +50,31 @@ class FunctionModel(ABC):
 
     host_bound: ClassVar[str | None] = None
     """Why evaluating it must read numbers on the CPU, in words for people; None where it need not."""
+
+    inducing: int | None = None
+    """Most inducing points by which a client's rows are known to evidence and posterior; None for all rows."""
+
+    def with_inducing(self, count: int | None) -> Self:
+        """Give the same prior with another number of inducing points for each client.
+
+        Args:
+            count: most points of a client, at least 1; None for the exact evidence and posterior.
+
+        Returns:
+            A shallow copy.
+
+        Raises:
+            StudyError: when there is no point at all.
+        """
+        if count is not None and count < 1:
+            raise StudyError(f"a client needs at least 1 inducing point, got {count}", hint="None is exact")
+        result = copy.copy(self)
+        object.__setattr__(result, "inducing", count)
+        return result
+
+    def footprint(self, rows: int) -> int:
+        """Numbers that the evidence of a client of `rows` rows takes under one particle: its covariance."""
+        return rows * (rows if self.inducing is None else 4 * min(rows, self.inducing))
 
     @property
     @abstractmethod

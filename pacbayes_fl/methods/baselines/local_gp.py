@@ -13,7 +13,7 @@ from pacbayes_fl.methods.base import Nothing, RefinedPosterior
 from pacbayes_fl.methods.baselines.local_method import LocalMethod
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
+from pacbayes_fl.posteriors.functions.conditioning import Conditioned, condition, refined
 
 
 class Start(NamedTuple):
@@ -38,11 +38,11 @@ class LocalGP(LocalMethod[Start]):
     def prior(self) -> FunctionModel:
         """The prior over functions, with hyper-parameters theta."""
 
-    def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
+    def personalise(self, message: Start, state: Nothing, batch: ClientBatch, noise: Noise) -> Conditioned:
         """Ascend each client's log evidence, then condition on its rows."""
         return condition(self.prior, maximise(self.prior, message.theta, batch, self.rate, self.steps), batch)
 
-    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
+    def refine(self, prior: Conditioned, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition on all rows under the hyper-parameters that P was fitted with; they have not seen `rows`.
 
         Args:
@@ -52,6 +52,6 @@ class LocalGP(LocalMethod[Start]):
             noise: not used.
 
         Returns:
-            Q, and KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
+            Q, and KL(Q || P) [K]; see `posteriors.functions.conditioning.refined`.
         """
         return RefinedPosterior(*refined(prior, seen, rows))

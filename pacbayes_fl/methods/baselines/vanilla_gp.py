@@ -47,7 +47,7 @@ class VanillaGP(LocalGP):
 
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance."""
-        return rows * rows + self.model.dim
+        return self.model.footprint(rows) + self.model.dim
 
 
 RECIPE = Recipe(

@@ -50,7 +50,7 @@ from pacbayes_fl.methods.recipe import (
 from pacbayes_fl.models.base import FunctionModel, default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import OpenNames, check, option
-from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition, refined
+from pacbayes_fl.posteriors.functions.conditioning import Conditioned, condition, refined
 from pacbayes_fl.posteriors.hyper_posterior import (
     HYPER_PRIORS,
     CentredHyperPrior,
@@ -304,7 +304,7 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         log_evidence = unknown.to(score).unsqueeze(1).expand(score.shape[:2])
         return Update(score, log_evidence, private_steps.unit_weights(score) * clients, unknown)
 
-    def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> GPPosterior:
+    def personalise(self, message: Message, state: Nothing, batch: ClientBatch, noise: Noise) -> Conditioned:
         """Condition every particle's GP on the client's rows (eqs. 35-37); no training, for new clients too."""
         theta = message.particles.expand(batch.clients, *message.particles.shape[-2:])
         return condition(self.model, theta, batch, self.weighting)
@@ -313,7 +313,7 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
         """`personalise` conditions on all rows."""
         return state
 
-    def refine(self, prior: GPPosterior, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
+    def refine(self, prior: Conditioned, seen: ClientBatch, rows: ClientBatch, noise: Noise) -> RefinedPosterior:
         """Condition the particles' GPs on all rows: the exact posterior again, from P whose particles stay as they are.
 
         Args:
@@ -323,14 +323,14 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
             noise: not used.
 
         Returns:
-            Q, and a bound on KL(Q || P) [K]; see `posteriors.functions.gaussian_process.refined`.
+            Q, and a bound on KL(Q || P) [K]; see `posteriors.functions.conditioning.refined`.
         """
         return RefinedPosterior(*refined(prior, seen, rows, self.weighting))
 
     def learned_priors(self, server: Server) -> LearnedPriors:
         """Give the particles: clients condition a Gaussian process on their rows under each."""
 
-        def conditioned(theta: Tensor, batch: ClientBatch) -> GPPosterior:
+        def conditioned(theta: Tensor, batch: ClientBatch) -> Conditioned:
             return condition(self.model, theta, batch, "equal")
 
         return LearnedPriors(server.particles, self.hyper_prior, conditioned, self.particles)
@@ -342,7 +342,7 @@ class PacPFL(FederatedSVGD[FunctionModel, Update]):
     def footprint(self, rows: int) -> int:
         """Numbers per client: one covariance per particle."""
         rows = rows if self.minibatch is None else min(rows, self.minibatch)
-        return self.particles * (rows * rows + self.model.dim)
+        return self.particles * (self.model.footprint(rows) + self.model.dim)
 
 
 STDS, STEPS = LogUniform(0.05, 1.0), OneOf((50, 100, 200))

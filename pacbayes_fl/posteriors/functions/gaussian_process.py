@@ -17,7 +17,6 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
-from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
 JITTERS = (1e-8, 1e-6, 1e-4)
 """Rungs that are tried after 0, in units of the mean diagonal."""
@@ -231,7 +230,7 @@ class GPPosterior:
             linear = self.model.linear_features(self.theta, x)
             other = None if linear is None else self.model.linear_features(self.theta, self.x)
             scale = self.model.outputscale(self.theta)
-            cross = _embedded_covariance(embedding, self.train_embedding, scale, linear, other)
+            cross = embedded_covariance(embedding, self.train_embedding, scale, linear, other)
             prior_variance = torch.ones_like(prior_mean) if scale is None else scale.unsqueeze(-1).expand_as(prior_mean)
             if linear is not None:
                 prior_variance = prior_variance + linear.square().sum(-1)
@@ -310,6 +309,8 @@ def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
     Returns:
         [*, N, M].
     """
+    if not other.shape[-2]:
+        return z @ other.mT
     origin = other[..., :1, :]  # only differences count, and an offset common to all would cost digits
     z, other = z - origin, other - origin
     gram = z @ other.mT
@@ -318,10 +319,21 @@ def squared_exponential(z: Tensor, other: Tensor) -> Tensor:
     return gram.clamp_(max=0.0).exp_()
 
 
-def _embedded_covariance(
+def embedded_covariance(
     z: Tensor, other: Tensor, scale: Tensor | None, linear: Tensor | None, other_linear: Tensor | None
 ) -> Tensor:
-    """Covariance a exp(-|z - z'|^2 / 2) + b' b [K, P, N, M] of a prior with an embedding; None is a = 1 and b = 0."""
+    """Covariance of a prior with an embedding, a exp(-|z - z'|^2 / 2) + b' b.
+
+    Args:
+        z: features [K, P, N, F].
+        other: features [K, P, M, F].
+        scale: a [K, P]; 1 when None.
+        linear: b of the N rows [K, P, N, R]; 0 when None.
+        other_linear: of the M rows [K, P, M, R].
+
+    Returns:
+        [K, P, N, M], in squared units of y.
+    """
     covariance = squared_exponential(z, other)
     if scale is not None:
         covariance *= scale[..., None, None]
@@ -353,7 +365,7 @@ def condition(
             covariance = model.covariance(theta, batch.x)
         else:
             linear = model.linear_features(theta, batch.x)
-            covariance = _embedded_covariance(embedding, embedding, model.outputscale(theta), linear, linear)
+            covariance = embedded_covariance(embedding, embedding, model.outputscale(theta), linear, linear)
         log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta, batch.x), batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))
@@ -370,36 +382,6 @@ def condition(
         log_weights = torch.log_softmax(weighed, 1)
     kept = model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
     return GPPosterior(*kept, weighting)
-
-
-def refined(
-    prior: GPPosterior,
-    seen: ClientBatch,
-    rows: ClientBatch,
-    weighting: Literal["evidence", "equal"] = "evidence",
-) -> tuple[GPPosterior, Tensor]:
-    """Let clients see more rows under the same particles, and bound how far that takes their posteriors.
-
-    KL(Q || P) <= KL(a || w) + sum_p a_p KL(Q_p || P_p), a and w the mixture weights of Q and P
-
-    Args:
-        prior: P, of the rows `seen`.
-        seen: rows of the K clients that P was conditioned on, possibly none.
-        rows: later rows of these clients.
-        weighting: "evidence" or "equal", as P has it.
-
-    Returns:
-        Q, of all rows, and the bound [K] in nats, float64; infinite where P gives weight 0 to what Q uses, or where no
-        covariance could be factored.
-    """
-    everything = seen.extend(rows)
-    posterior = condition(prior.model, prior.theta, everything, weighting)
-    q, p = posterior, prior
-    if prior.theta.dtype != torch.float64:  # differences of log evidences need more digits than predictions do
-        theta = prior.theta.double()
-        everything, seen = (batch.to(dtype=torch.float64) for batch in (everything, seen))
-        q, p = (condition(prior.model, theta, batch, weighting) for batch in (everything, seen))
-    return posterior, log_mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, seen))
 
 
 def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -> Tensor:

@@ -24,6 +24,7 @@ from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.posteriors.functions import gaussian_process
+from pacbayes_fl.posteriors.functions.conditioning import refined
 from pacbayes_fl.posteriors.functions.gaussian_process import (
     JITTERS,
     Factor,
@@ -35,7 +36,6 @@ from pacbayes_fl.posteriors.functions.gaussian_process import (
     gaussian_kl,
     gaussian_log_evidence,
     inverse,
-    refined,
     squared_exponential,
 )
 from pacbayes_fl.posteriors.predictive import FunctionPosterior

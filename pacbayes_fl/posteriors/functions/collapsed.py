@@ -1,0 +1,96 @@
+"""The collapsed variational bound of inducing points, and the normal posterior of their values that attains it.
+
+q(f) = int p(f | u) q(u) du has the bound E_q[ln N(y | f, D)] - KL(q(u) || p(u)) on the log evidence. At the best q(u)
+it is (Titsias, AISTATS 2009, eq. 9; D is the diagonal of the rows' noise, Q = K_xz K_zz^-1 K_zx)
+
+    ln N(y | m, Q + D) - tr(D^-1 (K - Q)) / 2
+
+Whitened values v = L^-1 (u - m_z), L L' = K_zz, have the prior N(0, I) and the posterior N(B^-1 A D^-1 (y - m), B^-1),
+B = I + A D^-1 A', A = L^-1 K_zx. Points that are not needed have rows of 0 in A and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.models.base import FunctionModel
+
+
+class Collapsed(NamedTuple):
+    """The bound, and what its gradient and predictions need; D^(-1/2) of padding is 0.
+
+    Args:
+        value: [K, P], in nats.
+        white: A D^(-1/2) [K, P, M, N].
+        residual: D^(-1/2) (y - m) [K, P, N].
+        inverse_std: diagonal of D^(-1/2) [K, P, N], in 1 / units of y.
+        inner: Cholesky factors of B [K, P, M, M].
+        mean: of v under q [K, P, M].
+    """
+
+    value: Tensor
+    white: Tensor
+    residual: Tensor
+    inverse_std: Tensor
+    inner: Tensor
+    mean: Tensor
+
+
+def collapse(factor: Tensor, left: Tensor, residual: Tensor, noise: Tensor, mask: Tensor) -> Collapsed:
+    """Find the best q(v) and its bound, O(N M^2); differentiable by autograd.
+
+    Args:
+        factor: A [K, P, M, N].
+        left: k - q of every row [K, P, N], in squared units of y.
+        residual: y - m [K, P, N].
+        noise: diagonal of D [K, P, N], in squared units of y.
+        mask: [K, N] bool; what the others hold at padding does not count, but must be finite.
+
+    Returns:
+        The bound, NaN where a number is not finite.
+    """
+    real = mask.unsqueeze(1)
+    inverse_std = torch.where(real, noise.rsqrt(), 0.0)
+    white, aim = factor * inverse_std.unsqueeze(-2), residual * inverse_std
+    identity = torch.eye(factor.shape[-2], dtype=factor.dtype, device=factor.device)
+    inner, info = torch.linalg.cholesky_ex(identity + white @ white.mT)  # at least I: it needs no jitter
+    projected = (white @ aim.unsqueeze(-1)).squeeze(-1)
+    half = torch.linalg.solve_triangular(inner, projected.unsqueeze(-1), upper=False)
+    mean = torch.linalg.solve_triangular(inner.mT, half, upper=True).squeeze(-1)
+    quadratic = aim.square().sum(-1) - half.square().sum((-2, -1))
+    log_noise = torch.where(real, noise.log() + math.log(2 * math.pi), 0.0).sum(-1)
+    log_determinant = 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1) + log_noise
+    value = -0.5 * (quadratic + log_determinant + (left * inverse_std.square()).sum(-1))
+    usable = (info == 0) & value.isfinite()
+    return Collapsed(torch.where(usable, value, torch.nan), white, aim, inverse_std, inner, mean)
+
+
+def collapsed_bound(
+    model: FunctionModel, theta: Tensor, inducing: Tensor, x: Tensor, y: Tensor, mask: Tensor, jitter: float = 0.0
+) -> Tensor:
+    """Lower bound on the log evidence with any inducing inputs: the definition, differentiable by autograd.
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        inducing: inputs [K, M, d], the same for all particles of a client.
+        x: inputs [K, N, d].
+        y: targets [K, N].
+        mask: [K, N] bool.
+        jitter: noise of the inducing values, with which the bound holds too, in squared units of y.
+
+    Returns:
+        [K, P], in nats.
+    """
+    real = mask.unsqueeze(1)
+    k_zz = model.covariance(theta, inducing)
+    lower = torch.linalg.cholesky(k_zz + jitter * torch.eye(k_zz.shape[-1], dtype=x.dtype, device=x.device))
+    k_zx = torch.where(real.unsqueeze(-2), model.covariance(theta, inducing, x), 0.0)
+    factor = torch.linalg.solve_triangular(lower, k_zx, upper=False)
+    left = torch.where(real, model.variance(theta, x), 0.0) - factor.square().sum(-2)
+    residual = torch.where(real, y.unsqueeze(1) - model.mean(theta, x), 0.0)
+    return collapse(factor, left, residual, model.noise(theta, x), mask).value
