@@ -24,6 +24,7 @@ from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger, Release
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.tensors import AnyTree
 
@@ -39,6 +40,7 @@ class PrivateAggregator:
         seed: of cohorts and noise in a simulation; None for randomness from the operating system, without which
             nothing is private.
         empty: a payload of no clients, leaves [0, *] of the dtypes and on the device of the method's payloads.
+        outside: makes the releases outside of rounds, which the same ledger pays for; None where there are none.
     """
 
     mechanism: Mechanism
@@ -46,6 +48,7 @@ class PrivateAggregator:
     ledger: Ledger
     seed: int | None
     empty: AnyTree
+    outside: Outside | None = None
 
     @property
     def charge(self) -> Charge:

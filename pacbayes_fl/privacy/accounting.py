@@ -170,7 +170,14 @@ def rounds_within(charge: Charge, budget: Budget, spent: Sequence[Charge] = (), 
     return low
 
 
-def noise_multiplier(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, coordinates: int = 1) -> float:
+def noise_multiplier(
+    kind: str,
+    budget: Budget,
+    rounds: int,
+    cohorts: Cohorts,
+    coordinates: int = 1,
+    beside: Sequence[Charge] = (),
+) -> float:
     """Find the least noise that keeps a number of rounds within a budget.
 
     With delta = 0 in closed form: scale T Delta_1 / epsilon without chance in the cohorts; otherwise by a search, and
@@ -182,6 +189,7 @@ def noise_multiplier(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, c
         rounds: T.
         cohorts: who takes part.
         coordinates: D, which only Algorithm 3 depends on.
+        beside: releases outside of these rounds that the same budget pays for.
 
     Returns:
         The noise's scale on the sum per clip.
@@ -192,7 +200,7 @@ def noise_multiplier(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, c
     if rounds < 1:
         raise PrivacyError(f"rounds must be at least 1, got {rounds}")
     try:
-        return _least_noise(kind, budget, rounds, cohorts, coordinates)
+        return _least_noise(kind, budget, rounds, cohorts, coordinates, beside)
     except (ValueError, ArithmeticError) as error:  # of an account far from what anybody asks for
         what = (
             f"no noise can be found for {rounds} rounds within epsilon = {budget.epsilon:g}, delta = {budget.delta:g}"
@@ -200,20 +208,25 @@ def noise_multiplier(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, c
         raise PrivacyError(f"{what}: {error}", hint="ask for numbers that are less extreme") from error
 
 
-def _least_noise(kind: str, budget: Budget, rounds: int, cohorts: Cohorts, coordinates: int) -> float:
+def _least_noise(
+    kind: str, budget: Budget, rounds: int, cohorts: Cohorts, coordinates: int, beside: Sequence[Charge]
+) -> float:
     """Search for what `noise_multiplier` gives."""
     if budget.delta == 0 or budget.method == "pure":
         worst = cohorts.sensitivity * Charge(kind, 1.0, coordinates, cohorts).worst
         if worst == math.inf:
             raise PrivacyError("Gaussian noise has no pure epsilon", hint="give a delta, or use laplace or knorm")
-        step = budget.epsilon / rounds
+        step = (budget.epsilon - pure_epsilon(beside)) / rounds
+        if not step > 0:
+            raise PrivacyError(f"other releases take all of epsilon = {budget.epsilon:g}, and leave none for rounds")
         exact = worst / (step + math.log(math.exp(-step) - math.expm1(-step) / cohorts.share))
         return exact * _LAST_BITS
 
     @cache
     def excess(logarithm: float) -> float:
         charge = Charge(kind, math.exp(logarithm), coordinates, cohorts)
-        return min(epsilon([charge] * rounds, budget.delta, budget.method) / budget.epsilon - 1, _HOPELESS)
+        charges = [*beside, *[charge] * rounds]
+        return min(epsilon(charges, budget.delta, budget.method) / budget.epsilon - 1, _HOPELESS)
 
     low = high = math.log(cohorts.sensitivity * math.sqrt(rounds) / budget.epsilon)
     while excess(high) > 0:

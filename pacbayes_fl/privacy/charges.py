@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from scipy.special import log_ndtr, ndtr
 
@@ -16,6 +17,9 @@ from pacbayes_fl.errors import PrivacyError
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.kinds import Account
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
+
+ROUND: Final = "round"
+"""What clients send in a round, as releases outside of rounds have names of their own."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Charge:
         multiplier: the noise's scale on the sum per clip.
         coordinates: D, the length of a message.
         cohorts: who takes part.
+        message: what is released, which costs nothing by itself.
     """
 
     kind: str
     multiplier: float
     coordinates: int
     cohorts: Cohorts
+    message: str = ROUND
 
     @classmethod
     def of(cls, mechanism: Mechanism, cohorts: Cohorts, coordinates: int) -> Charge:

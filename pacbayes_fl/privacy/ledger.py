@@ -4,7 +4,8 @@
 charge, as `RUN/release.safetensors`, before anything is made of it: from then on it is paid, and it counts until it
 stands in privacy.json too. A crash before that has released nothing and costs nothing; after a crash later on the round
 takes the release that is there, so that none is paid for and lost. Both files are synced and renamed into place. A run
-that goes on from an older round pays for the rounds that it repeats, with fresh noise. The smallest delta that releases
+that goes on from an older round pays for the rounds that it repeats, with fresh noise. Releases outside of rounds are
+made once, and each stays in a file of its own. The smallest delta that releases
 were paid for with stays beside them: a larger one, as fewer clients would have by default, would make what was spent
 look like less. One process at a time may write; a run holds the lock of its folder anyway.
 """
@@ -28,7 +29,7 @@ from torch import Tensor
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, checksum
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
-from pacbayes_fl.privacy.charges import Charge
+from pacbayes_fl.privacy.charges import ROUND, Charge
 from pacbayes_fl.privacy.guarantees import Statement, rounded, statement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.manifest import put
@@ -37,6 +38,9 @@ from pacbayes_fl.results.records import SIMULATED_EPSILON
 FORMAT_VERSION: Final = 1
 NAME: Final = "privacy.json"
 RELEASE: Final = "release.safetensors"
+OUTSIDE: Final = ("scaling", "start", "residuals")
+"""Messages that clients send once and outside of rounds: each release is kept for good, in a file of its own."""
+
 _AHEAD: Final = 1024
 Entries = list[tuple[Charge, int]]  # equal charges in a row with their number
 
@@ -52,6 +56,7 @@ class Release(NamedTuple):
         mean: what was released, flat names with tensors [1, *].
         halved: how often the learning rates had been halved when it was made.
         undone: why earlier releases of the round were undone.
+        about: what else it is a function of, of a release outside of rounds: it stands for no other message.
     """
 
     serial: int
@@ -61,6 +66,7 @@ class Release(NamedTuple):
     mean: Mapping[str, Tensor]
     halved: int = 0
     undone: tuple[str, ...] = ()
+    about: str = ""
 
 
 class Ledger:
@@ -92,16 +98,21 @@ class Ledger:
         self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
         self._entries, delta, randomness = _read(self.path)
         self._cohort, self._halved, self._undone = tuple[int, ...](), 0, tuple[str, ...]()
-        self._release = _read_release(self.path.with_name(RELEASE), self._entries)
-        if self._release is not None and self._release.serial == len(self):  # paid, and a crash came before the count
-            self._entries = _with(self._entries, self._release.charge)
+        found = {name: _read_release(self.path.with_name(file_of(name)), self._entries) for name in (ROUND, *OUTSIDE)}
+        newest = sorted((one for one in found.values() if one is not None), key=lambda one: one.serial)
+        for one in newest:
+            if one.serial == len(self):  # paid, and a crash came before the count
+                self._entries = _with(self._entries, one.charge)
+        self._release = found.pop(ROUND)
+        self._outside = {name: one for name, one in found.items() if one is not None}
+        self._reserved = dict[str, Charge]()
         self.budget = budget if delta is None else replace(budget, delta=min(budget.delta, delta))
         self.simulated = randomness == "simulation" if simulated is None else simulated
         if randomness is not None and (randomness == "simulation") != self.simulated:
             what = f"{self.path} has releases whose randomness is of the {randomness}, and those to come would not be"
             raise PrivacyError(what, hint="set privacy.randomness back, or start anew in another folder")
         self._limit: tuple[Charge, int, bool] | None = None  # of one charge, how many releases in all, and may be more
-        known = max(released, 0 if self._release is None else self._release.serial + 1)
+        known = max(released, *(one.serial + 1 for one in newest[-1:]), 0)
         if len(self) < known:
             what = f"{self.path} knows of {len(self)} releases, the run of {known}"
             raise PrivacyError(f"{what}: what was spent is not known", hint="start anew in another folder")
@@ -134,7 +145,8 @@ class Ledger:
         """
         known = self._limit
         if known is None or known[0] != charge or (known[1] == len(self) and known[2]):
-            more = rounds_within(charge, self.budget, self.charges, self._ahead)
+            others = [one for name, one in self._reserved.items() if name != charge.message]
+            more = rounds_within(charge, self.budget, [*self.charges, *others], self._ahead)
             self._limit = known = charge, len(self) + more, more == self._ahead
         return known[1] - len(self)
 
@@ -157,6 +169,28 @@ class Ledger:
                 cause="budget spent",
                 hint="the model of the last round is what this budget buys",
             )
+
+    def reserve(self, charges: Sequence[Charge]) -> None:
+        """Keep a part of the budget for releases outside of rounds that are still to come.
+
+        Args:
+            charges: one a release; of those that are on disk nothing is kept.
+        """
+        self._reserved = {one.message: one for one in charges if one.message not in self._outside}
+        self._limit = None
+
+    def outside(self, message: str, about: str) -> Release | None:
+        """Give a release outside of rounds that was paid for: its noise is never drawn again.
+
+        Args:
+            message: one of `OUTSIDE`.
+            about: what else it is a function of.
+
+        Returns:
+            The release; None where it has to be paid for.
+        """
+        known = self._outside.get(message)
+        return known if known is not None and known.about == about else None
 
     def kept(self, round: int) -> Release | None:
         """Give the release of a round that was paid for and then cut short: no state has seen it yet.
@@ -189,7 +223,9 @@ class Ledger:
         """
         self._seen = release.serial + 1
 
-    def spend(self, charge: Charge, round: int | None = None, mean: Mapping[str, Tensor] | None = None) -> int:
+    def spend(
+        self, charge: Charge, round: int | None = None, mean: Mapping[str, Tensor] | None = None, about: str = ""
+    ) -> int:
         """Pay for one release: on return it is on disk.
 
         Args:
@@ -197,6 +233,7 @@ class Ledger:
             round: number of the round, also for the error.
             mean: what is to be released, flat names with tensors [1, *], which nobody has seen yet: it is written in
                 one piece with its charge. None where it need not outlive a crash.
+            about: of a release outside of rounds, what else it is a function of.
 
         Returns:
             The serial number of the release, counted from 0: no two have the same, so noise may be drawn from it.
@@ -210,17 +247,43 @@ class Ledger:
         entries, folder = _with(self._entries, charge), self.path.parent
         release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}
         if mean is not None and round is not None:
-            release = Release(serial, round, charge, self._cohort, mean, self._halved, self._undone)
-            files = {RELEASE: _release_bytes(release), **files}
+            drawn = (self._cohort, mean, self._halved, self._undone) if charge.message == ROUND else ((), mean)
+            release = Release(serial, round, charge, *drawn)._replace(about=about)
+            files = {file_of(charge.message): _release_bytes(release), **files}
         try:
             put(folder, files)
         except CheckpointError:
-            kept = None if release is None else _read_release(folder / RELEASE, list(entries))
+            kept = None if release is None else _read_release(folder / file_of(charge.message), list(entries))
             if kept is not None and kept.serial == serial:  # paid, although the other file could not be written
-                self._release, self._entries = release, entries
+                self._entries = entries
+                self._remember(release)
             raise
-        self._release, self._entries, self._seen = release or self._release, entries, serial + 1
+        self._entries, self._seen = entries, serial + 1
+        self._remember(release)
         return serial
+
+    def _remember(self, release: Release | None) -> None:
+        """Keep a release at hand that is on disk."""
+        if release is None:
+            return
+        if release.charge.message == ROUND:
+            self._release = release
+        else:
+            self._outside[release.charge.message] = release
+            self._reserved.pop(release.charge.message, None)
+            self._limit = None
+
+
+def file_of(message: str) -> str:
+    """Name the file of a release.
+
+    Args:
+        message: "round", or one of `OUTSIDE`.
+
+    Returns:
+        Its name in a run folder.
+    """
+    return RELEASE if message == ROUND else f"release_{message}.safetensors"
 
 
 def _with(entries: Entries, charge: Charge) -> Entries:
@@ -237,6 +300,7 @@ def _release_bytes(release: Release) -> bytes:
         "cohort": list(release.cohort),
         "halved": release.halved,
         "undone": list(release.undone),
+        "about": release.about,
         "charge": asdict(release.charge),
     }
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in release.mean.items()}
@@ -272,7 +336,8 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         charge, _ = _entry({**head["charge"], "count": 1})
         halved = int(head.get("halved", 0))  # the first releases did not say so
         undone = tuple(map(str, head.get("undone", ())))
-        return Release(int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat, halved, undone)
+        drawn = int(head["serial"]), int(head["round"]), charge, tuple(head["cohort"]), flat
+        return Release(*drawn, halved, undone, str(head.get("about", "")))
     except (*UNREADABLE, SafetensorError) as error:
         if not entries:
             raise _damaged(path) from error
@@ -317,7 +382,8 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None]:
 
 def _entry(saved: JsonMapping) -> tuple[Charge, int]:
     cohorts = Cohorts(**saved["cohorts"])
-    return Charge(saved["kind"], saved["multiplier"], saved["coordinates"], cohorts), saved["count"]
+    message = saved.get("message", ROUND)
+    return Charge(saved["kind"], saved["multiplier"], saved["coordinates"], cohorts, message), saved["count"]
 
 
 def _damaged(path: Path) -> PrivacyError:

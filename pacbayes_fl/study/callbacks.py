@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.results.recorded import RECORDED
 from pacbayes_fl.results.rounds import RoundRecord
@@ -149,6 +150,52 @@ def _objective(values: Mapping[str, float]) -> str:
             return name
     known = ", ".join(values) or "nothing"
     raise StudyError(f"the rounds record no objective, but {known}", hint="set monitor to one of these")
+
+
+class Told:
+    """Tells callbacks of a run, and remembers which of them ended it.
+
+    Args:
+        callbacks: as `run` is given them.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        """Nobody has ended it yet."""
+        self._callbacks, self.ended = callbacks, list[str]()
+
+    def on_start(self, past: Sequence[RoundRecord]) -> None:
+        """Tell all of them of the rounds that are finished.
+
+        Args:
+            past: their records.
+        """
+        for one in self._callbacks:
+            one.on_start(past)
+
+    def on_round(self, record: RoundRecord) -> bool:
+        """Tell all of them, also after one that ends the run.
+
+        Args:
+            record: of the round.
+
+        Returns:
+            Whether any of them ends the run.
+        """
+        said = [one for one in self._callbacks if one.on_round(record) is True]
+        self.ended += [str(one) if isinstance(one, EarlyStop) else type(one).__name__ for one in said]
+        return bool(said)
+
+    def notes(self, last: int, rounds: int) -> JsonTable:
+        """Give entries of `labels.json` on the end of the run.
+
+        Args:
+            last: round that is finished.
+            rounds: that were asked for.
+
+        Returns:
+            "ended", where a callback ended it.
+        """
+        return {"ended": f"after round {last} of {rounds} by {', '.join(self.ended)}"} if self.ended else {}
 
 
 class TensorBoard(Callback):

@@ -214,7 +214,7 @@ class ReportPart:
             "conformal", by leave-one-out residuals (jackknife+): for clients that never trained, whose rows are
             exchangeable and whose units are not made of these (`data.scale`), they cover at least 90 %, and about 95 %
             as a rule; otherwise nothing is guaranteed. A client with fewer than 19 rows takes the quantile of the
-            federation's residuals, of a normal in private runs.
+            federation's residuals, in private runs of a noisy release of them.
         interval_blocks: of consecutive rows, each left out at once for conformal intervals (CV+), as series need where
             neighbours are alike; single rows when None.
         coverage_by: a feature, or "hour" for the hour of day of the column `data.time` (known of PV data), by which a
@@ -258,6 +258,8 @@ class PrivacyPart:
         neighbours: what the guarantee hides; None is "replace" where a cohort has a fixed size below N and for
             "paper_algorithm_3", and "add-or-remove", for a client that sends zeros instead, otherwise.
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
+        side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
+            `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
         randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
             seed, and hides nothing from whoever knows it.
     """
@@ -269,6 +271,7 @@ class PrivacyPart:
     cohort: CohortKind | None = None
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
+    side_share: float = option(0.1, above=0, high=0.3)
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:

@@ -17,13 +17,16 @@ from pacbayes_fl.errors import PrivacyError, caller_stacklevel
 from pacbayes_fl.federation import private, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.files import JsonTable
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.privacy import guarantees, kinds
+from pacbayes_fl.posteriors import private_residuals
+from pacbayes_fl.privacy import guarantees, kinds, outside
 from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
+from pacbayes_fl.privacy.charges import ROUND, Charge
 from pacbayes_fl.privacy.guarantees import Replacement, rounded
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
+from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.results.records import SUPPOSED
 from pacbayes_fl.study import residuals
 from pacbayes_fl.study.file import Study
@@ -112,15 +115,29 @@ def open_private(
     paper, rounds = kinds.MECHANISMS[part.mechanism].claim is not None, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
+    others = _outside(study, ledger.budget, cohorts)
+    ledger.reserve(tuple(others.values()))
     if paper:
         mechanism = Mechanism.claimed(part.mechanism, part.clip, part.epsilon, rounds)
     else:  # at the delta of the first release, whoever has left since
-        multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts)
+        beside = tuple(others.values())
+        multiplier = part.multiplier or noise_multiplier(part.mechanism, ledger.budget, rounds, cohorts, beside=beside)
         mechanism = Mechanism(part.mechanism, part.clip, multiplier)
     for remark in _remarks(ledger.budget.delta, clients.clients):
         warnings.warn(remark, stacklevel=caller_stacklevel())
     seed = plan.seed if simulated else None
-    return private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+    result = private.open_private(method, state.server, clients, plan, mechanism, cohorts, ledger, seed)
+    return replace(result, outside=Outside(ledger, others, seed) if others else None)
+
+
+def _outside(study: Study, budget: Budget, cohorts: Cohorts) -> dict[str, Charge]:
+    """Charge the messages that clients of a study send outside of its rounds, by name."""
+    sizes = {"residuals": private_residuals.COORDINATES} if residuals.sends(study) else {}
+    part = study.privacy
+    return {
+        name: outside.charge(part.mechanism, budget, part.side_share, cohorts, name, size)
+        for name, size in sizes.items()
+    }
 
 
 def checkpoint_every(study: Study) -> int:
@@ -241,13 +258,16 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
     )
     claim = kinds.MECHANISMS[mechanism.kind].claim
     claimed = None if claim is None else part.epsilon
-    charges = aggregator.ledger.charges
-    releases, used = len(charges), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
+    every = aggregator.ledger.charges
+    charges = [charge for charge in every if charge.message == ROUND]
+    others = {charge.message: charge.multiplier for charge in every if charge.message != ROUND}
+    releases, used = len(every), tuple(dict.fromkeys(c.multiplier for c in charges)) or (mechanism.multiplier,)
     crowds = dict.fromkeys(_drawn(c.cohorts) for c in charges) or (_drawn(cohorts),)
     simulated = part.randomness == "simulation"
     statements = ["a simulation: its noise comes from the seed and hides nothing from whoever knows that"] * simulated
     statements += [
-        f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds",
+        f"{given} for whole clients ({_HIDDEN[cohorts.neighbours]}) from {releases} releases in {rounds} rounds"
+        + _beside(others),
         f"{mechanism.kind} noise of {' and '.join(f'{each:.4g}' for each in used)} times the clip {mechanism.clip:g} "
         f"on the sum of {' and '.join(crowds)}",
     ]
@@ -271,12 +291,19 @@ def labels(study: Study, aggregator: PrivateAggregator | None, rounds: int) -> J
             "cohort": cohorts.kind,
             "neighbours": cohorts.neighbours,
             "releases": releases,
+            "outside": others,
             "rounds": rounds,
             "randomness": part.randomness,
             "remarks": remarks,
             "statement": "; ".join(statements),
         }
     }
+
+
+def _beside(others: JsonMapping) -> str:
+    """Name the releases outside of rounds, with their noise."""
+    named = [f"{name} (noise of {multiplier:.4g} times its norm)" for name, multiplier in others.items()]
+    return f" and outside of them, of {' and '.join(named)}" if named else ""
 
 
 def _drawn(cohorts: Cohorts) -> str:

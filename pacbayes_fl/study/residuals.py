@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,14 +11,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.posteriors import private_residuals
 from pacbayes_fl.posteriors.functions.conformal import ConformalPosterior
 from pacbayes_fl.posteriors.predictive import Posterior
 from pacbayes_fl.posteriors.residuals import BINS, checked, pooled, recalibrated, shape_of_errors, standard_normal
+from pacbayes_fl.privacy import kinds
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.data import ScaledGroup
@@ -25,6 +29,8 @@ from pacbayes_fl.study.file import Study
 
 FILE: Final = "residuals.json"
 """What a run folder calls the federation's residuals."""
+
+_MESSAGE: Final = "residuals"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +80,17 @@ GAUSSIAN: Final = ErrorShape()
 
 
 def check(study: Study) -> None:
-    """Check that the clients of a study may send what the shape of its errors takes.
+    """Check that a budget can pay for what the shape of a study's errors takes.
 
     Args:
         study: any.
 
     Raises:
-        PrivacyError: when histograms of residuals would leave the clients of a private run.
+        PrivacyError: when clients would send their residuals beside noise that a paper prints for rounds alone.
     """
-    if study.privacy.epsilon is None:
-        return
-    if study.model.residuals == "mixture" and study.model.residual_share > 0:
-        what = "[model] residuals = 'mixture' takes a histogram of every client's residuals, which the budget does not"
+    if _printed(study) and _shared(study):
+        name = study.privacy.mechanism
+        what = f"[model] residuals = 'mixture' takes a histogram of every client's residuals, which {name} does not"
         raise PrivacyError(f"{what} pay for", hint="model.residual_share = 0 learns from each client's own rows alone")
 
 
@@ -104,22 +109,34 @@ def check_method(study: Study) -> None:
         raise StudyError(what, hint="choose a Gaussian process, such as pac-pfl")
 
 
-def learn(study: Study, method: AnyMethod, state: FederationState, existing: ScaledGroup) -> ErrorShape:
+def learn(
+    study: Study,
+    method: AnyMethod,
+    state: FederationState,
+    existing: ScaledGroup,
+    private: PrivateAggregator | None = None,
+) -> ErrorShape:
     """Collect the residuals of a federation after its last round, one message of each client.
+
+    In a private run that is one release, of fewer bins (`posteriors.private_residuals`): a client's message is shares
+    of its rows, |v|_1 <= 1 and |v|_2 <= 1, so that without the client the sum moves by at most 1.
 
     Args:
         study: its [model] says whether.
         method: the algorithm.
         state: after the last round.
         existing: clients that took part.
+        private: pays for the release of a private run; nothing is collected in one without.
 
     Returns:
         The shape of errors, for these and for new clients.
 
     Raises:
         StudyError: when the method's posteriors have no leave-one-out residuals.
+        PrivacyError: when the budget does not allow it.
     """
-    if not _sends(study):
+    outside = None if private is None else private.outside
+    if not sends(study) or (outside is None and study.privacy.epsilon is not None):
         return _shape(study, None)
 
     def message(index: Tensor, posterior: Posterior) -> Tensor:
@@ -129,13 +146,32 @@ def learn(study: Study, method: AnyMethod, state: FederationState, existing: Sca
     result = existing.train.x.new_zeros(existing.train.clients, BINS, dtype=torch.float64)
     for index, histograms in sent:
         result[index] = histograms
-    return _shape(study, pooled(result))
+    if outside is None:
+        return _shape(study, pooled(result))
+    released = outside.mean(_MESSAGE, private_residuals.coarse(result), private_residuals.LONGEST, state.round)
+    return _shape(study, private_residuals.fine(released, outside.noise_std(_MESSAGE, private_residuals.LONGEST)))
 
 
-def _sends(study: Study) -> bool:
-    """Whether clients send their residuals; those of a private run never do."""
-    shape = study.model.residuals == "mixture" and study.model.residual_share > 0
-    return study.privacy.epsilon is None and (shape or study.report.intervals == "conformal")
+def sends(study: Study) -> bool:
+    """Whether clients send their residuals.
+
+    Args:
+        study: any.
+
+    Returns:
+        True where they do, of a private run as one release.
+    """
+    return _shared(study) or (study.report.intervals == "conformal" and not _printed(study))
+
+
+def _shared(study: Study) -> bool:
+    """Whether the shape of a client's errors is partly that of others."""
+    return study.model.residuals == "mixture" and study.model.residual_share > 0
+
+
+def _printed(study: Study) -> bool:
+    """Whether a run adds noise that a paper prints, for its rounds and nothing else."""
+    return study.privacy.epsilon is not None and kinds.MECHANISMS[study.privacy.mechanism].claim is not None
 
 
 def _shape(study: Study, others: Tensor | None) -> ErrorShape:
@@ -156,8 +192,9 @@ def labels(study: Study) -> JsonTable:
     result: JsonTable = {}
     if study.model.residuals == "mixture":
         share = study.model.residual_share
-        what = f"three normals by leave-one-out residuals, {share:g} of them the federation's; means are the model's"
-        result["residuals"] = what
+        noisy = ", a noisy release" if study.privacy.epsilon is not None and sends(study) else ""
+        what = f"three normals by leave-one-out residuals, {share:g} of them the federation's{noisy}"
+        result["residuals"] = f"{what}; means are the model's"
     if study.report.intervals == "conformal":
         kind, least = ("jackknife+", "90 %")
         if study.report.interval_blocks is not None:
@@ -219,7 +256,7 @@ def read(study: Study, folder: Path) -> tuple[ErrorShape, int]:
         others = None if saved["others"] is None else torch.tensor(saved["others"], dtype=torch.float64)
         if others is not None and (others.shape != (BINS,) or not bool((others >= 0).all()) or not float(others.sum())):
             raise ValueError("it holds no histogram")
-        if (others is None) == _sends(study):
+        if (others is None) == sends(study) and (others is not None or study.privacy.epsilon is None):
             raise ValueError("it is of another study")
         return _shape(study, others), round
     except FileNotFoundError:
@@ -229,9 +266,16 @@ def read(study: Study, folder: Path) -> tuple[ErrorShape, int]:
 
 
 def recall(
-    study: Study, folder: Path | None, method: AnyMethod, state: FederationState, existing: ScaledGroup
+    study: Study,
+    folder: Path | None,
+    method: AnyMethod,
+    state: FederationState,
+    existing: ScaledGroup,
+    private: PrivateAggregator | None = None,
 ) -> ErrorShape:
     """Give the shape of errors of a saved run, learned again where its last round is not the one that was saved.
+
+    A private run releases it once, and keeps it whatever rounds follow. Where its budget is spent it has none.
 
     Args:
         study: of the run.
@@ -239,6 +283,7 @@ def recall(
         method: the algorithm.
         state: that was saved.
         existing: its clients.
+        private: as `learn`.
 
     Returns:
         The shape of errors.
@@ -248,6 +293,13 @@ def recall(
     """
     if folder is not None and (folder / FILE).is_file():
         shape, round = read(study, folder)
-        if round == state.round or not shape.learned:
+        once = study.privacy.epsilon is not None and shape.others is not None
+        if round == state.round or once or not shape.learned:
             return shape
-    return learn(study, method, state, existing)
+    try:
+        return learn(study, method, state, existing, private)
+    except PrivacyError as error:
+        if error.cause != "budget spent":
+            raise
+        warnings.warn(f"errors have the shape of each client's own: {error}", stacklevel=caller_stacklevel())
+        return _shape(study, None)

@@ -26,7 +26,7 @@ from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling
-from pacbayes_fl.study.callbacks import Callback, EarlyStop
+from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate import classification, coverage, regression
@@ -175,28 +175,7 @@ def train(
     """
     privacy.check(study, folder)
     check_callbacks(callbacks)
-    return _trained(study, folder_of(folder), resume, on_round or _unheard, _Told(callbacks))
-
-
-class _Told:
-    """Callbacks, and which of them ended the run."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks, self.ended = callbacks, list[str]()
-
-    def on_start(self, past: Sequence[RoundRecord]) -> None:
-        for one in self._callbacks:
-            one.on_start(past)
-
-    def on_round(self, record: RoundRecord) -> bool:
-        """Tell all of them, also after one that ends the run."""
-        said = [one for one in self._callbacks if one.on_round(record) is True]
-        self.ended += [str(one) if isinstance(one, EarlyStop) else type(one).__name__ for one in said]
-        return bool(said)
-
-    def notes(self, last: int, rounds: int) -> JsonTable:
-        """Entries of `labels.json` on the end of the run."""
-        return {"ended": f"after round {last} of {rounds} by {', '.join(self.ended)}"} if self.ended else {}
+    return _trained(study, folder_of(folder), resume, on_round or _unheard, Told(callbacks))
 
 
 def _unheard(record: RoundRecord) -> None:
@@ -216,6 +195,13 @@ class _Federation(NamedTuple):
         """The rows that the training sees."""
         return self.groups["existing"].train
 
+    def errors(
+        self, state: FederationState, folder: Folder, aggregator: PrivateAggregator | None = None
+    ) -> residuals.ErrorShape:
+        """The shape of errors after the last round; a private run pays for it, and one that is opened does not."""
+        method, existing = federation_state.at_rates(self.method, state), self.groups["existing"]
+        return residuals.recall(self.settled.study, folder.path, method, state, existing, aggregator)
+
     def trained(self, state: FederationState, folder: Folder, **more: Any) -> Trained:
         """The state after the last round, at the final learning rates."""
         settled, method = self.settled, federation_state.at_rates(self.method, state)
@@ -229,7 +215,6 @@ class _Federation(NamedTuple):
             history=settled.history,
             folder=folder.path,
             fell_back=folder.fell_back,
-            errors=residuals.recall(settled.study, folder.path, method, state, self.groups["existing"]),
             **more,
         )
 
@@ -255,7 +240,7 @@ def _assembled(
     return _Federation(settled, method, groups, state)
 
 
-def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, callbacks: _Told) -> Trained:
+def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, callbacks: Told) -> Trained:
     study, notes = folder.recall(study, resume)
     begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
     study = begun.settled.study
@@ -267,11 +252,11 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     state = _rounds(begun, folder, aggregator, records, on_round, callbacks)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
+    errors = begun.errors(state, folder, aggregator)
+    residuals.keep(folder.path, errors, state.round)
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **_of_rates(state)}
-    notes |= callbacks.notes(state.round, study.plan.rounds)
-    result = begun.trained(state, folder, rounds=tuple(records), notes=notes | residuals.labels(study))
-    residuals.keep(folder.path, result.errors, state.round)
-    return result
+    notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study)
+    return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
 
 
 def _rounds(
@@ -280,7 +265,7 @@ def _rounds(
     aggregator: PrivateAggregator | None,
     records: list[RoundRecord],
     on_round: OnRound,
-    callbacks: _Told,
+    callbacks: Told,
 ) -> FederationState:
     """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
     study, clients, state = begun.settled.study, begun.clients, begun.state
@@ -447,4 +432,5 @@ def open_run(
     study, dataset, released = place.load()
     begun = _assembled(study, {}, dataset, place)
     spent = partial(privacy.replacement, study, place.path, released)
-    return begun.trained(begun.state, place, rounds=place.rounds(begun.state.round), replacement=spent)
+    errors, records = begun.errors(begun.state, place), place.rounds(begun.state.round)
+    return begun.trained(begun.state, place, rounds=records, replacement=spent, errors=errors)

@@ -98,6 +98,7 @@ def test_one_option_makes_a_run_private_and_its_labels_say_what_that_gives(finis
         "cohort": "all",
         "neighbours": "add-or-remove",
         "releases": ROUNDS,
+        "outside": {},
         "rounds": ROUNDS,
         "randomness": "system",
         "remarks": about["remarks"],

@@ -133,13 +133,64 @@ def test_certificates_are_those_of_the_posterior_itself(table: Path, tmp_path: P
     assert risks[0] == risks[1] and len(risks[0]) == 6
 
 
-def test_a_private_run_sends_no_residuals_and_may_learn_from_its_clients_own(table: Path, tmp_path: Path) -> None:
-    private = ("privacy.epsilon=50", "privacy.delta=0.01", "privacy.multiplier=1", "data.scale=client")
-    with pytest.raises(PrivacyError, match=r"residuals = 'mixture' takes a histogram .* budget does not pay for"):
-        run.run(on_csv(table, *MIXTURE, *private), tmp_path / "refused")
-    run.run(on_csv(table, *MIXTURE, *private, "model.residual_share=0"), tmp_path / "own")
+PRIVATE = ("privacy.epsilon=50", "privacy.delta=0.01", "data.scale=client")
+
+
+def test_a_private_run_releases_its_residuals_once_within_its_budget(table: Path, tmp_path: Path) -> None:
+    result = run.run(on_csv(table, *MIXTURE, *PRIVATE), tmp_path / "run")
+    said = result.labels["privacy"]
+    assert said["releases"] == 5 and said["outside"].keys() == {"residuals"} and 45 < said["epsilon"] <= 50 * (1 + 1e-9)
+    assert "4 rounds and outside of them, of residuals (noise of " in said["statement"]
+    assert "0.5 of them the federation's, a noisy release;" in str(result.labels["residuals"])
+    trained = run.open_run(tmp_path / "run")
+    others = trained.errors.others
+    assert others is not None and bool((others >= 0).all())
+    before = (tmp_path / "run" / residuals.FILE).read_bytes()
+    more = run.run(on_csv(table, *MIXTURE, *PRIVATE, "federation.rounds=5"), tmp_path / "run", resume=True)
+    assert json.loads(before)["others"] == json.loads((tmp_path / "run" / residuals.FILE).read_bytes())["others"]
+    assert more.labels["privacy"]["outside"] == said["outside"] and more.labels["privacy"]["epsilon"] <= 50 * (1 + 1e-9)
+    release.release(tmp_path / "run", tmp_path / "out")
+    out = release.open_release(tmp_path / "out").errors.others
+    assert out is not None and torch.equal(out, others)
+
+
+def test_shares_of_a_budget_that_rounds_would_take_are_left_to_residuals(table: Path, tmp_path: Path) -> None:
+    """With a multiplier of one's own rounds stop where what is left pays for the residuals, and for no more rounds."""
+    tight = (*MIXTURE, *PRIVATE, "privacy.multiplier=0.5", "federation.rounds=200")
+    with pytest.warns(UserWarning, match="the run ends before its last round"):
+        result = run.run(on_csv(table, *tight), tmp_path / "run")
+    said = result.labels["privacy"]
+    assert said["outside"].keys() == {"residuals"} and said["epsilon"] <= 50 * (1 + 1e-9)
+    assert said["rounds"] == said["releases"] - 1 < 200
+
+
+def test_a_kill_between_the_release_of_residuals_and_their_file_costs_nothing(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, folder = on_csv(table, *MIXTURE, *PRIVATE), tmp_path / "run"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(residuals, "keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(study, folder)
+    monkeypatch.undo()
+    assert run.open_run(folder).errors.others is None, "who opens it pays for nothing"
+    paid = (folder / "release_residuals.safetensors").read_bytes()
+    result = run.run(study, folder, resume=True)
+    assert result.labels["privacy"]["releases"] == 5
+    assert (folder / "release_residuals.safetensors").read_bytes() == paid
+    assert run.open_run(folder).errors.others is not None
+
+
+def test_a_private_run_may_learn_from_its_clients_own(table: Path, tmp_path: Path) -> None:
+    run.run(on_csv(table, *MIXTURE, *PRIVATE, "model.residual_share=0"), tmp_path / "own")
     assert json.loads((tmp_path / "own" / residuals.FILE).read_text())["others"] is None
     assert run.open_run(tmp_path / "own").errors.others is None
+    with pytest.raises(PrivacyError, match=r"residuals = 'mixture' takes .* paper_algorithm_3 does not pay for"):
+        run.run(on_csv(table, *MIXTURE, *PRIVATE, "privacy.mechanism=paper_algorithm_3"), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_study_that_leaves_the_shape_alone_keeps_no_file(table: Path, tmp_path: Path) -> None:
@@ -198,11 +249,14 @@ def test_conformal_intervals_are_those_of_tables_predictions_and_joining_clients
         assert torch.equal(one.lower, other.lower)
 
 
-def test_a_private_run_has_intervals_of_its_clients_own_rows(table: Path, tmp_path: Path) -> None:
-    private = ("privacy.epsilon=50", "privacy.delta=0.01", "privacy.multiplier=1", "data.scale=client")
-    run.run(on_csv(table, *private, "federation.rounds=1", "report.intervals=conformal"), tmp_path / "own")
+@pytest.mark.parametrize("mechanism", ["gaussian", "paper_algorithm_3"])
+def test_intervals_of_a_private_run_rest_on_a_release_or_on_own_rows(
+    table: Path, tmp_path: Path, mechanism: str
+) -> None:
+    sets = (*PRIVATE, "federation.rounds=1", "report.intervals=conformal", f"privacy.mechanism={mechanism}")
+    run.run(on_csv(table, *sets), tmp_path / "own")
     shape = run.open_run(tmp_path / "own").errors
-    assert shape.conformal and shape.others is None
+    assert shape.conformal and (shape.others is None) == (mechanism != "gaussian")
 
 
 def test_a_method_that_is_no_gaussian_process_has_no_conformal_intervals(table: Path) -> None:
