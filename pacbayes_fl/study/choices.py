@@ -171,6 +171,47 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     return {part: dict(values) for part, values in recipe.own_rows.items()}
 
 
+def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:
+    """Remember what a study has by default and would not have on rows of one's own.
+
+    Args:
+        recipe: of its method.
+        stated: everything that was given.
+        parts: of the study, by name.
+
+    Returns:
+        Values by part, of the options that `own_rows` of the recipe names and nobody has given.
+    """
+    result: JsonTable = {}
+    for part, values in recipe.own_rows.items():
+        holder = getattr(parts[part], "options", None) if part == "method" else parts[part]
+        result[part] = {name: getattr(holder, name) for name in values if name not in _table(stated, part)}
+    return result
+
+
+def with_own_defaults(study: Whole) -> Whole:
+    """Give a study whose rows a program has the defaults of a file of these rows.
+
+    Args:
+        study: as its table was resolved, for another source.
+
+    Returns:
+        The study, in which options that were neither given nor changed since have those defaults; itself where it is
+        private, or certificates by folds stand on all rows.
+    """
+    whole = cast(Any, study)
+    if whole.privacy.epsilon is not None or whole.report.certify.scheme == "folds":
+        return study
+    for part, values in study.recipe.own_rows.items():
+        options = part == "method"
+        holder = whole.method.options if options else getattr(whole, part)
+        known = _table(whole.unsaid, part)
+        changed = {n: value for n, value in values.items() if n in known and getattr(holder, n) == known[n]}
+        holder = replace(holder, **changed)
+        whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
+    return cast(Whole, whole)
+
+
 def _table(table: JsonMapping, name: str) -> Mapping[str, Any]:
     part = table.get(name)
     return part if isinstance(part, Mapping) else {}

@@ -7,7 +7,7 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import tables
@@ -17,12 +17,12 @@ from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import HeldOutChoice, Recipe
 from pacbayes_fl.methods.base import AnyMethod
-from pacbayes_fl.plugins.references import INSTANCE, read_again, reference
-from pacbayes_fl.plugins.references import anchored as of_folder
+from pacbayes_fl.plugins.references import INSTANCE, read_again
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import choices, models, sources
 from pacbayes_fl.study import instances as study_instances
+from pacbayes_fl.study.anchors import anchored, with_references
 from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
@@ -46,6 +46,7 @@ class Study:
         name: what tables and folders call it.
         seed: of every random draw of the run.
         instances: objects of a program that stand in for what the tables name; see `with_instances`.
+        unsaid: values that nobody has asked for, of options whose default is another on rows of one's own.
     """
 
     name: str = "study"
@@ -57,6 +58,7 @@ class Study:
     report: ReportPart = field(default_factory=ReportPart)
     privacy: PrivacyPart = field(default_factory=PrivacyPart)
     instances: Instances = field(default=NO_INSTANCES, repr=False, compare=False)
+    unsaid: JsonMapping = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def recipe(self) -> Recipe:
@@ -81,7 +83,8 @@ class Study:
             metrics: records `Metric`, scored beside all built-in ones.
 
         Returns:
-            The study, in which they are called "instance:" and their class.
+            The study, in which they are called "instance:" and their class; with data of one's own what it did not say
+            has the same defaults as with a file of these rows.
 
         Raises:
             StudyError: when an object is of another kind, or the model is not of the kind that the method learns.
@@ -102,11 +105,13 @@ class Study:
             raise StudyError(what, hint="give a FunctionModel of functions, a WeightModel of weights")
         if given.method is not None or given.model is not None:
             changes["model"] = InstanceModel.of(given.model_kind, self.model)
+        own = given.data is not None and given.method is None and given.model is None
+        study = choices.with_own_defaults(self) if own else self
         if given.data is not None:
-            changes["data"] = replace(self.data, source=study_instances.DATA, options={}, follow_seed=False)
+            changes["data"] = replace(study.data, source=study_instances.DATA, options={}, follow_seed=False)
         if given.metrics:
             changes["report"] = replace(self.report, metrics=(*self.report.metrics, *given.metrics_by_name))
-        return replace(self, **changes)
+        return replace(study, **changes)
 
     def metric(self, name: str) -> Metric:
         """Look up a metric of [report] metrics.
@@ -169,7 +174,7 @@ class Study:
     @classmethod
     def _resolved(cls, table: JsonMapping, where: str, sets: Sequence[str], instances: Instances) -> Study:
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
-        table = _with_references(table, Path.cwd())
+        table = with_references(table, Path.cwd())
         full = settings.merge(table, given)
         tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
         valid = ("name", "seed", *tables)
@@ -218,8 +223,10 @@ class Study:
         seed = full.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
-        parts["instances"] = instances
-        return cls(_name(full.get("name", where), where), seed, data, method=method, **parts)
+        parts |= {"instances": instances, "data": data, "method": method}
+        if preset == "recommended" and not given_model:
+            parts["unsaid"] = choices.unsaid(recipe, stated, parts)
+        return cls(_name(full.get("name", where), where), seed, **parts)
 
     @classmethod
     def from_toml(cls, path: Path | str, sets: Sequence[str] = ()) -> Study:
@@ -242,7 +249,7 @@ class Study:
 
         The epsilon of a simulation, which is nobody's privacy, has a name that says so.
         """
-        parts = [one.name for one in fields(self) if one.name != "instances"]
+        parts = [one.name for one in fields(self) if one.name not in ("instances", "unsaid")]
         table: JsonTable = {part: settings.plain(getattr(self, part)) for part in parts}
         table["method"] = {"name": self.method.name, "preset": self.method.preset} | settings.as_table(
             self.method.options
@@ -319,7 +326,7 @@ def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, Json
     given: JsonTable = {}
     for assignment in sets:
         settings.override(given, assignment)
-    given = _with_references(_anchored(given, Path.cwd()), Path.cwd())
+    given = with_references(anchored(given, Path.cwd()), Path.cwd())
     for part, key, default in (("method", "name", "pac-pfl"), ("data", "source", DataPart.source)):
         before, after = table.get(part, {}), given.get(part, {})
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -393,55 +400,4 @@ def read_table(path: Path | str) -> tuple[JsonTable, str]:
             raise StudyError(f"{file.name} is empty", hint="`list studies` names examples")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{file.name} is not TOML: {error}") from error
-    return {"name": file.stem} | _with_references(_anchored(table, file.parent), file.parent), file.name
-
-
-_REFERENCES: Final = (
-    *(("method", key) for key in ("name", "family", "own_hyper_prior")),
-    *(("model", "kind"), ("report", "metrics"), ("privacy", "mechanism")),
-)
-"""Keys whose values can lead to a user's own object."""
-
-
-def _with_references(table: JsonMapping, folder: Path) -> JsonTable:
-    """Make paths of users' own objects absolute: in a file they count from its folder, on a command line from here."""
-
-    def whole(value: object) -> Any:
-        if isinstance(value, list | tuple):
-            return [whole(each) for each in value]
-        return of_folder(value, folder) if isinstance(value, str) else value
-
-    result = dict(table)
-    for part, key in _REFERENCES:
-        inner = result.get(part)
-        if isinstance(inner, Mapping) and key in inner:
-            result[part] = {**inner, key: whole(inner[key])}
-    own = result.get("methods")
-    if isinstance(own, Mapping):
-        result["methods"] = {
-            whole(name): _with_references(part, folder) if isinstance(part, Mapping) else part
-            for name, part in own.items()
-        }
-    return result
-
-
-def _anchored(table: JsonTable, folder: Path) -> JsonTable:
-    """Make relative paths of data files absolute: in a file they count from its folder, on a command line from here."""
-
-    def anchored(key: str, value: Any) -> Any:
-        if key in ("source", "partition") and reference(value) is not None:
-            return of_folder(value, folder)
-        if isinstance(value, str) and "\0" in value:
-            raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
-        if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
-            return value
-        is_path = key == "root" or (key in ("source", "weather") and Path(value).suffix)  # a folder may have no suffix
-        return str((folder / value).resolve()) if is_path else value
-
-    data = table.get("data")
-    if not isinstance(data, dict):
-        return table
-    data = {key: anchored(key, value) if key == "source" else value for key, value in data.items()}
-    if isinstance(data.get("options"), dict):
-        data["options"] = {key: anchored(key, value) for key, value in data["options"].items()}
-    return table | {"data": data}
+    return {"name": file.stem} | with_references(anchored(table, file.parent), file.parent), file.name

@@ -70,6 +70,7 @@ def test_numbers_have_the_ranges_that_they_always_had() -> None:
         "[privacy] delta": "at least 0 and below 1",
         "[privacy] clip": "positive and finite",
         "[privacy] multiplier": "positive and finite",
+        "[privacy] side_share": "above 0 and at most 0.3",
     }
 
 

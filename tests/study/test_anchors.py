@@ -1,0 +1,44 @@
+"""Paths in a study's table count from where it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.study.anchors import anchored, with_references
+
+HOME = Path("/of/study")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("rows.csv", "/of/study/rows.csv"),
+        ("../rows.csv", "/of/rows.csv"),
+        ("/rows.csv", "/rows.csv"),
+        ("$HOME/rows.csv", "$HOME/rows.csv"),
+        ("polynomial", "polynomial"),
+        ("mine.py:Source", "/of/study/mine.py:Source"),
+    ],
+)
+def test_a_source_counts_from_the_study_s_folder(source: str, expected: str) -> None:
+    assert anchored({"data": {"source": source}}, HOME)["data"]["source"] == expected
+
+
+def test_other_tables_and_values_stay() -> None:
+    table: dict[str, Any] = {"data": {"target": "a.b", "options": {"root": "images", "seed": 3}}, "seed": 1}
+    result = anchored(table, HOME)
+    assert result == {"data": {"target": "a.b", "options": {"root": "/of/study/images", "seed": 3}}, "seed": 1}
+    assert anchored({"data": 3}, HOME) == {"data": 3}
+    with pytest.raises(StudyError, match="must hold no NUL"):
+        anchored({"data": {"source": "a\0.csv"}}, HOME)
+
+
+def test_objects_count_likewise_also_of_methods_of_their_own() -> None:
+    table = {"method": {"name": "mine.py:Mine"}, "methods": {"mine.py:Mine": {"report": {"metrics": ["m.py:M", "x"]}}}}
+    result = with_references(table, HOME)
+    assert result["method"] == {"name": "/of/study/mine.py:Mine"}
+    assert result["methods"] == {"/of/study/mine.py:Mine": {"report": {"metrics": ["/of/study/m.py:M", "x"]}}}
