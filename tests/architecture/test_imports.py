@@ -17,7 +17,7 @@ from tests.architecture.source import ROOT, complain, dotted, imported, local_na
 # import each other, and the modules of one room may.
 STUDY = (  # the stages of a study, from its file to what is read from its runs
     (
-        *("study.plugins", "study.identity", "study.instances", "study.listing"),
+        *("study.plugins", "study.anchors", "study.identity", "study.instances", "study.listing"),
         *("study.gp_model", "study.models", "study.parts", "study.file"),
         *("study.sources", "study.schema", "study.choices"),
     ),
