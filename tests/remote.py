@@ -1,13 +1,19 @@
-"""A round over a network by hand: what the server sends, and what every client replies."""
+"""A round over a network by hand, and federations over one in memory: what the server sends, and what clients reply."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import federation_state, messages, remote_client, wire
+from pacbayes_fl.federation.messages import Refused, Reply, Request
+from pacbayes_fl.federation.node import InMemory, Node
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.remote_player import RemotePlayer, roster
+from pacbayes_fl.federation.transport import Loopback
 from pacbayes_fl.methods import METHODS
 from tests.laws.cases import federation, from_recipe
 
@@ -34,3 +40,35 @@ REQUEST = ROUND.request(NAMES[0])
 REPLIES = {
     name: remote_client.handle_train(METHOD, ROUND.request(name), None, one(k))[0] for k, name in enumerate(NAMES)
 }
+
+Altered = Callable[[str, int, Reply | Refused], Reply | Refused | None]
+
+
+class Unreliable(Loopback):
+    """Alters what clients answer by name and round, or loses it; counts what was asked."""
+
+    def __init__(self, nodes: list[Node], altered: Altered = lambda name, t, reply: reply) -> None:
+        super().__init__(nodes)
+        self.altered, self.asked = altered, list[tuple[int, str]]()
+
+    def exchange(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Reply | Refused]]:
+        self.asked += [(request.config["round"], name) for name, request in requests.items()]
+        for name, reply in super().exchange(requests):
+            if (answer := self.altered(name, requests[name].config["round"], reply)) is not None:
+                yield name, answer
+
+
+def network(method: Any, batch: ClientBatch, altered: Altered = lambda name, t, reply: reply) -> Unreliable:
+    """Put every client on a node of its own."""
+    nodes = [Node(method, batch.select(torch.tensor([k])), InMemory()) for k in range(batch.clients)]
+    for node in nodes:
+        node.join("run", 0)
+    return Unreliable(nodes, altered)
+
+
+def player(
+    method: Any, batch: ClientBatch, plan: FederationPlan, reached: Loopback | None = None, aggregator: Any = None
+) -> RemotePlayer:
+    reached = network(method, batch) if reached is None else reached
+    clients = {name: rows for node in reached.nodes for name, rows in node.clients.items()}
+    return RemotePlayer(method, roster(clients, batch), plan, aggregator, reached, "run")

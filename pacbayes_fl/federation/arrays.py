@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.federation.frames import STYPE, Array
 from pacbayes_fl.files import JsonMapping
 
 DTYPES = MappingProxyType(
@@ -21,47 +21,8 @@ DTYPES = MappingProxyType(
 )
 """What may travel; always little-endian."""
 
-STYPE = "numpy.ndarray"
-"""Name of the form of `Array.data`: a file of NumPy's format 1.0, in C order."""
-
 _HEADER = 512
 _SHOWN = 80
-
-
-class Serialised(Protocol):
-    """A tensor in bytes. Flower's `Array`, the value type of its `ArrayRecord`, is one."""
-
-    @property
-    def dtype(self) -> str:
-        """Name of a dtype in `DTYPES`."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """Sizes of the dimensions."""
-
-    @property
-    def stype(self) -> str:
-        """How `data` is to be read; see `STYPE`."""
-
-    @property
-    def data(self) -> bytes:
-        """The content."""
-
-
-class Array(NamedTuple):
-    """A `Serialised` of our own: the fields of Flower's `Array` in its order, so that `flwr.app.Array(*array)` is one.
-
-    Args:
-        dtype: name of a dtype in `DTYPES`.
-        shape: sizes of the dimensions.
-        stype: `STYPE`.
-        data: header and numbers.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    stype: str
-    data: bytes
 
 
 def shown(value: object) -> str:

@@ -18,6 +18,7 @@ from pacbayes_fl.federation.guard import (
     listed,
 )
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.player import Player
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.federation.undo import DivergenceGuard
@@ -82,9 +83,25 @@ def rounds(
         PrivacyError: when the budget does not allow another round.
     """
     player = RoundPlayer(method, prepared(method, batch), plan, aggregator)
+    yield from play(player, start(method, player.batch, plan) if state is None else state)
+
+
+def play(player: Player, state: FederationState) -> Iterator[tuple[RoundRecord, FederationState]]:
+    """Run the rounds that are left, wherever the clients are; see `rounds`.
+
+    Args:
+        player: plays one round.
+        state: where to go on.
+
+    Yields:
+        After each round its record and the state to go on from.
+
+    Raises:
+        StudyError, ClientError, NumericalError, PrivacyError: as `check` and `rounds`.
+    """
+    method, plan, aggregator = player.method, player.plan, player.aggregator
     guard = DivergenceGuard(player)
-    state = start(method, player.batch, plan) if state is None else state
-    check(method, batch, plan, state)
+    check(method, player.batch, plan, state)
     if aggregator is not None:
         halved = max(state.watch.halved, aggregator.halved(state.round + 1))
         state = state._replace(watch=state.watch._replace(halved=halved))
@@ -107,7 +124,8 @@ def rounds(
             _judge(plan, t, outcome)
             values = {**outcome.values, "seconds": time.perf_counter() - begun}
             _warn(method, plan, t, values, state.watch, outcome.dropped, said)
-            record = RoundRecord(t, len(outcome.present), outcome.dropped, values, steps=state.watch.steps)
+            steps, reasons = state.watch.steps, outcome.reasons
+            record = RoundRecord(t, len(outcome.present), outcome.dropped, values, steps=steps, reasons=reasons)
         yield replace(record, undone=tuple(undone), rates=0.5**state.watch.halved), state
 
 
@@ -117,7 +135,7 @@ def _judge(plan: FederationPlan, t: int, outcome: Outcome) -> None:
     one = dropped[0] if len(dropped) == 1 else None
     if dropped and plan.on_bad_client == "stop":
         raise NumericalError(
-            "its update is not finite, or not weighed by its rows"
+            outcome.reasons.get(one, "its update is not finite, or not weighed by its rows")
             if one
             else f"updates that cannot count came from {listed(dropped)}",
             client=one,
@@ -127,7 +145,8 @@ def _judge(plan: FederationPlan, t: int, outcome: Outcome) -> None:
     if present < plan.min_clients:
         raise ClientError(
             f"{present} of {len(outcome.heard)} clients gave a finite update, {plan.min_clients} are needed"
-            + ("" if one else f"; not so {listed(dropped)}"),
+            + ("" if one else f"; not so {listed(dropped)}")
+            + "".join(f"; {name}: {outcome.reasons[name]}" for name in dropped[:3] if name in outcome.reasons),
             round=t,
             client=one,
             hint="nothing was changed; the last round's state holds",

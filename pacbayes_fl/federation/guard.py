@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pacbayes_fl.federation.watch import summary
@@ -34,6 +35,7 @@ class Outcome(NamedTuple):
         finite: whether the server's state is.
         values: numbers that the method reports.
         size: root mean square of the server's parameters; 0 where it has none.
+        reasons: why somebody was left out, by name, where that is known.
     """
 
     heard: tuple[str, ...]
@@ -43,6 +45,7 @@ class Outcome(NamedTuple):
     finite: bool
     values: Mapping[str, float]
     size: float
+    reasons: Mapping[str, str] = MappingProxyType({})
 
     @property
     def present(self) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DeployError, ShapeError
-from pacbayes_fl.federation import arrays
-from pacbayes_fl.federation.arrays import Serialised, shown
+from pacbayes_fl.federation import arrays, frames
+from pacbayes_fl.federation.arrays import shown
+from pacbayes_fl.federation.frames import Serialised
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.tensors import AnyTree
@@ -24,7 +25,7 @@ SLACK = 1.1
 """A request or reply may take so many times the bytes of one that is as expected."""
 
 REPLY = (("run", str), ("round", int), ("client", str), ("parameters", str))
-REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str))
+REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str), ("keep", bool))
 
 
 class Request(NamedTuple):
@@ -32,7 +33,8 @@ class Request(NamedTuple):
 
     Args:
         config: run, round, client, parameters (hash of `arrays`), method (see `signature`), rates (what is left of its
-            learning rates after rounds that were undone), seed and noise; other keys are not looked at.
+            learning rates after rounds that were undone), seed, noise and keep (False where the server only tries a
+            round, and the client goes on from the state that it has); other keys are not looked at.
         arrays: the broadcast message, by flat name.
     """
 
@@ -50,6 +52,16 @@ class Reply(NamedTuple):
 
     config: JsonMapping
     arrays: Mapping[str, Serialised | Tensor]
+
+
+class Refused(NamedTuple):
+    """Instead of a reply: why a client gives none.
+
+    Args:
+        reason: in words.
+    """
+
+    reason: str
 
 
 class Kept(NamedTuple):
@@ -89,6 +101,42 @@ def members(batch: ClientBatch) -> dict[str, Member]:
     """
     rows = map(int, batch.size.tolist())
     return {name: Member(i, m) for name, i, m in zip(batch.names, batch.ids, rows, strict=True)}
+
+
+def to_bytes(message: Request | Reply | Refused) -> bytes:
+    """Write a message in one piece; `frames.decode` reads it.
+
+    Args:
+        message: whose arrays are in bytes.
+
+    Returns:
+        Its frame.
+
+    Raises:
+        DeployError: when they are tensors.
+    """
+    if isinstance(message, Refused):
+        return frames.encode({"refused": message.reason}, {})
+    read = {name: one for name, one in message.arrays.items() if not isinstance(one, Tensor)}
+    if len(read) < len(message.arrays):
+        raise DeployError("a message's arrays must be in bytes, got tensors", hint="arrays.pack")
+    return frames.encode(message.config, read)
+
+
+def answer_from_bytes(data: bytes) -> Reply | Refused:
+    """Read what a client has answered.
+
+    Args:
+        data: as received.
+
+    Returns:
+        The reply, or why there is none.
+
+    Raises:
+        DeployError: when it is no message.
+    """
+    config, sent = frames.decode(data)
+    return Refused(str(config["refused"])) if "refused" in config else Reply(config, sent)
 
 
 def flatten(tree: AnyTree) -> Flat:

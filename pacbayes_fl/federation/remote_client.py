@@ -30,7 +30,12 @@ from pacbayes_fl.noise import Engine, Noise
 
 
 def handle_train(
-    method: AnyMethod, request: Request, kept: Kept | None, batch: ClientBatch, run: str | None = None
+    method: AnyMethod,
+    request: Request,
+    kept: Kept | None,
+    batch: ClientBatch,
+    run: str | None = None,
+    from_start: bool = False,
 ) -> tuple[Reply, Kept]:
     """Answer a training request: the remote half of `engine.rounds`, for one client.
 
@@ -40,6 +45,8 @@ def handle_train(
         kept: as returned by the last call; None for a new client.
         batch: the client's rows, K = 1.
         run: the run that it has joined; that of `kept`, or of its first request, when None.
+        from_start: whether a new client begins with the parameters with which the federation began, as one does that
+            was there from the start, and not with those of the request.
 
     Returns:
         The reply, and the new state.
@@ -64,7 +71,11 @@ def handle_train(
         what = "the parameters that came are not those that the request names by their hash"
         raise DeployError(what, client=name, round=number, cause="message", hint="send the request again")
     down = tensors.tree_map(lambda leaf: leaf.to(device), message)
-    state = fresh = method.init_clients(down, batch)
+    first = down
+    if from_start and number > 1:
+        first = method.broadcast(method.init_server(torch.Generator().manual_seed(config["seed"])))
+        first = tensors.tree_map(lambda leaf: leaf.to(device), first)
+    state = fresh = method.init_clients(first, batch)
     if kept is not None:
         state = tensors.tree_map(lambda leaf: leaf.to(device), tensors.unleaves(fresh, kept.state))
         if any(is_astray(leaf) for leaf in kept.state.values()):

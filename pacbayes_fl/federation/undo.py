@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import NumericalError, PrivacyError, caller_stacklevel
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.guard import (
@@ -25,11 +23,8 @@ from pacbayes_fl.federation.guard import (
     outlier,
     overlong,
 )
-from pacbayes_fl.federation.kept import Kept
-from pacbayes_fl.federation.round import Played, RoundPlayer, parameter_size
-from pacbayes_fl.methods.base import AnyMethod, slowed
-from pacbayes_fl.noise import Noise
-from pacbayes_fl.tensors import AnyTree
+from pacbayes_fl.federation.player import Played, Player, parameter_size
+from pacbayes_fl.methods.base import slowed
 
 _HALVINGS = 3
 _FRACTIONS = ("all", "a half", "a quarter", "an eighth")
@@ -57,7 +52,7 @@ class DivergenceGuard:
         player: plays the rounds.
     """
 
-    def __init__(self, player: RoundPlayer) -> None:
+    def __init__(self, player: Player) -> None:
         """Store the object that plays the rounds."""
         self._player = player
         self._steps = slowed(player.method, 0.5) is not player.method  # without a rate, what is finite has not diverged
@@ -129,11 +124,10 @@ class DivergenceGuard:
         origins = [start(self._player.method, self._player.batch, self._player.plan)]
         if float(parameter_size(self._player.method, state.server)) <= STANDS_OUT * max(1.0, self._at_start().size):
             origins.append(state)
-        slow = [slowed(self._player.method, factor) for factor in _SMALLER]
-        return any(all(self._stands_out(origin, method, whose) for method in slow) for origin in origins)
+        return any(all(self._stands_out(origin, rates, whose) for rates in _SMALLER) for origin in origins)
 
-    def _stands_out(self, state: FederationState, method: AnyMethod, whose: str) -> bool:
-        norms = self._player.play(state, method=method).outcome.norms
+    def _stands_out(self, state: FederationState, rates: float, whose: str) -> bool:
+        norms = self._player.play(state, trial_rates=rates).outcome.norms
         result = outlier(norms)
         return not any(norms.values()) or (result is not None and result.whose == whose)
 
@@ -149,16 +143,9 @@ class DivergenceGuard:
         player, name, fits = self._player, self._player.method.objective, dict[str, float]()
         if player.aggregator is not None or name is None:
             return fits
-        method, kept = slowed(player.method, _ALMOST_NONE), Kept.of(fresh.kept, player.batch.clients)
-        message = method.broadcast(fresh.server)
-
-        def work(positions: Sequence[int], rows: ClientBatch) -> AnyTree:
-            noise = Noise(player.plan.seed, 1, rows.ids, rows.x.device, player.plan.noise)
-            return method.client(message, kept.select(positions), rows, noise)[0]
-
-        calls = player.calls(player.parts(list(range(player.batch.clients))))
-        for positions, rows, update in chain.from_iterable(player.splitter.calls(*call, work) for call in calls):
-            each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(positions))]
+        method = slowed(player.method, _ALMOST_NONE)
+        for names, update in player.updates(fresh, _ALMOST_NONE):
+            each = [tensors.tree_map(lambda leaf, k=k: leaf[k : k + 1], update) for k in range(len(names))]
             result = [method.report(fresh.server, method.reduce(one))[name].double() for one in each]
-            fits |= dict(zip(rows.names, torch.stack(result).tolist(), strict=True))
+            fits |= dict(zip(names, torch.stack(result).tolist(), strict=True))
         return fits

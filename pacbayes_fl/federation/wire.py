@@ -1,28 +1,29 @@
 """The server's half of a round over a network. No transport is imported here.
 
-The server opens a round, sends every client that is asked its request, collects what comes back and closes the round; a
-client answers by `remote_client.handle_train`. Requests and replies are plain values beside arrays in bytes
+The server opens a round, sends every client that is asked its request and collects what comes back (`remote_player`
+does); a client answers by `remote_client.handle_train`. Requests and replies are plain values beside arrays in bytes
 (`federation.arrays`), as Flower's `ConfigRecord` and `ArrayRecord` carry them. The transport says who has sent a reply:
 what the reply says of itself is compared with it, and counts for nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import ClientError, DataError, DeployError, NumericalError, PacBayesFLError
+from pacbayes_fl.errors import DataError, DeployError, PacBayesFLError
 from pacbayes_fl.federation import arrays
-from pacbayes_fl.federation.arrays import Array, shown
+from pacbayes_fl.federation.arrays import shown
+from pacbayes_fl.federation.frames import Array
 from pacbayes_fl.federation.messages import (
     REPLY,
     Member,
+    Refused,
     Reply,
     Request,
     byte_budget,
@@ -31,15 +32,12 @@ from pacbayes_fl.federation.messages import (
     signature,
 )
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.federation.reduction import RobustAccumulator
-from pacbayes_fl.federation.watch import summary
 from pacbayes_fl.methods.base import AnyMethod, slowed
 from pacbayes_fl.noise import Noise
-from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.tensors import AnyTree
 
 _STRANGERS = 16
+_WORDS = 200  # characters of a reason that a client gives
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class Round:
         number: of the round, from 1.
         method: the algorithm.
         plan: how the federation runs.
-        server: state before the round.
         members: all clients of the federation, by name.
         asked: names of the clients in the round.
         expected: an update of the right structure for one client, leaves [1, *].
@@ -59,15 +56,13 @@ class Round:
         parameters: its hash.
         signature: of the method as it was before any round was undone.
         rates: factor of the learning rates.
-        aggregator: makes the round private, if it is: the mean is over a public number of clients,
-            and the record does not depend on the replies.
+        keep: False where the round is only tried: clients go on from the states that they have.
     """
 
     run: str
     number: int
     method: AnyMethod
     plan: FederationPlan
-    server: AnyTree
     members: Mapping[str, Member]
     asked: tuple[str, ...]
     expected: AnyTree
@@ -75,7 +70,7 @@ class Round:
     parameters: str
     signature: str
     rates: float = 1.0
-    aggregator: PrivateAggregator | None = None
+    keep: bool = True
 
     def request(self, client: str) -> Request:
         """Write a client's request.
@@ -93,6 +88,7 @@ class Round:
             raise DeployError("it is not asked in this round", client=client, round=self.number)
         config = {"run": self.run, "round": self.number, "client": client, "parameters": self.parameters}
         config |= {"method": self.signature, "rates": self.rates, "seed": self.plan.seed, "noise": self.plan.noise}
+        config["keep"] = self.keep
         return Request(config, self.message)
 
     @property
@@ -110,8 +106,8 @@ def open_round(
     clients: Mapping[str, Member],
     expected: AnyTree,
     asked: Iterable[str] | None = None,
-    aggregator: PrivateAggregator | None = None,
     rates: float = 1.0,
+    keep: bool = True,
 ) -> Round:
     """Open a round: serialise and hash the message once for all clients.
 
@@ -124,8 +120,8 @@ def open_round(
         clients: all clients of the federation, by name, in the order in which updates are joined.
         expected: an update of the right structure for one client, leaves [1, *]; see `expected_update`.
         asked: names of the cohort; all when None.
-        aggregator: makes the round private and draws its clients (`PrivateAggregator.draw`).
         rates: factor of the method's learning rates, 1 until a round is undone.
+        keep: False where the round is only tried.
 
     Returns:
         The round.
@@ -139,7 +135,7 @@ def open_round(
     message = method.broadcast(server)
     header = arrays.pack(message), arrays.digest(message), signature(method)
     slower = method if rates == 1 else slowed(method, rates)
-    return Round(run, number, slower, plan, server, clients, names, expected, *header, rates, aggregator)
+    return Round(run, number, slower, plan, clients, names, expected, *header, rates, keep)
 
 
 def expected_update(method: AnyMethod, server: AnyTree, like: ClientBatch) -> AnyTree:
@@ -165,14 +161,16 @@ class Collected(NamedTuple):
         update: of the clients that count, leaves [K, *], in the order of the federation; K = 0 when there is none.
         present: their names.
         reasons: why a reply was rejected or is missing, by client.
+        came: whether a client that was asked has sent a reply of any kind.
     """
 
     update: AnyTree
     present: tuple[str, ...]
     reasons: Mapping[str, str]
+    came: bool
 
 
-def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
+def collect(opened: Round, replies: Iterable[tuple[str, Reply | Refused]]) -> Collected:
     """Check replies one by one; invalid ones are rejected by name and do not affect the others.
 
     A client counts once, by its first reply that fits, and by the rows with which it was registered.
@@ -183,19 +181,16 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
 
     Returns:
         The valid updates, and the reasons of rejection of the others.
-
-    Raises:
-        ClientError: when fewer than `plan.min_clients` count; not in a private round, whose release is due.
-        NumericalError: when a client of the round has no valid update and `plan.on_bad_client` is "stop".
     """
     good: dict[str, tuple[str, AnyTree]] = {}
     reasons: dict[str, list[str]] = {}
-    strangers = 0
+    strangers, came = 0, False
     for sender, reply in replies:
         if not isinstance(sender, str) or sender not in opened.members:
             if (strangers := strangers + 1) <= _STRANGERS:
                 reasons.setdefault(shown(sender), []).append("not registered")
             continue
+        came = came or (sender in opened.asked and isinstance(reply, Reply))
         try:
             update = _judged(opened, sender, reply)
         except PacBayesFLError as error:
@@ -215,17 +210,18 @@ def collect(opened: Round, replies: Iterable[tuple[str, Reply]]) -> Collected:
             reasons.setdefault(name, ["no reply"])
     rejected = {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
     present = tuple(name for name in opened.members if name in good)
-    if opened.aggregator is None:
-        _enough(opened, present, rejected)
     nobody = tensors.tree_map(lambda leaf: leaf[:0], opened.expected)
     update = tensors.cat([nobody, *(good[name][1] for name in present)])
     known = [opened.members[name] for name in present]
     rows = torch.tensor([member.rows for member in known], dtype=torch.float64)
-    return Collected(opened.method.registered(update, rows, [member.id for member in known]), present, rejected)
+    update = opened.method.registered(update, rows, [member.id for member in known])
+    return Collected(update, present, rejected, came)
 
 
-def _judged(opened: Round, sender: str, reply: Reply) -> AnyTree:
+def _judged(opened: Round, sender: str, reply: Reply | Refused) -> AnyTree:
     """Check a reply: first its header, then its size, then its numbers."""
+    if isinstance(reply, Refused):
+        raise DeployError(f"it gives no update: {ascii(reply.reason[:_WORDS])[1:-1]}")
     config = read_config(reply, REPLY, "the reply")
     if config["client"] != sender:
         raise DeployError(f"a reply of client {shown(config['client'])} under another name")
@@ -241,59 +237,3 @@ def _judged(opened: Round, sender: str, reply: Reply) -> AnyTree:
     if not bool(opened.method.possible(update).all()):
         raise DataError("its update holds values that the method cannot give, such as a negative variance")
     return update
-
-
-def _enough(opened: Round, present: tuple[str, ...], reasons: Mapping[str, str]) -> None:
-    missing = [name for name in opened.asked if name not in present]
-    if missing and opened.plan.on_bad_client == "stop":
-        raise NumericalError(reasons[missing[0]], client=missing[0], round=opened.number)
-    if len(present) < opened.plan.min_clients:
-        why = "; ".join(f"{name}: {reasons[name]}" for name in missing[:3])
-        raise ClientError(
-            f"{len(present)} of {len(opened.asked)} clients gave an update that counts, {opened.plan.min_clients} are "
-            f"needed ({why})",
-            client=missing[0] if missing else None,
-            round=opened.number,
-            hint="nothing was changed; the last round's state holds",
-        )
-
-
-def close_round(opened: Round, collected: Collected, medians: Sequence[float] = ()) -> tuple[AnyTree, RoundRecord]:
-    """Make the server's step from the collected updates.
-
-    Args:
-        opened: the round.
-        collected: the result of `collect`.
-        medians: `steps.median` of the records before, oldest first, by which the plan's "clipped" bounds steps.
-
-    Returns:
-        The server's new state, and the record of the round.
-
-    Raises:
-        NumericalError: when the new state is not finite.
-        PrivacyError: when the budget does not allow the round.
-    """
-    method, t, aggregator = opened.method, opened.number, opened.aggregator
-    message, everybody = method.broadcast(opened.server), torch.ones(len(collected.present), dtype=torch.bool)
-    numbers: Mapping[str, Tensor] = {}
-    if aggregator is not None:
-        noisy_sum = aggregator.noisy_sum(method, message, t)
-        noisy_sum.add(collected.update, everybody)
-        joined = noisy_sum.release()
-    elif opened.plan.aggregate != "mean":
-        steps = RobustAccumulator(method, message, opened.plan, medians)
-        steps.add(collected.update, everybody)
-        joined, numbers = steps.release(), steps.numbers
-    else:
-        joined = collected.update
-    server = method.server(opened.server, joined, len(opened.members))
-    if not all(bool(leaf.isfinite().all()) for leaf in tensors.leaves(server).values()):
-        raise NumericalError("the server's state is not finite", round=t, hint="lower the learning rate")
-    values = {name: float(value) for name, value in {**method.report(server, joined), **numbers}.items()}
-    if aggregator is not None:
-        return server, aggregator.record(t, values)
-    norms = tensors.norm(method.client_deltas(message, collected.update))
-    lengths = {} if norms is None else dict(zip(collected.present, norms.tolist(), strict=True))
-    dropped = tuple(name for name in opened.asked if name not in collected.present)
-    record = RoundRecord(t, len(collected.present), dropped, values, steps=summary(lengths), reasons=collected.reasons)
-    return server, replace(record, rates=opened.rates)

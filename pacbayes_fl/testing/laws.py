@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.federation import engine, federation_state, messages, personalisation, remote_client, wire
+from pacbayes_fl.federation import engine, federation_state, messages, personalisation
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.messages import Kept
+from pacbayes_fl.federation.node import InMemory, Node
+from pacbayes_fl.federation.remote_player import RemotePlayer, roster
+from pacbayes_fl.federation.transport import Loopback
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.tensors import AnyTree
@@ -228,35 +229,28 @@ def remote(scene: Scene) -> None:
     """Check that rounds over a network, client by client, are those of one device bit by bit.
 
     Args:
-        scene: a federation after two rounds; three clients of it play two rounds from the start, smallest first, as the
-            engine does, so that sums have one order.
+        scene: a federation after two rounds; three clients of it, two of them in a round, play two rounds from the
+            start, smallest first, as the engine does, so that sums have one order.
     """
     s, three = scene, torch.arange(3)
     method, batch = s.method, s.batch.select(s.batch.size.argsort(stable=True)[:3])
-    plan = replace(s.plan, chunk=1)
-    start = federation_state.start(method, batch, plan)
-    server, likes = start.server, [tensors.select(start.clients, three[k : k + 1]) for k in range(3)]
-    members, expected = messages.members(batch), wire.expected_update(method, server, batch)
-    kept: list[Kept | None] = [None] * 3
-    for record, state in engine.rounds(method, batch, plan):
-        now = wire.open_round(method, server, plan, "run", record.round, members, expected, rates=record.rates)
-        replies = []
+    plan, memories = replace(s.plan, chunk=1, cohort=2), InMemory()
+    node = Node(method, batch, memories)
+    node.join("run", 0)
+    player = RemotePlayer(method, roster(node.clients, batch), plan, None, Loopback([node]), "run")
+    begun = federation_state.start(method, player.batch, plan)
+    rounds = engine.rounds(method, batch, plan), engine.play(player, begun)
+    first = federation_state.start(method, batch, plan).clients
+    for (record, state), (told, there) in zip(*rounds, strict=True):
+        _require(bits(there.server) == bits(state.server), "the server of rounds over a network is another")
         for k, name in enumerate(batch.names):
-            rows = batch.select(three[k : k + 1]).trim()
-            reply, kept[k] = remote_client.handle_train(method, now.request(name), kept[k], rows)
-            replies.append((name, reply))
-        server, said = wire.close_round(now, wire.collect(now, replies))
-        _require(not said.dropped, f"the server refused {said.reasons}")
-        _require(bits(server) == bits(state.server), "the server of rounds over a network is another")
-        own = [tensors.unleaves(like, one.state) for like, one in zip(likes, kept, strict=True) if one is not None]
-        _require(bits(tensors.cat(own)) == bits(state.clients), "what remote clients keep is something else")
-        _require((said.clients, said.rates) == (record.clients, record.rates), "other clients or rates have counted")
-        _require((said.steps is None) == (record.steps is None), "steps are known on one side alone")
-        if said.steps is not None and record.steps is not None:  # whose rows are summed alone or together
-            pairs = zip(said.steps[:2], record.steps[:2], strict=True)
-            _require(all(math.isclose(a, b, rel_tol=1e-12) for a, b in pairs), "steps have another length")
-            _require(said.steps.whose == record.steps.whose, "the longest step is another client's")
-        _require(dict(said.values).items() <= dict(record.values).items(), "the record of a round is another")
+            like, memory = tensors.select(first, three[k : k + 1]), memories.load(name)
+            kept = None if memory is None else memory.last
+            own = like if kept is None else tensors.unleaves(like, kept.state)
+            here = tensors.select(state.clients, three[k : k + 1])
+            _require(bits(own) == bits(here), "what remote clients keep is something else")
+        said, known = ({**one.values, "seconds": 0.0} for one in (told, record))
+        _require(replace(told, values=said) == replace(record, values=known), "the record of a round is another")
 
 
 def failure(scene: Scene) -> None:

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import NumericalError
-from pacbayes_fl.federation import arrays, federation_state, messages, private, remote_client, wire
+from pacbayes_fl.federation import arrays, engine, federation_state, messages, private, remote_client, wire
 from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.methods import METHODS
@@ -24,6 +23,7 @@ from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.rounds import append_round, read_rounds
 from tests.laws.cases import assert_close, bits, federation, from_recipe
 from tests.private import HUGE, Free
+from tests.remote import network, player
 
 METHOD = from_recipe(METHODS["pfedbayes"], 1)
 BATCH = federation(1)
@@ -137,8 +137,6 @@ def test_a_bad_reply_is_refused_by_name_and_the_others_count(reply: Any, text: s
     assert bits(result.update) == bits(REST.update)
     assert list(result.reasons) == [LIAR] and re.search(text, result.reasons[LIAR]), result.reasons
     assert len(result.reasons[LIAR]) < 400 and result.reasons[LIAR].isprintable()
-    _, record = wire.close_round(NINE, result)
-    assert record.dropped == (LIAR,) and record.reasons == result.reasons and record.clients == 4
 
 
 @pytest.mark.parametrize(("reply", "text"), BAD.values(), ids=BAD.keys())
@@ -182,18 +180,14 @@ def test_who_has_no_name_is_a_stranger() -> None:
 
 
 def test_who_is_absent_and_why_stands_in_the_line_of_the_round(tmp_path: Any) -> None:
-    some = opened(asked=NAMES[:4])
-    result = wire.collect(some, [(LIAR, answer(SEVEN, 1)), (NAMES[0], HONEST[NAMES[0]]), (NAMES[4], HONEST[NAMES[4]])])
-    _, record = wire.close_round(some, result)
+    late = answer(SEVEN, 1)
+    lost = network(METHOD, BATCH, lambda name, t, reply: {LIAR: late, OTHER: None}.get(name, reply))
+    remote = player(METHOD, BATCH, PLAN, lost)
+    record, _ = next(engine.play(remote, STATE))
     append_round(tmp_path, record)
     (read,) = read_rounds(tmp_path)
-    assert (read.clients, read.dropped) == (1, (LIAR, OTHER, NAMES[3]))
-    assert dict(read.reasons) == {
-        LIAR: "round 7 arrived in round 9",
-        NAMES[4]: "not asked in this round",
-        OTHER: "no reply",
-        NAMES[3]: "no reply",
-    }
+    assert (read.clients, read.dropped) == (3, (LIAR, OTHER))
+    assert dict(read.reasons) == {LIAR: "round 7 arrived in round 1", OTHER: "no reply"}
 
 
 def test_sizes_are_judged_before_a_number_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,32 +200,27 @@ def test_sizes_are_judged_before_a_number_is_read(monkeypatch: pytest.MonkeyPatc
     assert result.present == (NAMES[0],) and len(asked) == 1
 
 
-def hidden() -> wire.Round:
+def hidden(present: tuple[str, ...]) -> Any:
+    """Record and state of a round in which some reply, through a mechanism that hides nothing."""
     aggregator = private.open_private(METHOD, STATE.server, BATCH, PLAN, HUGE, Cohorts(len(NAMES)), Free(), 5)
-    return opened(1, aggregator=aggregator)
+    lost = network(METHOD, BATCH, lambda name, t, reply: reply if name in present else None)
+    return next(engine.play(player(METHOD, BATCH, PLAN, lost, aggregator), STATE))
 
 
 @pytest.mark.parametrize("present", [NAMES, NAMES[2:], ()], ids=len)
 def test_private_rounds_divide_by_a_number_that_does_not_depend_on_who_replied(present: Any) -> None:
-    """Step of the server: the sum of what came, through a mechanism that hides nothing, over all five clients."""
-    now = hidden()
-    replies = {name: answer(now, k) for k, name in enumerate(NAMES)}
-    result = wire.collect(now, [(name, reply if name in present else None) for name, reply in replies.items()])  # type: ignore[misc]
-    server, record = wire.close_round(now, result)
-    assert result.present == present
-    whole = wire.collect(opened(1), replies.items()).update.w
+    """Step of the server: the sum of what came over all five clients."""
+    record, state = hidden(present)
+    now = opened(1)
+    whole = wire.collect(now, [(name, answer(now, k)) for k, name in enumerate(NAMES)]).update.w
     there = torch.tensor([name in present for name in NAMES])
     step = tensors.tree_map(lambda leaf, w: (leaf[there] - w).sum(0) / len(NAMES), whole, STATE.server.w)
-    assert_close(server.w, tensors.tree_map(torch.add, STATE.server.w, step), 1e-9)
-    assert (record.clients, record.dropped, dict(record.reasons)) == (5, (), {})
+    assert_close(state.server.w, tensors.tree_map(torch.add, STATE.server.w, step), 1e-9)
+    assert (record.clients, record.dropped, dict(record.reasons), record.steps) == (5, (), {}, None)
 
 
 def test_records_of_private_rounds_are_the_same_whoever_replied() -> None:
-    records = []
-    for some in (NAMES, NAMES[:1]):
-        now = hidden()
-        replies = [(name, answer(now, k)) for k, name in enumerate(NAMES) if name in some]
-        records.append(wire.close_round(now, wire.collect(now, replies))[1])
+    records = [hidden(some)[0] for some in (NAMES, NAMES[:1])]
     assert records[0].values.keys() == records[1].values.keys()
     assert replace(records[0], values={}) == replace(records[1], values={})
 
@@ -258,8 +247,4 @@ def test_a_reply_that_was_changed_anywhere_counts_as_finite_numbers_or_is_refuse
     reply = Reply({**HONEST[LIAR].config, **config}, {**HONEST[LIAR].arrays, name: array._replace(**{field: change})})
     result = wire.collect(NINE, {**HONEST, LIAR: reply}.items())
     assert set(NAMES) - {LIAR} <= set(result.present)
-    try:
-        server, _ = wire.close_round(NINE, result)
-    except NumericalError:  # what came was finite, and what the method made of it is not
-        return
-    assert all(leaf.isfinite().all() for leaf in tensors.leaves(server).values())
+    assert all(leaf.isfinite().all() for leaf in tensors.leaves(result.update).values())

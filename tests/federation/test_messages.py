@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import arrays, messages
 from pacbayes_fl.federation.arrays import Array
 from pacbayes_fl.methods import METHODS
@@ -32,6 +33,7 @@ def test_requests_are_plain_values_and_bytes() -> None:
         "rates": 1.0,
         "seed": 3,
         "noise": "philox",
+        "keep": True,
     }
     assert bits(arrays.unpack(METHOD.broadcast(SERVER), REQUEST.arrays)) == bits(METHOD.broadcast(SERVER))
     assert all(isinstance(value, Array) for value in REQUEST.arrays.values())
@@ -49,3 +51,11 @@ def test_every_method_of_the_table_has_a_signature_of_its_own_that_is_the_same_w
 def test_the_budget_is_a_tenth_more_than_a_reply_takes() -> None:
     takes = arrays.size(REPLIES[NAMES[0]].arrays)
     assert takes <= ROUND.budget == int(1.1 * takes)
+
+
+def test_messages_go_through_bytes_and_come_back() -> None:
+    reply = REPLIES[NAMES[0]]
+    assert messages.answer_from_bytes(messages.to_bytes(reply)) == reply
+    assert messages.answer_from_bytes(messages.to_bytes(messages.Refused("no"))) == messages.Refused("no")
+    with pytest.raises(DeployError, match="must be in bytes, got tensors"):
+        messages.to_bytes(reply._replace(arrays={"w": torch.ones(1)}))

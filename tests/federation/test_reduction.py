@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pacbayes_fl import tensors
-from pacbayes_fl.federation import engine, federation_state, messages, reduction, remote_client, wire
+from pacbayes_fl.federation import engine, federation_state, messages, reduction
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.messages import Kept
+from pacbayes_fl.federation.node import Memory
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.reduction import RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.round import RoundPlayer
@@ -18,6 +19,7 @@ from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
 from tests.laws.cases import Scene, assert_close, from_recipe, scene
 from tests.laws.test_robust_laws import ROBUST, case_of
+from tests.remote import network, player
 
 
 def one() -> Scene:
@@ -98,17 +100,13 @@ def test_a_round_over_a_network_is_joined_as_on_one_device(kind: robust.Aggregat
     plan = FederationPlan(rounds=3, seed=s.plan.seed, aggregate=kind)
     watch = federation_state.start(s.method, s.batch, plan).watch._replace(medians=(0.01, 0.02))
     ((record, state),) = engine.rounds(s.method, s.batch, plan, FederationState(s.server, s.clients, 2, watch))
-    expected = wire.expected_update(s.method, s.server, s.batch)
-    now = wire.open_round(s.method, s.server, plan, "run", 3, messages.members(s.batch), expected)
-    replies = []
-    for k, name in enumerate(s.batch.names):
-        index = torch.tensor([k])
-        kept = Kept("run", 2, messages.flatten(tensors.select(s.clients, index)))
-        replies.append(
-            (name, remote_client.handle_train(s.method, now.request(name), kept, s.batch.select(index).trim())[0])
-        )
-    server, told = wire.close_round(now, wire.collect(now, replies), watch.medians)
-    assert_close(server, state.server)
+    reached = network(s.method, s.batch)
+    for k, (name, node) in enumerate(zip(s.batch.names, reached.nodes, strict=True)):
+        kept = Kept("run", 2, messages.flatten(tensors.select(s.clients, torch.tensor([k]))))
+        node.memories.save(name, Memory("run", 0, kept))
+    begun = FederationState(s.server, None, 2, watch)
+    ((told, there),) = engine.play(player(s.method, s.batch, plan, reached), begun)
+    assert_close(there.server, state.server)
     assert told.values.get("clipped") == record.values.get("clipped")
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import ClientError, DeployError, NumericalError
+from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import arrays, wire
 from pacbayes_fl.federation.messages import Reply
 from pacbayes_fl.methods.base import Nothing
 from pacbayes_fl.methods.pac_pfl.gp import Update
 from pacbayes_fl.noise import Noise
 from tests.laws.cases import assert_close, bits
-from tests.remote import BATCH, EXPECTED, METHOD, NAMES, PLAN, REPLIES, ROUND, SERVER, opened
+from tests.remote import BATCH, EXPECTED, METHOD, NAMES, REPLIES, ROUND, SERVER, opened
 
 
 def test_replies_are_joined_in_the_order_of_the_federation() -> None:
@@ -39,38 +39,6 @@ def test_nobody_else_is_asked_than_the_cohort() -> None:
     assert bits(result.update) == bits(
         tensors.select(wire.collect(ROUND, REPLIES.items()).update, torch.tensor([1, 3]))
     )
-
-
-def test_rounds_close_as_on_one_device() -> None:
-    some = opened(asked=NAMES[:4])
-    result = wire.collect(some, list(REPLIES.items())[1:3])
-    server, record = wire.close_round(some, result)
-    update = tensors.select(wire.collect(ROUND, REPLIES.items()).update, torch.tensor([1, 2]))
-    assert bits(server) == bits(METHOD.server(SERVER, update, len(NAMES)))
-    assert (record.round, record.clients, record.dropped) == (2, 2, (NAMES[0], NAMES[3]))
-    assert dict(record.reasons) == dict.fromkeys((NAMES[0], NAMES[3]), "no reply")
-    assert dict(record.values) == {name: float(v) for name, v in METHOD.report(server, update).items()}
-
-
-def test_too_few_clients_and_those_that_must_not_fail_end_a_round() -> None:
-    with pytest.raises(
-        ClientError, match=r"0 of 5 clients gave an update that counts, 1 are needed .*: no reply"
-    ) as none:
-        wire.collect(ROUND, [])
-    assert none.value.round == 2 and none.value.client == NAMES[0]
-    three = opened(plan=replace(PLAN, min_clients=3))
-    assert len(wire.collect(three, list(REPLIES.items())[:3]).present) == 3
-    with pytest.raises(ClientError, match=r"2 of 5 clients .*, 3 are needed .*client_02: no reply"):
-        wire.collect(three, list(REPLIES.items())[:2])
-    with pytest.raises(NumericalError, match="client 'client_04': no reply"):
-        wire.collect(opened(plan=replace(PLAN, on_bad_client="stop")), list(REPLIES.items())[:4])
-
-
-def test_a_server_whose_state_is_not_finite_is_not_given() -> None:
-    result = wire.collect(ROUND, REPLIES.items())
-    spoilt = result._replace(update=result.update._replace(score=result.update.score * torch.inf))
-    with pytest.raises(NumericalError, match="round 2: the server's state is not finite"):
-        wire.close_round(ROUND, spoilt)
 
 
 def test_an_expected_update_depends_on_no_number() -> None:

@@ -63,7 +63,7 @@ def test_a_loop_over_the_wire_is_the_engine_bit_by_bit(case: Case) -> None:
 @every_federated
 def test_remote_clients_and_one_device_agree(case: Case, d: int) -> None:
     s, state, now, honest, _ = exchange(case, d)
-    server, _ = wire.close_round(now, wire.collect(now, honest.items()))
+    server = s.method.server(s.server, wire.collect(now, honest.items()).update, s.batch.clients)
     assert_close(identified(s.method, server), identified(s.method, state.server))
 
 

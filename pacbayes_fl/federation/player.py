@@ -1,0 +1,238 @@
+"""One round of a federation, wherever its clients are: who is drawn, how updates meet, and what they come to."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import cohort
+from pacbayes_fl.federation.federation_state import FederationState
+from pacbayes_fl.federation.guard import Outcome, dominant
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator
+from pacbayes_fl.federation.watch import Watch
+from pacbayes_fl.methods.base import AnyMethod, slowed
+from pacbayes_fl.tensors import AnyTree
+
+
+class Played(NamedTuple):
+    """A round that takes effect once its state becomes the federation's; until then nothing has changed.
+
+    Args:
+        state: after the round.
+        outcome: its numbers on the host.
+    """
+
+    state: FederationState
+    outcome: Outcome
+
+
+class Asked(NamedTuple):
+    """A round that is about to be trained.
+
+    Args:
+        state: before it.
+        drawn: positions of the clients whose updates enter the server.
+        heard: their names.
+        rates: factor of the study's learning rates.
+        trial: whether only its numbers are wanted, and its state is not gone on from.
+        without: a client that is left out as if it had failed.
+    """
+
+    state: FederationState
+    drawn: Sequence[int]
+    heard: tuple[str, ...]
+    rates: float
+    trial: bool
+    without: str | None
+
+
+class Trained(NamedTuple):
+    """What the clients of a round have come to.
+
+    Args:
+        kept: states of all clients after it.
+        reasons: why somebody was left out, by name, where that is known.
+    """
+
+    kept: AnyTree
+    reasons: Mapping[str, str]
+
+
+class Player(ABC):
+    """The common state of all rounds of a run, and one round of it.
+
+    Args:
+        method: the algorithm, at the study's learning rates.
+        batch: training rows of all clients [K, N, *], or a roster that has their names, ids and sizes.
+        plan: how to run.
+        aggregator: makes the rounds private; None where they are not.
+    """
+
+    def __init__(
+        self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, aggregator: PrivateAggregator | None
+    ) -> None:
+        """Take what does not change from round to round."""
+        self.method, self.batch, self.plan, self.aggregator = method, batch, plan, aggregator
+        self.sizes = [int(m) for m in batch.size.tolist()]
+        self._rows = dict(zip(batch.names, self.sizes, strict=True))
+        sampled = (plan.cohort is not None if aggregator is None else aggregator.draws) and plan.train == "cohort"
+        self.everybody = not sampled
+
+    @abstractmethod
+    def train(self, asked: Asked, message: AnyTree, reduction: Reduction, notes: Notes) -> Trained:
+        """Let the clients of a round train, and add what they send to the reduction and to the notes."""
+
+    @abstractmethod
+    def updates(self, start: FederationState, rates: float) -> Iterator[tuple[Sequence[str], AnyTree]]:
+        """Updates [k, *] of all clients, with their names, from the federation's start; they keep nothing of it."""
+
+    def play(
+        self,
+        state: FederationState,
+        undone: Sequence[str] = (),
+        without: str | None = None,
+        trial_rates: float | None = None,
+    ) -> Played:
+        """Play the round after a state, which stays as it is.
+
+        Args:
+            state: before the round.
+            undone: why it was undone before.
+            without: a client that is left out as if it had failed.
+            trial_rates: factor of the study's learning rates at which the round is only tried; those of the state
+                when None.
+
+        Returns:
+            The round.
+        """
+        rates = 0.5**state.watch.halved if trial_rates is None else trial_rates
+        method, t = self.method if rates == 1 else slowed(self.method, rates), state.round + 1
+        drawn = self._drawn(t, state.watch.halved, undone)
+        heard = tuple(self.batch.names[k] for k in drawn)
+        message = method.broadcast(state.server)
+        reduction, notes = self._reduction(message, state), Notes()
+        asked = Asked(state, drawn, heard, rates, trial_rates is not None, without)
+        trained = self.train(asked, message, reduction, notes)
+        update = reduction.release()
+        server = method.server(state.server, update, self.batch.clients)
+        report = {**method.report(server, update), **reduction.numbers}
+        outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
+        watch = state.watch if self.aggregator is not None else self._watched(state.watch, outcome)
+        return Played(FederationState(server, trained.kept, t, watch), outcome)
+
+    def _watched(self, watch: Watch, outcome: Outcome) -> Watch:
+        return watch.after(outcome.members, outcome.dropped, outcome.norms, dominant(outcome.norms, self._rows))
+
+    def _reduction(self, message: AnyTree, state: FederationState) -> Reduction:
+        if self.aggregator is not None:
+            return self.aggregator.noisy_sum(self.method, message, state.round + 1)
+        if self.plan.aggregate == "mean":
+            return UpdateAccumulator(self.method)
+        return RobustAccumulator(self.method, message, self.plan, state.watch.medians)
+
+    def _drawn(self, t: int, halved: int, undone: Sequence[str]) -> list[int]:
+        if self.aggregator is not None:
+            drawn: list[int] = self.aggregator.draw(self.batch.ids, t, halved, undone).tolist()
+            return drawn
+        return cohort.draw(self.plan.seed, t, self.batch.ids, self.plan.cohort).tolist()
+
+    def note(self, method: AnyMethod, message: AnyTree, update: AnyTree, good: Tensor) -> Note | None:
+        """Measure the steps of a call's clients; None in private rounds, which tell nothing else.
+
+        Args:
+            method: the algorithm.
+            message: of the server.
+            update: of k clients, leaves [k, *].
+            good: bool [k], False for a client that failed.
+        """
+        if self.aggregator is not None:
+            return None
+        norm = tensors.norm(method.client_deltas(message, update))
+        counts = good & (update.weight > 0)
+        return Note(good, torch.where(counts, torch.nan if norm is None else norm, torch.nan))
+
+
+class Note(NamedTuple):
+    """Of the clients of a call: whether they are good [k], and the norms of their steps [k], NaN where none counts."""
+
+    good: Tensor
+    norm: Tensor
+
+
+class Notes:
+    """Numbers of a round for the host, on the device until they are read together."""
+
+    def __init__(self) -> None:
+        self._members, self._flags, self._norms = list[str](), list[Tensor](), list[Tensor]()
+
+    def add(self, names: Sequence[str], note: Note) -> None:
+        """Store the numbers of a call's clients."""
+        self._members += names
+        self._flags.append(note.good)
+        self._norms.append(note.norm)
+
+    def read(self, heard: tuple[str, ...], server: AnyTree, size: Tensor, values: Mapping[str, Tensor]) -> Outcome:
+        """Look at the device, for the only time in a round.
+
+        Args:
+            heard: names of the clients whose updates enter the server.
+            server: its state after the round.
+            size: root mean square of its parameters, [].
+            values: numbers that the method reports, [] each.
+
+        Returns:
+            All numbers, on the host.
+        """
+        sound = [leaf.isfinite().all() for leaf in tensors.leaves(server).values()]
+        device = sound[0].device if sound else self._flags[0].device
+        whole = torch.stack(sound).all() if sound else torch.ones((), dtype=torch.bool, device=device)
+        scalars = [value.view(1).to(device) for value in (whole, size, *values.values())]
+        host: list[float] = torch.cat([part.double() for part in (*self._flags, *self._norms, *scalars)]).tolist()
+        many = len(self._members)
+        good, norms, (finite, rms, *numbers) = host[:many], host[many : 2 * many], host[2 * many :]
+        dropped = tuple(name for name, whole in zip(self._members, good, strict=True) if not whole)
+        lengths = {name: norm for name, norm in zip(self._members, norms, strict=True) if not math.isnan(norm)}
+        norms_heard = {name: lengths[name] for name in heard if name in lengths}
+        reported = dict(zip(values, numbers, strict=True))
+        return Outcome(heard, tuple(self._members), dropped, norms_heard, bool(finite), reported, rms)
+
+
+def parameter_size(method: AnyMethod, server: AnyTree) -> Tensor:
+    """Root mean square of the trained parameters.
+
+    Args:
+        method: the algorithm.
+        server: its state.
+
+    Returns:
+        [], float64; 0 where it moves nothing.
+    """
+    position = method.position(method.broadcast(server))
+    count = sum(leaf.numel() for leaf in tensors.leaves(position).values())
+    norm = tensors.norm(tensors.expand(position, 1))
+    return torch.zeros((), dtype=torch.float64) if norm is None or not count else norm[0] / math.sqrt(count)
+
+
+def hear(reduction: Reduction, update: AnyTree, good: Tensor, heard: list[bool]) -> None:
+    """Add the updates of a call's clients in the cohort; the others' are not sent.
+
+    Args:
+        reduction: of the round.
+        update: of k clients, leaves [k, *].
+        good: bool [k], False for a client that failed.
+        heard: of each of them, whether it is in the cohort.
+    """
+    if all(heard):
+        reduction.add(update, good)
+    elif any(heard):
+        index = torch.tensor(heard).nonzero().squeeze(1).to(good.device)
+        reduction.add(tensors.select(update, index), good[index])

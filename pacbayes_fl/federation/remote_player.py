@@ -1,0 +1,104 @@
+"""Rounds of clients on other machines: requests go out, and what comes back is judged, counted and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch, client_id
+from pacbayes_fl.errors import ClientError
+from pacbayes_fl.federation import wire
+from pacbayes_fl.federation.federation_state import FederationState, start
+from pacbayes_fl.federation.messages import Refused, Reply, members
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.player import Asked, Notes, Player, Trained, hear
+from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.reduction import Reduction
+from pacbayes_fl.federation.transport import Transport
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.tensors import AnyTree
+
+
+def roster(clients: Mapping[str, int], like: ClientBatch) -> ClientBatch:
+    """Stand in for the rows of clients that are elsewhere: names, ids and numbers of rows are theirs, all else is 0.
+
+    Args:
+        clients: number of training rows by name, in the order of the federation.
+        like: rows with the columns and dtypes of the federation's [*, *, *feature]; the numbers are not used.
+
+    Returns:
+        Rows [K, N, *feature] that take no memory but for the mask.
+    """
+    ids, most = tuple(map(client_id, clients)), max(1, *clients.values())
+    x = like.x.new_zeros(()).expand(len(clients), most, *like.x.shape[2:])
+    mask = torch.arange(most) < torch.tensor(list(clients.values())).unsqueeze(1)
+    return ClientBatch(x, like.y.new_zeros(()).expand(len(clients), most), mask.to(x.device), ids, tuple(clients))
+
+
+class RemotePlayer(Player):
+    """Plays rounds of clients that are elsewhere, and keep their own states.
+
+    Args:
+        method: the algorithm, at the study's learning rates.
+        clients: their roster.
+        plan: how to run.
+        aggregator: makes the rounds private; None where they are not.
+        transport: reaches the clients.
+        run: random identifier of the run.
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        clients: ClientBatch,
+        plan: FederationPlan,
+        aggregator: PrivateAggregator | None,
+        transport: Transport,
+        run: str,
+    ) -> None:
+        """Find the structure of what clients send."""
+        super().__init__(method, clients, plan, aggregator)
+        self._transport, self._run, self._members = transport, run, members(clients)
+        self._expected = wire.expected_update(method, start(method, clients, plan).server, clients)
+
+    def train(self, asked: Asked, message: AnyTree, reduction: Reduction, notes: Notes) -> Trained:
+        """Ask the clients of a round for their updates; one that does not reply in time counts as one that failed.
+
+        Raises:
+            ClientError: when not a single client has replied; not in a private round, whose release is due.
+        """
+        names, heard = self.batch.names if self.everybody else asked.heard, set(asked.heard)
+        opened = self._opened(asked.state, [name for name in names if name != asked.without], asked.rates, asked.trial)
+        collected = wire.collect(opened, self._exchanged(opened))
+        if self.aggregator is None and opened.asked and not collected.present and not collected.came:
+            name = opened.asked[0]
+            what = f"none of {len(opened.asked)} clients gave an update ({name}: {collected.reasons[name]})"
+            hint = "nothing was changed; look whether nodes are up, and go on with --resume"
+            raise ClientError(what, round=opened.number, hint=hint)
+        place = {name: k for k, name in enumerate(collected.present)}
+        for name in names:  # one after the other, as an engine does that calls them so: sums have its order
+            there = name in place
+            update = tensors.select(collected.update, torch.tensor([place[name]])) if there else self._expected
+            update = tensors.tree_map(lambda leaf: leaf.to(self.batch.x.device), update)
+            good = torch.tensor([there], device=self.batch.x.device)
+            note = self.note(opened.method, message, update, good)
+            if note is not None:
+                notes.add([name], note)
+            hear(reduction, update, good, [name in heard])
+        return Trained(asked.state.kept, collected.reasons)
+
+    def updates(self, start: FederationState, rates: float) -> Iterator[tuple[Sequence[str], AnyTree]]:
+        """Ask all clients for their first step, of which they keep nothing."""
+        opened = self._opened(start, self.batch.names, rates, trial=True)
+        collected = wire.collect(opened, self._exchanged(opened))
+        if collected.present:
+            yield collected.present, collected.update
+
+    def _opened(self, state: FederationState, names: Sequence[str], rates: float, trial: bool) -> wire.Round:
+        common = self.method, state.server, self.plan, self._run, state.round + 1, self._members, self._expected
+        return wire.open_round(*common, names, rates, keep=not trial)
+
+    def _exchanged(self, opened: wire.Round) -> Iterator[tuple[str, Reply | Refused]]:
+        return self._transport.exchange({name: opened.request(name) for name in opened.asked})

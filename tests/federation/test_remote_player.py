@@ -1,0 +1,131 @@
+"""Rounds of clients on other machines: equal to those on one device, whatever comes to pass in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.errors import ClientError, NumericalError
+from pacbayes_fl.federation import engine, federation_state, private
+from pacbayes_fl.federation.messages import Refused
+from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.remote_player import roster
+from pacbayes_fl.privacy.mechanisms import Cohorts
+from tests.federating import pac_pfl, poison, quietly
+from tests.federation.test_undo import Parabola
+from tests.laws.cases import Toy, assert_close, bits, federation
+from tests.private import HUGE, Free
+from tests.remote import network, player
+
+BATCH = federation(1)
+NAMES = BATCH.names
+
+
+def start_of(remote: Any) -> Any:
+    return federation_state.start(remote.method, remote.batch, remote.plan)
+
+
+def played(remote: Any, state: Any = None) -> Any:
+    return list(engine.play(remote, start_of(remote) if state is None else state))
+
+
+def same(here: Any, there: Any) -> None:
+    """Compare records and servers of two runs."""
+    assert len(here) == len(there)
+    for (record, state), (told, remote) in zip(here, there, strict=True):
+        assert_close(remote.server, state.server, 1e-9)
+        plain = [replace(one, values={}, steps=None, reasons={}) for one in (told, record)]
+        assert plain[0] == plain[1]
+        assert_close(numbers(told), numbers(record), 1e-9)
+        assert (told.steps is None or told.steps.whose) == (record.steps is None or record.steps.whose)
+
+
+def numbers(record: Any) -> dict[str, torch.Tensor]:
+    found = {**record.values, "seconds": 0.0} | ({} if record.steps is None else record.steps._asdict())
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items() if name != "whose"}
+
+
+@pytest.mark.parametrize("more", [{}, {"cohort": 3}, {"cohort": 3, "train": "all"}, {"aggregate": "median"}], ids=str)
+def test_a_run_over_a_network_is_that_on_one_device(more: Any) -> None:
+    method, plan = pac_pfl(), FederationPlan(rounds=4, seed=3, **more)
+    same(list(engine.rounds(method, BATCH, plan)), played(player(method, BATCH, plan)))
+
+
+@pytest.mark.parametrize("kind", ["all", "poisson"])
+def test_private_rounds_release_the_same(kind: Any) -> None:
+    method, plan = pac_pfl(), FederationPlan(rounds=3, seed=3)
+    begun = federation_state.start(method, BATCH, plan)
+    sampled = Cohorts(5) if kind == "all" else Cohorts(5, 2.5, kind)
+
+    def opened() -> Any:
+        return private.open_private(method, begun.server, BATCH, plan, HUGE, sampled, Free(), 5)
+
+    here = list(engine.rounds(method, BATCH, plan, None, opened()))
+    same(here, played(player(method, BATCH, plan, aggregator=opened())))
+
+
+@pytest.mark.parametrize("rate", [3.0, 6.0])
+def test_a_round_that_diverges_is_asked_for_again_at_half_the_rate(rate: float) -> None:
+    plan = FederationPlan(rounds=6, diverges_at=100.0)
+    here = quietly(Parabola(rate), plan)
+    with pytest.warns(UserWarning, match="undone"):
+        there = played(player(Parabola(rate), BATCH, plan))
+    same(here, there)
+    assert here[-1][1].watch.halved and any(record.undone for record, _ in there)
+
+
+def test_clients_of_an_undone_round_go_back_with_it() -> None:
+    """A state that counts its rounds: the server is interrupted after the clients have answered, and asks again."""
+    plan, reached = FederationPlan(rounds=3, seed=2), network(Toy(1), BATCH)
+    remote = player(Toy(1), BATCH, plan, reached)
+    first = played(remote)
+    memories = [node.memories.load(name) for node, name in zip(reached.nodes, NAMES, strict=True)]
+    again = played(remote, first[1][1])
+    assert bits(again[-1][1].server) == bits(first[-1][1].server)
+    for node, name, memory in zip(reached.nodes, NAMES, memories, strict=True):
+        now = node.memories.load(name)
+        assert now is not None and memory is not None and now.last is not None and memory.last is not None
+        assert bits(now.last.state) == bits(memory.last.state) and now.last.state["seen"].tolist() == [3]
+    with pytest.raises(ClientError, match=r"none of 5 clients gave .*has answered round 3"):  # older states are gone
+        played(remote, first[0][1])
+
+
+def test_one_who_fails_is_named_with_the_reason_and_moves_nobody() -> None:
+    method, plan = pac_pfl(), FederationPlan(rounds=2)
+
+    def lost() -> Any:
+        return network(method, BATCH, lambda name, t, reply: Refused("its disk is full") if name == NAMES[1] else reply)
+
+    (record, state), _ = played(player(method, BATCH, plan, lost()))
+    assert (record.clients, record.dropped) == (4, (NAMES[1],))
+    assert dict(record.reasons) == {NAMES[1]: "it gives no update: its disk is full"}
+    (_, without), *_ = quietly(method, plan, batch=poison(BATCH, NAMES[1]))
+    assert_close(state.server, without.server, 1e-9)
+    assert state.watch.failures == {NAMES[1]: 1}
+    with pytest.raises(NumericalError, match=f"client '{NAMES[1]}': it gives no update: its disk is full"):
+        played(player(method, BATCH, replace(plan, on_bad_client="stop"), lost()))
+    with pytest.raises(ClientError, match=r"4 of 5 clients .*, 5 are needed; .*its disk is full"):
+        played(player(method, BATCH, replace(plan, min_clients=5), lost()))
+
+
+def test_nobody_replies_and_nothing_is_undone() -> None:
+    """Halved learning rates would bring nobody back."""
+    lost = network(pac_pfl(), BATCH, lambda name, t, reply: reply if t == 1 else None)
+    states = []
+    with pytest.raises(
+        ClientError, match=r"round 2: none of 5 clients gave an update .*: no reply.*--resume"
+    ) as caught:
+        remote = player(pac_pfl(), BATCH, FederationPlan(rounds=3), lost)
+        states += [state for _, state in engine.play(remote, start_of(remote))]
+    assert caught.value.round == 2 and len(lost.asked) == 10
+
+
+def test_a_roster_has_names_and_sizes_and_no_rows() -> None:
+    clients = dict(zip(NAMES, map(int, BATCH.size), strict=True))
+    result = roster(clients, BATCH)
+    assert (result.names, result.ids, result.size.tolist()) == (BATCH.names, BATCH.ids, BATCH.size.tolist())
+    assert not result.x.any() and not result.y.any() and result.x.untyped_storage().nbytes() == 8
+    assert result.x.shape[2:] == BATCH.x.shape[2:] and result.x.dtype == BATCH.x.dtype
