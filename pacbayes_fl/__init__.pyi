@@ -52,5 +52,6 @@ from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run
 from pacbayes_fl.study.search.tune import tune as tune
+from pacbayes_fl.study.updates import update as update
 
 __version__: str

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import BoundRows
 from pacbayes_fl.files import JsonTable
+from pacbayes_fl.results.updates import since
 from pacbayes_fl.study.run import Trained
 
 
@@ -72,6 +73,8 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         "test_risk": "of the same predictor on the client's test rows, which nothing has seen",
         "round": trained.state.round,
     }
+    if (later := since(trained.folder)) is not None:
+        labels["later"] = f"{later} are none of these rows, and the posteriors here have not learned from them"
     bound = request.record
     if bound.group is None and not bound.poolable:
         labels["no_average"] = f"the bound {bound.name!r} is on each client on its own"

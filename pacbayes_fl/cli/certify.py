@@ -107,6 +107,8 @@ def act(options: argparse.Namespace) -> None:
         print(path.read_text("utf-8"))
         return
     print_certificates(table)
+    if "later" in table.labels:
+        say(f"later rows: {table.labels['later']}")
     for written in [path, *_drawn(table, folder)]:
         say(f"file: {written}")
 

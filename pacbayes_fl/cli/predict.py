@@ -43,7 +43,8 @@ def arguments(command: AddCommand) -> None:
         "--later",
         type=Path,
         metavar="FILE",
-        help="rows with targets that came after the training; what a client has learned from counts once",
+        help="rows with targets that came after the training, for this call alone (`update` keeps them); what a client "
+        "has learned from counts once",
     )
     sub.add_argument(
         "--quantiles",
@@ -70,14 +71,14 @@ def act(options: argparse.Namespace) -> None:
         options: as parsed.
     """
     from pacbayes_fl.study.forecast import check_out, forecast, levels_of
+    from pacbayes_fl.study.later import named
     from pacbayes_fl.study.run import open_run
 
     levels_of(options.quantiles)  # before a run is opened
     if options.out is not None:
         check_out(options.out)
     trained = open_run(options.run)
-    known = {name for group in trained.groups.values() for name in group.train.names}
-    clients = [name for word in options.client for name in ([word] if word in known else word.split(","))]
+    clients = named(trained, options.client)
     result = forecast(trained, options.data, clients, options.quantiles, options.later)
     if options.json:
         print(json.dumps(result.by_client()))

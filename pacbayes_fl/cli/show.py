@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pacbayes_fl.cli.arguments import AddCommand
 from pacbayes_fl.cli.certify import tables
-from pacbayes_fl.cli.output import print_certificates, print_comparison, print_table
+from pacbayes_fl.cli.output import print_certificates, print_comparison, print_table, say
 from pacbayes_fl.results import comparison
 from pacbayes_fl.results.records import load
+from pacbayes_fl.results.updates import since
 
 
 def arguments(command: AddCommand) -> None:
@@ -49,3 +50,5 @@ def act(options: argparse.Namespace) -> None:
         print_table(result)
         for table in tables(options.run):
             print_certificates(table)
+        if (later := since(options.run)) is not None:
+            say(f"updated: predictions use {later}; scores and certificates are of the models without them")

@@ -65,6 +65,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         "checkpoints": "the state, of every client too",
         "certificates": "bounds and risks of every client",
+        "updates": "rows that clients have learned from since the training",
         "figures": "drawings of the clients' rows and scores",
     }
 )

@@ -188,7 +188,7 @@ def adopt(folder: Path | str) -> None:
     """
     folder = Path(folder)
     paths = [folder / name for name in FILES]
-    for below in ("checkpoints", "certificates"):
+    for below in ("checkpoints", "certificates", "updates"):
         paths += sorted(path for path in (folder / below).rglob("*") if path.suffix != ".tmp")
     with _locked(folder):
         files = {

@@ -20,10 +20,11 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.study.evaluate.regression import BAND
-from pacbayes_fl.study.later import from_table
-from pacbayes_fl.study.predict import answers, members_of
+from pacbayes_fl.study.later import from_table, members_of
+from pacbayes_fl.study.predict import answers
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.updates import updated
 
 _CLASSES: Final = ("label", "probability", "entropy")
 
@@ -179,6 +180,7 @@ def forecast(
         >>> list(result.table())
         ['client', 'x', 'hour', 'mean', 'std', 'q0.1', 'q0.9', 'round']
     """
+    trained = updated(trained)
     known, levels = served(trained), levels_of(quantiles)
     names = ("mean", "std", *levels) if known.schema.classes is None else _CLASSES
     asked = _read(known, path, clients)

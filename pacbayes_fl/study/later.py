@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,7 +24,9 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.study.data import ScaledGroup, check_targets
+from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.release import Served
+from pacbayes_fl.study.run import Trained
 
 _STREAM: Final = 2**31
 """Round of the noise of the first batch of later rows, plus its number: no run gets there."""
@@ -210,11 +212,8 @@ def extended(
     Raises:
         StudyError: when the method does not learn from later rows.
     """
-    names, ids = group.train.names, group.train.ids
-    device = group.train.x.device
-    later = ClientBatch.stack([(rows[name].x, rows[name].y) for name in names], names, ids).to(device)
-    brought, plan = group.bring(later), known.study.plan
-    kept = Kept.of(state.kept, len(names))
+    _, brought = _brought(group, rows)
+    plan, kept = known.study.plan, Kept.of(state.kept, group.train.clients)
 
     def work(index: Tensor, message: object, own: object, seen: ClientBatch, noise: Noise) -> object:
         fresh = known.method.is_new(own)
@@ -225,23 +224,61 @@ def extended(
         return new if fresh is None else tensors.where(fresh, own, new)
 
     more = [int(m) for m in brought.size.tolist()]
-    written = [
-        (index.tolist(), block)
-        for index, block in personalisation.personal_calls(known.method, state, group.train, plan, work, more)
-    ]
+    calls = personalisation.personal_calls(known.method, state, group.train, plan, work, more)
+    written = [(index.tolist(), block) for index, block in calls]
+    return with_rows(group, rows), state._replace(kept=kept.after(written))
+
+
+def with_rows(group: ScaledGroup, rows: Mapping[str, NewRows]) -> ScaledGroup:
+    """Put later rows behind those that clients have learned from.
+
+    Args:
+        group: K clients.
+        rows: of some of them.
+
+    Returns:
+        The clients with all their rows, in the units that their training rows gave them.
+    """
+    later, brought = _brought(group, rows)
     times = group.raw.times
-    when = [one for name in names if (one := rows[name].times) is not None]
-    if times is not None and len(when) == len(names):
-        times = times._replace(train=_joined(times.train, group.raw.train.mask, when))
+    if times is not None and all(one.times is not None for one in rows.values()):
+        none = times.train.new_zeros(0)
+        more = [rows[name].times if name in rows else none for name in group.train.names]
+        every = zip(times.train, group.raw.train.mask.cpu(), more, strict=True)
+        own = [torch.cat((one[real], none if new is None else new.to(one))) for one, real, new in every]
+        times = times._replace(train=pad_sequence(own, batch_first=True))
     raw = replace(group.raw, train=group.raw.train.extend(later), times=times)
-    after = state._replace(kept=kept.after(written))
-    return replace(group, train=group.train.extend(brought), raw=raw), after
+    return replace(group, train=group.train.extend(brought), raw=raw)
 
 
-def _joined(times: Tensor, mask: Tensor, later: list[Tensor]) -> Tensor:
-    """Put later times behind those [K, N] of real rows, padded with zeros."""
-    every = zip(times, mask.cpu(), later, strict=True)
-    return pad_sequence([torch.cat((one[real], new.to(one))) for one, real, new in every], batch_first=True)
+def _brought(group: ScaledGroup, rows: Mapping[str, NewRows]) -> tuple[ClientBatch, ClientBatch]:
+    """Rows of those clients of a group that have some, in the data's own units and in the method's."""
+    at = [k for k, name in enumerate(group.train.names) if name in rows]
+    part = group.select(torch.tensor(at))
+    names, ids = part.train.names, part.train.ids
+    later = ClientBatch.stack([(rows[name].x, rows[name].y) for name in names], names, ids).to(part.train.x.device)
+    return later, part.bring(later)
+
+
+def members_of(trained: Trained, group: str, names: Sequence[str]) -> tuple[ScaledGroup, FederationState]:
+    """Take some clients of a group, and the state in which they personalise.
+
+    Args:
+        trained: the run.
+        group: "existing" or "new".
+        names: of its clients.
+
+    Returns:
+        These clients in that order, and their state.
+    """
+    scaled = trained.groups[group]
+    place = {name: k for k, name in enumerate(scaled.train.names)}
+    at = [place[name] for name in names]
+    part = scaled.select(torch.tensor(at))
+    state = state_of(trained.method, trained.state, group, part)
+    if group == "existing":
+        state = state._replace(kept=Kept.of(trained.state.kept, scaled.train.clients).subset(at))
+    return part, state
 
 
 def say_repeats(client: str, count: Count) -> None:
@@ -285,3 +322,17 @@ def from_table(
     rows = new_rows(known, group, table, path)
     say_repeats(client, rows.found)
     return extended(known, group, state, {client: rows}) if rows.found.new else (group, state)
+
+
+def named(trained: Trained, words: Sequence[str]) -> list[str]:
+    """Take the names of clients apart at commas, but for a name that has some.
+
+    Args:
+        trained: the run.
+        words: as they were given, such as "house_05,house_06".
+
+    Returns:
+        The names, known or not.
+    """
+    known = {name for group in trained.groups.values() for name in group.train.names}
+    return [name for word in words for name in ([word] if word in known else word.split(","))]

@@ -17,16 +17,16 @@ from pacbayes_fl.data.scaling import Scaling
 from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.study import later as later_rows
 from pacbayes_fl.study import scaling
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
+from pacbayes_fl.study.later import from_table, members_of, pad, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
+from pacbayes_fl.study.updates import updated
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
         path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
             columns and other clients' rows are ignored, a missing client column means that all rows are this client's.
             Or the rows themselves [M, *feature], in the run's order of columns and the data's own units.
-        later: rows with targets that came after the training (the paper's S~_i); they are conditioned on too, but for
-            those that the client has been conditioned on already: with `data.duplicate_rows` = "refuse" a row counts
-            once, with "allow" as often as the table has it more often than the training rows.
+        later: rows with targets that came after the training (the paper's S~_i), for this call alone (`update` keeps
+            them); they are conditioned on too, but for those that the client has been conditioned on already: with
+            `data.duplicate_rows` = "refuse" a row counts once, with "allow" as often as the table has it more often
+            than the client.
 
     Returns:
         A `Prediction`, or a `ClassPrediction` of a run on labels: one number a row and kind.
@@ -98,37 +99,17 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
         >>> prediction.mean.shape, bool((prediction.lower < prediction.upper).all())
         (torch.Size([2]), True)
     """
+    trained = updated(trained)
     known = served(trained)
     for name, group in trained.groups.items():
         if client in group.train.names:
             x = path if isinstance(path, Tensor) else _rows_of(known, client, path)
             part, state = members_of(trained, name, [client])
             if later is not None:
-                part, state = later_rows.from_table(known, part, state, later)
+                part, state = from_table(known, part, state, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
     names = [name for group in trained.groups.values() for name in group.train.names]
     raise DataError("the run does not know it", client=client, hint=f"it knows {', '.join(names[:6])}, ...")
-
-
-def members_of(trained: Trained, group: str, names: Sequence[str]) -> tuple[ScaledGroup, FederationState]:
-    """Take some clients of a group, and the state in which they personalise.
-
-    Args:
-        trained: the run.
-        group: "existing" or "new".
-        names: of its clients.
-
-    Returns:
-        These clients in that order, and their state.
-    """
-    scaled = trained.groups[group]
-    place = {name: k for k, name in enumerate(scaled.train.names)}
-    at = [place[name] for name in names]
-    part = scaled.select(torch.tensor(at))
-    state = state_of(trained.method, trained.state, group, part)
-    if group == "existing":
-        state = state._replace(kept=Kept.of(trained.state.kept, scaled.train.clients).subset(at))
-    return part, state
 
 
 def join(trained: Trained | Served, path: Path | str) -> JsonTable:
@@ -164,7 +145,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
         DataError, NumericalError: as `join`, the latter after the last client.
     """
     known = trained if isinstance(trained, Served) else served(trained)
-    table = later_rows.read(known, path, need_target=True, default=None)
+    table = read(known, path, need_target=True, default=None)
     seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
         if name in seen:
@@ -199,7 +180,7 @@ def newcomer(known: Served, name: str, x: Tensor, y: Tensor) -> tuple[ScaledGrou
     Warns:
         UserWarning: of a client without rows.
     """
-    group = _scaled(known, later_rows.pad(known, name, x, y), not len(y))
+    group = _scaled(known, pad(known, name, x, y), not len(y))
     return group, newcomer_state(known, group)
 
 
@@ -254,7 +235,7 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
 
 def _rows_of(known: Served, client: str, path: Path | str) -> Tensor:
     """Read the features [M, *feature] of one client."""
-    table = later_rows.read(known, path, need_target=False, default=client)
+    table = read(known, path, need_target=False, default=client)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
     return table.clients[client][0]
@@ -271,7 +252,7 @@ def _checked(known: Served, client: str, x: Tensor) -> Tensor:
 
 def _predict(known: Served, state: FederationState, group: ScaledGroup, client: str, x: Tensor) -> AnyPrediction:
     """Predict rows x [M, *feature] of the one client of a group."""
-    asked = later_rows.pad(known, client, x, torch.zeros(len(x), dtype=torch.float64))
+    asked = pad(known, client, x, torch.zeros(len(x), dtype=torch.float64))
     _, result = next(answers(known, state, group, asked, BAND))
     kind = Prediction if known.schema.classes is None else ClassPrediction
     return kind(client, *(values[0] for values in result))

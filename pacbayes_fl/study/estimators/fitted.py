@@ -19,7 +19,8 @@ from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.instances import Instances
-from pacbayes_fl.study.predict import answers, members_of, newcomer, newcomer_state, probabilities
+from pacbayes_fl.study.later import members_of
+from pacbayes_fl.study.predict import answers, newcomer, newcomer_state, probabilities
 from pacbayes_fl.study.prepare import build
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.residuals import ErrorShape

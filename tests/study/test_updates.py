@@ -1,0 +1,176 @@
+"""A run that is updated predicts as if later rows had been training rows, and nothing else of its folder changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.errors import CheckpointError, DataError, StudyError
+from pacbayes_fl.results import folder as results_folder
+from pacbayes_fl.results.updates import FOLDER, Since, since
+from pacbayes_fl.study import run, updates
+from pacbayes_fl.study.forecast import forecast
+from pacbayes_fl.study.later import Count
+from pacbayes_fl.study.predict import Prediction, predict
+from pacbayes_fl.study.updates import update
+from tests.tiny import Row, on_csv, quick, rows, write_csv
+
+Start = Callable[[str], Path]
+TABLE = rows(sizes=(9, 8), new=(7,))
+
+
+def later(count: int = 4, seed: int = 5) -> list[Row]:
+    """Rows of two existing clients and a new one, none of which the run has."""
+    return [row for row in rows(seed, sizes=(count, count), new=(count,)) if row["client"] != "existing_1"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Copy the folder of a run of a method."""
+    root = tmp_path_factory.mktemp("updates")
+    path = write_csv(root / "rows.csv", TABLE)
+    sets = {"split": ("report.certify.scheme=split", "report.certify.independent=true")}
+
+    def copy(name: str) -> Path:
+        known, *more = name.split("/")
+        if not (root / name).exists():
+            chosen = [one for word in more for one in sets[word]]
+            study = on_csv(path, *quick(known), *chosen, "federation.rounds=1", "federation.checkpoint_every=1")
+            run.run(study, root / name)
+        target = root / f"copy{len(list(root.glob('copy*')))}"
+        return Path(shutil.copytree(root / name, target))
+
+    return copy
+
+
+def predicted(folder: Path, ask: Path) -> dict[str, torch.Tensor]:
+    return dict(forecast(run.open_run(folder), ask).predicted)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "ask.csv", [row for row in TABLE if row["split"] == "test"])
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], within: float) -> None:
+    for name, values in expected.items():
+        torch.testing.assert_close(got[name], values, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "ridge"])
+def test_two_batches_in_any_order_are_one(start: Start, tmp_path: Path, ask: Path, name: str) -> None:
+    table = later()
+    first, second, both = (
+        write_csv(tmp_path / f"{at}.csv", part) for at, part in enumerate((table[::2], table[1::2], table))
+    )
+    results = []
+    for order in ((both,), (first, second), (second, first), (first, both)):
+        folder = start(name)
+        before = predicted(folder, ask)
+        for path in order:
+            update(run.open_run(folder), path)
+        results.append(predicted(folder, ask))
+        other = [at for at, row in enumerate(r for r in TABLE if r["split"] == "test") if row["client"] == "existing_1"]
+        assert torch.equal(results[-1]["mean"][other], before["mean"][other])
+        assert not torch.allclose(results[-1]["mean"], before["mean"], rtol=1e-3)
+    for result in results[1:]:
+        assert_same(result, results[0], 1e-10)
+    opened = run.open_run(start(name))
+    alone = predict(opened, "new_0", ask, both)
+    assert isinstance(alone, Prediction)
+    at = [k for k, row in enumerate(r for r in TABLE if r["split"] == "test") if row["client"] == "new_0"]
+    torch.testing.assert_close(alone.mean, results[0]["mean"][at], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["pac-pfl", "pfedbayes"])
+def test_known_rows_change_nothing_bit_for_bit(start: Start, tmp_path: Path, ask: Path, name: str) -> None:
+    folder, path = start(name), write_csv(tmp_path / "later.csv", later())
+    files = {one: one.read_bytes() for one in folder.rglob("*") if one.is_file() and one.name != "run.lock"}
+    known = write_csv(tmp_path / "known.csv", [row for row in TABLE if row["split"] == "train"])
+    before = predicted(folder, ask)
+    result = update(run.open_run(folder), known)
+    assert result.number is None and {one.new for one in result.found.values()} == {0}
+    assert {one: one.read_bytes() for one in files} == files and not (folder / FOLDER).exists()
+    assert update(run.open_run(folder), path).found == {"existing_0": Count(4), "new_0": Count(4)}
+    after = predicted(folder, ask)
+    assert update(run.open_run(folder), path).found == {"existing_0": Count(0, 4), "new_0": Count(0, 4)}
+    assert all(torch.equal(values, after[column]) for column, values in predicted(folder, ask).items())
+    assert not torch.equal(after["mean"], before["mean"]) and since(folder) == Since(1, 8, 2)
+    unchanged = {one: one.read_bytes() for one in files if one.name != "manifest.json"}
+    assert unchanged == {one: data for one, data in files.items() if one.name != "manifest.json"}
+
+
+def test_networks_that_have_gone_on_learn_again_from_where_they_are(start: Start, tmp_path: Path, ask: Path) -> None:
+    """The state of a filtered posterior is kept; where more rounds have followed, the rows are filtered anew."""
+    folder, path = start("pfedbayes"), write_csv(tmp_path / "later.csv", later())
+    update(run.open_run(folder), path)
+    opened = run.open_run(folder)
+    stale = opened.state._replace(round=7)  # as of a run that was resumed for more rounds
+    again, kept = updates.updated(replace(opened, state=stale)), updates.updated(opened)
+    torch.testing.assert_close(again.state.kept.together().q.loc, kept.state.kept.together().q.loc)
+    assert not torch.equal(kept.state.kept.together().q.loc, opened.state.kept.together().q.loc)
+
+
+def test_certificates_are_of_the_run_before_and_say_so(start: Start, tmp_path: Path) -> None:
+    folder, path = start("pac-pfl/split"), write_csv(tmp_path / "later.csv", later())
+    before = certify(run.open_run(folder))
+    update(run.open_run(folder), path)
+    after = certify(run.open_run(folder))
+    assert [line.bound for line in after.clients] == [line.bound for line in before.clients] and after.number == 1
+    assert "later" not in before.labels
+    assert after.labels["later"].startswith("8 later rows of 2 clients are none of these rows")
+
+
+def test_a_crash_loses_nothing(start: Start, tmp_path: Path, ask: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the file is written: predictions are those before, and the same command ends as if nothing was."""
+    folder, path = start("pac-pfl"), write_csv(tmp_path / "later.csv", later())
+    before, whole = predicted(folder, ask), results_folder.write_synced
+    with monkeypatch.context() as patch:
+        patch.setattr(results_folder, "write_synced", _half(whole))
+        with pytest.raises(CheckpointError, match="cannot write"):
+            update(run.open_run(folder), path)
+    assert all(torch.equal(values, before[name]) for name, values in predicted(folder, ask).items())
+    assert update(run.open_run(folder), path).number == 1
+    assert since(folder) == Since(1, 8, 2)
+
+
+def _half(whole: Callable[[Path, bytes], None]) -> Callable[[Path, bytes], None]:
+    def write(place: Path, data: bytes) -> None:
+        if place.name.startswith("0"):
+            whole(place, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        whole(place, data)
+
+    return write
+
+
+@pytest.mark.parametrize(("what", "text"), [("damaged", "is damaged or was edited"), ("gone", "is missing")])
+def test_an_update_that_was_altered_or_lost_is_refused(
+    start: Start, tmp_path: Path, ask: Path, what: str, text: str
+) -> None:
+    folder = start("pac-pfl")
+    update(run.open_run(folder), write_csv(tmp_path / "later.csv", later()))
+    (path,) = (folder / FOLDER).iterdir()
+    path.unlink() if what == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.warns(UserWarning, match="000001"), pytest.raises(DataError, match=rf"000001.safetensors {text}"):
+        predicted(folder, ask)
+
+
+def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
+    folder, path = start("pac-pfl"), write_csv(tmp_path / "later.csv", later())
+    opened = run.open_run(folder)
+    with pytest.raises(DataError, match=r"'nobody': the run does not know it .*join is for clients that never trained"):
+        update(opened, write_csv(tmp_path / "other.csv", [{**later()[0], "client": "nobody"}]))
+    with pytest.raises(DataError, match=r"'existing_1': .*later\.csv has no rows of it"):
+        update(opened, path, ["existing_1"])
+    with pytest.raises(StudyError, match="this run has none"):
+        update(replace(opened, folder=None), path)
+    with pytest.raises(StudyError, match="FedAvg does not learn from later rows"):
+        update(run.open_run(start("fedavg")), path)
+    assert since(folder) is None and update(opened, path, ["new_0"]).found == {"new_0": Count(4)}
