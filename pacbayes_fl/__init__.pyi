@@ -37,9 +37,11 @@ from pacbayes_fl.models.weights.convolutional import BayesianCNN as BayesianCNN
 from pacbayes_fl.models.weights.convolutional import BayesianFedAvgCNN as BayesianFedAvgCNN
 from pacbayes_fl.models.weights.convolutional import BayesianVGG as BayesianVGG
 from pacbayes_fl.posteriors.hyper_posterior import GaussianHyperPrior as GaussianHyperPrior
+from pacbayes_fl.results.comparison import Comparison as Comparison
 from pacbayes_fl.results.records import Result as Result
 from pacbayes_fl.study.callbacks import Callback as Callback
 from pacbayes_fl.study.callbacks import EarlyStop as EarlyStop
+from pacbayes_fl.study.callbacks import RoundLog as RoundLog
 from pacbayes_fl.study.callbacks import TensorBoard as TensorBoard
 from pacbayes_fl.study.compare import compare as compare
 from pacbayes_fl.study.estimators import FederatedClassifier as FederatedClassifier
@@ -47,6 +49,7 @@ from pacbayes_fl.study.estimators import FederatedRegressor as FederatedRegresso
 from pacbayes_fl.study.estimators import PacPFLRegressor as PacPFLRegressor
 from pacbayes_fl.study.estimators import PFedBayesClassifier as PFedBayesClassifier
 from pacbayes_fl.study.file import Study as Study
+from pacbayes_fl.study.forecast import Forecast as Forecast
 from pacbayes_fl.study.forecast import forecast as forecast
 from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.run import open_run as open_run

@@ -1,14 +1,17 @@
 """Names of studies, clients and columns as plain text, wherever they are shown or written.
 
 A name is whatever somebody called a client. On a terminal it must not move the cursor, in a spreadsheet it must not be
-a formula, on disk it must not be a path, and in a figure it must not be mathematics.
+a formula, on disk it must not be a path, in a figure it must not be mathematics, and in a page it must not be markup.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections.abc import Sequence
+from html import escape
 from typing import Final
 
 _FORMULA: Final = re.compile(r"(?:^|;)\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # ";" begins a cell where "," is a decimal
@@ -19,6 +22,7 @@ _DEVICES: Final = re.compile(
 )
 _UNSAFE: Final = re.compile(r'[<>:"/\\|?*]')
 _ELLIPSIS: Final = "…"
+_MOST: Final = 30  # rows that a notebook shows of a table
 
 
 def printable(text: str) -> str:
@@ -171,3 +175,33 @@ def to_drawing(text: str, longest: int) -> str:
         The text with lines that are printable and not too long.
     """
     return "\n".join(shortened(line, longest) for line in text.split("\n")).replace("$", r"\$")
+
+
+def as_html(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], most: int = _MOST) -> str:
+    """Write a table as HTML.
+
+    Args:
+        title: what it is a table of.
+        header: names of the columns.
+        rows: cells, the first of which names its row.
+        most: rows that are shown; the caption says how many there are.
+
+    Returns:
+        A `<table>` with a caption and headers of columns and rows; whatever stands in names is text.
+    """
+    caption = title if len(rows) <= most else f"{title} (the first {most} of {len(rows)} rows)"
+    head = "".join(f'<th scope="col">{_cell(name)}</th>' for name in header)
+    lines = []
+    for first, *others in rows[:most]:
+        cells = "".join(f"<td>{_cell(cell)}</td>" for cell in others)
+        lines.append(f'<tr><th scope="row">{_cell(first)}</th>{cells}</tr>')
+    body = "\n".join(lines)
+    caption = f"<caption>{_cell(caption)}</caption>"
+    return f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _cell(cell: object) -> str:
+    """Write a cell: numbers with four significant digits, "-" for what is not known."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "-"
+    return escape(printable(f"{cell:.4g}" if isinstance(cell, float) else str(cell)))

@@ -17,6 +17,7 @@ from torch import Tensor
 from pacbayes_fl.bounds.checks import Number, checked, whole
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.names import as_html
 from pacbayes_fl.results.certificates import rounded_up
 
 Terms = Mapping[str, Tensor]
@@ -114,6 +115,13 @@ class Certificate:
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The bound and what it is made of, for notebooks."""
+        named = {"bound": self.value, **self.parts(), "delta": self.delta, **self.terms}
+        numbers = {name: torch.as_tensor(value).flatten().tolist() for name, value in named.items()}
+        rows = [[name, min(values), max(values)] for name, values in numbers.items() if values]
+        return as_html(str(self), ("", "least", "largest"), rows)
 
 
 def certify(

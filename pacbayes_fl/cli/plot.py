@@ -49,7 +49,7 @@ def act(options: argparse.Namespace) -> None:
     result: list[Result] = []
     for folder in options.run:
         if comparison.is_comparison(folder):
-            runs = comparison.load(folder)
+            runs: list[Result] = comparison.load(folder)
             written = plots.save_joint(runs, folder / "figures")
         else:
             runs = [load(folder)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pacbayes_fl.errors import DataError
+from pacbayes_fl.names import as_html, printable
 
 
 def client_id(name: str) -> int:
@@ -122,7 +123,12 @@ class ClientBatch:
         """Shapes and names in one line."""
         names = ", ".join(self.names[:3]) + (", ..." if self.clients > 3 else "")
         x, y = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (self.x, self.y))
-        return f"ClientBatch({self.clients} clients ({names}), {int(self.mask.sum())} rows, x {x}, y {y})"
+        return f"ClientBatch({self.clients} clients ({printable(names)}), {int(self.mask.sum())} rows, x {x}, y {y})"
+
+    def _repr_html_(self) -> str:
+        """Clients and how many rows they have, for notebooks."""
+        rows = [*zip(self.names, self.mask.sum(1).tolist(), strict=True)]
+        return as_html(f"{self.clients} clients, inputs {list(self.x.shape[2:])}", ("client", "rows"), rows)
 
     @property
     def clients(self) -> int:

@@ -7,16 +7,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum
+from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import GROUPS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FOLDER: Final = "certificates"
 _NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")
@@ -58,7 +62,7 @@ class CertifiedClient:
             raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CertifiedRun:
     """Certificates of a run: every line of the table holds on its own with probability at least 1 - delta.
 
@@ -99,6 +103,32 @@ class CertifiedRun:
     asked: str = ""
     number: int | None = None
     model: JsonMapping = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """What is bounded, for how many clients, and why not, in one line."""
+        why = [f"{group}: no certificate: {'; '.join(reasons)}" for group, reasons in self.reasons.items() if reasons]
+        what = f"{self.theorem}, delta {self.delta:g}, {len(self.clients)} clients of {self.method} on {self.study}"
+        return f"CertifiedRun({names.printable('; '.join([what, *why]))})"
+
+    def _repr_html_(self) -> str:
+        """A line a client, for notebooks."""
+        columns = {name: values for name, values in self._columns().items() if name != "trivial"}
+        return names.as_html(repr(self), [*columns], [*zip(*columns.values(), strict=True)])
+
+    def to_pandas(self) -> DataFrame:
+        """Give the lines of the table as a data frame.
+
+        Returns:
+            A row per client, with the fields of `CertifiedClient` and whether the row is a certificate.
+
+        Raises:
+            PacBayesFLError: when pandas is not installed.
+        """
+        return frame(self._columns())
+
+    def _columns(self) -> dict[str, list[object]]:
+        columns = {one.name: [getattr(client, one.name) for client in self.clients] for one in fields(CertifiedClient)}
+        return columns | {"valid": [not self.reasons.get(client.group) for client in self.clients]}
 
     @property
     def stem(self) -> str:

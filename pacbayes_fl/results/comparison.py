@@ -9,17 +9,21 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.files import refuse_link
-from pacbayes_fl.names import to_folder
+from pacbayes_fl.names import as_html, printable, to_folder
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.folder import refuse_links
+from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import verify
 from pacbayes_fl.results.metrics import comparison_columns, metric_of
 from pacbayes_fl.results.records import GROUPS, Result
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FILE: Final = "compare.json"
 """What a folder has that is a comparison's."""
@@ -116,6 +120,45 @@ def worst(results: Sequence[Result], group: str, metric: str) -> Worst | None:
     return Worst(client, means[client])
 
 
+class Comparison(list[Result]):
+    """The results of a comparison, seed by seed within study by study."""
+
+    def __repr__(self) -> str:
+        """Methods, seeds and the study in one line."""
+        return f"Comparison({self._title})" if self else "Comparison()"
+
+    @property
+    def _title(self) -> str:
+        names = list(dict.fromkeys(one.method for one in self))
+        some = ", ".join(names[:6]) + (", ..." if names[6:] else "")
+        seeds = len({one.seed for one in self})
+        return printable(f"{self[0].study}: {some}; {len(self)} runs, {seeds} seed{'s' if seeds > 1 else ''}")
+
+    def _repr_html_(self) -> str:
+        """The table of the comparison, for notebooks."""
+        header = ("method", "clients", "metric", "mean", "95 % from", "to", "median", "worst", "worst client")
+        cells = table(self) if self else []
+        rows = [
+            (one.method, one.group, one.metric, *one[3:7], one.worst, one.worst_client)  # from the mean to the median
+            for one in sorted(
+                cells, key=lambda one: (one.group, list(comparison_columns(self[0].task)).index(one.metric))
+            )
+        ]
+        return as_html(self._title if self else "no runs", header, rows)
+
+    def to_pandas(self) -> DataFrame:
+        """Give every metric of every method and group as a data frame, as `compare.csv` has them.
+
+        Returns:
+            A row per method, group and metric, with the columns of `Cell`.
+
+        Raises:
+            PacBayesFLError: when pandas is not installed.
+        """
+        cells = table(self, list(dict.fromkeys(name for one in self for name in one.metrics))) if self else []
+        return frame({name: [getattr(cell, name) for cell in cells] for name in Cell._fields})
+
+
 def table(results: Sequence[Result], metrics: Sequence[str] | None = None) -> list[Cell]:
     """Summarise runs by method, group and metric.
 
@@ -195,7 +238,7 @@ def is_comparison(folder: Path | str) -> bool:
     return (Path(folder) / FILE).is_file()
 
 
-def load(folder: Path | str) -> list[Result]:
+def load(folder: Path | str) -> Comparison:
     """Read the runs of a finished comparison.
 
     Args:
@@ -226,7 +269,7 @@ def load(folder: Path | str) -> list[Result]:
         varied = {str(name): dict(about) for name, about in summary.get("varied", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_AGAIN) from error
-    loaded = []
+    loaded = Comparison()
     for name, method, scores in runs:
         if Path(name).name != name:
             raise DataError(f"{path} names a run outside of its folder: {name!r}", hint=_AGAIN)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pacbayes_fl import names
 from pacbayes_fl.errors import StudyError, shown
@@ -25,12 +25,14 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
+from pacbayes_fl.results.frames import frame
 from pacbayes_fl.results.manifest import put, verify
 from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
 
 if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
     import numpy as np
     import torch
+    from pandas import DataFrame
     from torch import Tensor
 
 GROUPS: Final = ("existing", "new")
@@ -108,6 +110,42 @@ class Result:
         ran = f"{self.method} on {self.study}, seed {self.seed}, {len(self.rounds)} rounds"
         text = f"{ran}, {' and '.join(counts)} clients, {self.task}: {', '.join(self.metrics)}"
         return f"Result({names.printable(text)})"
+
+    def _repr_html_(self) -> str:
+        """What every group has on average, for notebooks."""
+        rows = [
+            [group, name, entry["mean"], *entry["interval"], entry["median"]]
+            for group, metrics in self.summary()["groups"].items()
+            for name in self.metrics
+            if (entry := _nested(metrics, name)) is not None
+        ]
+        title = f"{self.method} on {self.study}, seed {self.seed}, round {self.round}: mean over clients"
+        return names.as_html(title, ("clients", "metric", "mean", "95 % from", "to", "median"), rows)
+
+    def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
+        """Give the scores of the clients, or the numbers of the rounds, as a data frame.
+
+        Args:
+            table: "clients", a row per client and group as in `clients.csv`; or "rounds", a row per round.
+
+        Returns:
+            A column for every number, NaN where a row has none.
+
+        Raises:
+            StudyError: of another table.
+            PacBayesFLError: when pandas is not installed.
+        """
+        if table == "clients":
+            about = [(row.id, row.group, row.name, row.m) for row in self.clients]
+            numbers, fixed = [row.metrics for row in self.clients], _FIXED
+        elif table == "rounds":
+            about = [(one.round, one.clients, len(one.dropped)) for one in self.rounds]  # type: ignore[misc]
+            numbers, fixed = [one.values for one in self.rounds], ("round", "clients", "dropped")  # type: ignore[assignment]
+        else:
+            raise StudyError(f"table must be 'clients' or 'rounds', got {shown(table)}")
+        known = dict.fromkeys(name for row in numbers for name in row)
+        columns = {name: [row[at] for row in about] for at, name in enumerate(fixed)}
+        return frame({**columns, **{name: [row.get(name, math.nan) for row in numbers] for name in known}})
 
     @property
     def round(self) -> int:
@@ -228,6 +266,13 @@ class Result:
             and own.keys() == others.keys()
             and all(_same(tensor, others[name]) for name, tensor in own.items())
         )
+
+
+def _nested(entry: JsonMapping, metric: str) -> JsonMapping | None:
+    """Look a metric up in a group of a summary; None where the group has none."""
+    for part in metric.split("."):
+        entry = entry.get(part, {})
+    return entry if "mean" in entry else None
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

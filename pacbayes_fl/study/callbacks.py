@@ -9,9 +9,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError, shown
 from pacbayes_fl.files import JsonTable
+from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.metrics import METRICS
 from pacbayes_fl.results.recorded import RECORDED
-from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.results.rounds import RoundRecord, to_line
 
 
 @runtime_checkable
@@ -228,6 +229,58 @@ class TensorBoard(Callback):
 
     def on_round(self, record: RoundRecord) -> None:
         """Write the numbers of a round, its seconds and its clients among them."""
-        for name, value in {**record.values, "clients": record.clients, "dropped": len(record.dropped)}.items():
+        for name, value in numbers(record).items():
             self._writer.add_scalar(name.replace(".", "/"), value, record.round)
         self._writer.flush()
+
+
+class RoundLog(Callback):
+    """Writes every round to a file as it is finished, for a program that reads along.
+
+    Args:
+        path: ".jsonl", of a line per round as in the `rounds.jsonl` of a run folder; or ".csv", of a line per number:
+            round, name and value. A file that is there is replaced; a run that goes on writes its earlier rounds first.
+
+    Raises:
+        StudyError: of another ending.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> study = fl.Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2"])
+        >>> _ = fl.run(study, callbacks=[fl.RoundLog("log.csv")])
+        >>> open("log.csv").read().splitlines()[:2]
+        ['round,name,value', '1,clients,24']
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Look at the ending alone: nothing is written before a run starts."""
+        self.path = Path(path)
+        if self.path.suffix not in (".jsonl", ".csv"):
+            raise StudyError(f"rounds are written to .jsonl or .csv, got {self.path}")
+
+    def on_start(self, past: Sequence[RoundRecord]) -> None:
+        """Begin the file, with the rounds that are finished."""
+        head = "" if self.path.suffix == ".jsonl" else "round,name,value\n"
+        self.path.write_text(head + "".join(map(self._lines, past)), encoding="utf-8")
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Write a round behind the others."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(self._lines(record))
+
+    def _lines(self, record: RoundRecord) -> str:
+        if self.path.suffix == ".jsonl":
+            return to_line(record)
+        return "".join(f"{record.round},{to_cell(name)},{value!r}\n" for name, value in numbers(record).items())
+
+
+def numbers(record: RoundRecord) -> dict[str, float]:
+    """Give every number of a round, how many clients took part and how many were dropped among them.
+
+    Args:
+        record: of the round.
+
+    Returns:
+        By name.
+    """
+    return {"clients": record.clients, "dropped": len(record.dropped), **record.values}

@@ -20,7 +20,7 @@ from pacbayes_fl.federation import checkpoint
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results import records as results
-from pacbayes_fl.results.comparison import FILE, Cell, run_folder, scores_sha256, table
+from pacbayes_fl.results.comparison import FILE, Cell, Comparison, run_folder, scores_sha256, table
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import intact, put, read, regain, verify
 from pacbayes_fl.results.records import Result
@@ -43,7 +43,7 @@ def compare(
     on_run: Callable[[Study], Callable[[RoundRecord], None] | None] | None = None,
     vary: str | None = None,
     resume: bool = False,
-) -> list[Result]:
+) -> Comparison:
     """Run studies that differ in their method or in one value, each over several seeds.
 
     With a folder, every run has its own below it, and a run that is finished there is read instead of repeated; one
@@ -73,9 +73,8 @@ def compare(
         >>> sets = ["federation.rounds=2", "method.particles=2"]
         >>> study = fl.Study.from_toml("polynomial", sets)
         >>> own = fl.PacPFL(fl.DeepKernelGP(1, (4,), (4,)), particles=2)
-        >>> results = fl.compare([study, study.with_instances(method=own)], seeds=1)
-        >>> [result.method for result in results]
-        ['pac-pfl', 'instance:PacPFL']
+        >>> fl.compare([study, study.with_instances(method=own)], seeds=1)
+        Comparison(polynomial: pac-pfl, instance:PacPFL; 2 runs, 1 seed)
     """
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
     may_differ = vary is not None and vary.startswith("data.")
@@ -100,7 +99,7 @@ def compare(
         if out is not None:
             put(out, {COMPARISON: (json.dumps(asked, indent=1) + "\n").encode()})
 
-    finished = []
+    finished = Comparison()
     with nullcontext() if out is None else files.fresh_folder(Path(out)):
         for name, study, folder in runs:
             on_round = _after(begin, on_run(study) if on_run is not None else None)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, StudyError
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.names import to_cell
+from pacbayes_fl.names import as_html, to_cell
 from pacbayes_fl.results.folder import write_atomic
+from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study.evaluate.regression import BAND
 from pacbayes_fl.study.later import from_table, members_of
 from pacbayes_fl.study.predict import answers
@@ -26,10 +27,13 @@ from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.updates import updated
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _CLASSES: Final = ("label", "probability", "entropy")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Forecast:
     """A table and, row by row, what a run predicts for it.
 
@@ -45,6 +49,27 @@ class Forecast:
     clients: Sequence[str]
     predicted: Mapping[str, Tensor]
     round: int
+
+    def __repr__(self) -> str:
+        """How many rows there are, and what is predicted, in one line."""
+        names = ", ".join(self.predicted)
+        return f"Forecast({len(self.clients)} rows of {len(set(self.clients))} clients: {names}; round {self.round})"
+
+    def _repr_html_(self) -> str:
+        """The first rows, for notebooks."""
+        columns = {"client": self.clients} | self.table()
+        return as_html(repr(self), [*columns], [*zip(*columns.values(), strict=True)])
+
+    def to_pandas(self) -> DataFrame:
+        """Give all columns of `table` as a data frame.
+
+        Returns:
+            A row per row of the table.
+
+        Raises:
+            PacBayesFLError: when pandas is not installed.
+        """
+        return frame(self.table())
 
     def table(self) -> dict[str, list[object]]:
         """Give all columns: the table's own, those predicted, and the round.

@@ -20,6 +20,7 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.names import printable
 from pacbayes_fl.privacy.guarantees import Replacement
 from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
@@ -42,7 +43,7 @@ __all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "ru
 OnRound = Callable[[RoundRecord], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """A federation after its last round, with everything that a prediction needs.
 
@@ -76,6 +77,12 @@ class Trained:
     folder: Path | None = None
     fell_back: Sequence[str] = ()
     errors: residuals.ErrorShape = residuals.GAUSSIAN
+
+    def __repr__(self) -> str:
+        """What was trained, on how many clients, in one line."""
+        counts = " and ".join(f"{group.train.clients} {name}" for name, group in self.groups.items())
+        what = printable(f"{self.study.method.name} on {self.study.name}")
+        return f"Trained({what}, round {self.round}, {counts} clients)"
 
     @property
     def round(self) -> int:

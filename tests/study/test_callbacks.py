@@ -11,7 +11,7 @@ import pytest
 
 from pacbayes_fl.errors import PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study.callbacks import Callback, EarlyStop, TensorBoard, check
+from pacbayes_fl.study.callbacks import Callback, EarlyStop, RoundLog, TensorBoard, check
 from pacbayes_fl.study.run import open_run, run
 from tests.tiny import tiny
 
@@ -150,3 +150,24 @@ def test_without_tensorboard_the_error_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(PacBayesFLError, match=r"pip install 'pacbayes_fl\[tensorboard\]'"):
         TensorBoard(tmp_path)
+
+
+def test_rounds_are_logged_as_the_run_folder_has_them_also_when_a_run_goes_on(tmp_path: Path) -> None:
+    logs = [RoundLog(tmp_path / "log.jsonl"), RoundLog(tmp_path / "log.csv")]
+    run(tiny(*CHEAP), tmp_path / "run", callbacks=[*logs, Listen(last=2)])
+    (tmp_path / "log.csv").write_text("half a round", encoding="utf-8")
+    result = run(tiny(*CHEAP), tmp_path / "run", resume=True, callbacks=logs)
+    assert logs[0].path.read_text("utf-8") == (tmp_path / "run" / "rounds.jsonl").read_text("utf-8")
+    lines = [line.split(",") for line in logs[1].path.read_text("utf-8").splitlines()]
+    assert lines[0] == ["round", "name", "value"]
+    values = {(int(number), name): float(value) for number, name, value in lines[1:]}
+    assert values == {
+        (one.round, name): value
+        for one in result.rounds
+        for name, value in {"clients": one.clients, "dropped": 0, **one.values}.items()
+    }
+
+
+def test_a_log_of_another_ending_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"\.jsonl or \.csv, got log\.txt"):
+        RoundLog("log.txt")
