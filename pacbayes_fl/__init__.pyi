@@ -54,6 +54,7 @@ from pacbayes_fl.study.forecast import forecast as forecast
 from pacbayes_fl.study.predict import predict as predict
 from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run
+from pacbayes_fl.study.score import score as score
 from pacbayes_fl.study.search.tune import tune as tune
 from pacbayes_fl.study.updates import update as update
 

@@ -52,7 +52,19 @@ def test_importing_the_package_and_the_command_line_loads_no_torch() -> None:
 
 
 EXAMPLES = (
-    *("run", "compare", "tune", "open_run", "predict", "forecast", "update", "certify", "Callback", "EarlyStop"),
+    *(
+        "run",
+        "compare",
+        "tune",
+        "open_run",
+        "predict",
+        "forecast",
+        "update",
+        "score",
+        "certify",
+        "Callback",
+        "EarlyStop",
+    ),
     "RoundLog",
     *("PacPFLRegressor", "PFedBayesClassifier", "testing.check_method"),
 )

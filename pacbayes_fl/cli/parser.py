@@ -23,6 +23,7 @@ from pacbayes_fl.cli import (
     release,
     run,
     schema,
+    score,
     show,
     tune,
     update,
@@ -33,7 +34,24 @@ _PACKAGES: Final = ("torch", "gpytorch", "pyro-ppl")
 _DEBUG: Final = "print where in the code a failure came from, above the line that names it"
 
 COMMANDS: Final = (
-    *(run, compare, tune, listing, show, plot, certify, bound, join, release, predict, update, init, describe, schema),
+    *(
+        run,
+        compare,
+        tune,
+        listing,
+        show,
+        plot,
+        certify,
+        bound,
+        join,
+        release,
+        predict,
+        update,
+        score,
+        init,
+        describe,
+        schema,
+    ),
 )
 """The modules of the commands, in the order of the help; each has its `arguments` and what it does, `act`."""
 
