@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,19 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pacbayes_fl.data import user_tables
+from pacbayes_fl.data import history, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, shown
+from pacbayes_fl.data.cells import check_names
+from pacbayes_fl.data.encoding import encoded
+from pacbayes_fl.data.history import History
+from pacbayes_fl.data.layout import Layout, Span
+from pacbayes_fl.data.leaks import check_leaks
+from pacbayes_fl.data.long_form import check_arrays, count_classes, known_numbers, rows_of_clients
+from pacbayes_fl.errors import DataError
 
 Rows = list[tuple[Tensor, Tensor]]  # (x [m, d], y [m]) of each client
-
-_LONG_FORM = MappingProxyType(  # R rows, d features, C clients
-    {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
-    | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
-)
-_OPTIONAL = MappingProxyType({"validation": "R", "classes": "", "feature_shape": "s", "time": "R", "time_kind": ""})
-_CLASSES = 1000  # that a table may have with fewer rows
 
 
 class Column(NamedTuple):
@@ -92,6 +89,7 @@ class Dataset:
         feature_shape: shape of one input that is no flat row of named features: [channels, H, W] of an image.
         rows: which rows of a published data set went where; see `to_positions`.
         time_kind: of the times of a user's table, as `data.times` calls it; empty where it is not known.
+        history: of a user's table, of which lags and rolling means of later rows are made.
     """
 
     groups: Mapping[str, Group]
@@ -102,6 +100,7 @@ class Dataset:
     feature_shape: tuple[int, ...] = ()
     rows: Mapping[str, Array] | None = None
     time_kind: str = ""
+    history: History | None = None
 
 
 def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> Dataset:
@@ -112,7 +111,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
             `feature_name` [d], `feature_unit` [d], `target_name` [], `target_unit` []. Optional: `validation` [R] bool,
             True on rows of neither training nor test; `classes` [], the number of classes of labels y;
             `feature_shape` [s], the shape of one input, whose rows are then read as float32 and have one name;
-            `time` [R], when each row was taken, and `time_kind` [], how that was written (see `data.times`).
+            `time` [R], when each row was taken, and `time_kind` [], how that was written (see `data.times`); those of
+            `data.history`.
         provenance: what is known of the data: the manifest.
 
     Returns:
@@ -121,7 +121,7 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     Raises:
         DataError: when an array is missing or does not fit the others, or a client's rows cannot be used.
     """
-    shape, classes = _check_long_form(arrays)
+    shape, classes = check_arrays(arrays)
     names, new = [str(name) for name in arrays["client_name"]], np.asarray(arrays["client_new"], dtype=bool)
     test, owner = torch.from_numpy(np.asarray(arrays["test"], dtype=bool)), arrays["client"]
     validation = torch.from_numpy(np.asarray(arrays.get("validation", np.zeros(len(owner))), dtype=bool))
@@ -129,17 +129,17 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         raise DataError(f"array 'client' must hold whole numbers in 0..{len(names) - 1}")
     if len(set(names)) < len(names):
         raise DataError("its name is used twice", client=next(name for name in names if names.count(name) > 1))
-    user_tables.check_names(names)
+    check_names(names)
     if (test & validation).any():
         raise DataError(
             "a row is both a test and a validation row", client=names[int(owner[(test & validation).numpy()][0])]
         )
     try:
-        x, y = (torch.from_numpy(_known(arrays[name])) for name in ("x", "y"))
+        x, y = (torch.from_numpy(known_numbers(arrays[name])) for name in ("x", "y"))
     except TypeError as error:
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
-    parts = _rows_of(owner, len(names), (~test & ~validation, test, validation))
+    parts = rows_of_clients(owner, len(names), (~test & ~validation, test, validation))
     pieces = [list(zip(x[rows].split(own), y[rows].split(own), strict=True)) for rows, own in parts]
     when = None if "time" not in arrays else torch.from_numpy(np.ascontiguousarray(arrays["time"]))
     times = None if when is None else [when[rows].split(own) for rows, own in parts[:2]]
@@ -157,60 +157,8 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
     target = Column(str(arrays["target_name"]), str(arrays["target_unit"]))
     features = tuple(Column(str(name), str(unit)) for name, unit in columns)
     kind = str(arrays.get("time_kind", ""))
-    return Dataset(groups, features, target, dict(provenance), classes, shape, time_kind=kind)
-
-
-def _rows_of(owner: Array, clients: int, parts: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
-    """Positions of the rows of every part [R], client after client, and how many rows each client has there.
-
-    One sort, where a mask a client would be clients times rows.
-    """
-    order = torch.from_numpy(np.argsort(owner, kind="stable"))
-    positions = [order[part[order]] for part in parts]
-    return [(rows, np.bincount(owner[rows.numpy()], minlength=clients).tolist()) for rows in positions]
-
-
-def _known(numbers: Array) -> Array:
-    """Give unsigned numbers, of which torch knows bytes alone, as float64."""
-    unsigned = numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1
-    return np.ascontiguousarray(numbers, dtype=np.float64 if unsigned else None)
-
-
-def _check_classes(where: str, largest: float, rows: int) -> int:
-    """Count the classes 0..largest, of which there cannot be many more than rows."""
-    limit = max(_CLASSES, rows)
-    if largest + 1 > limit:
-        what = f"{where}: label {largest:g} would be one of {largest + 1:g} classes of {rows} rows"
-        raise DataError(f"{what}, and the limit is {limit}", hint="number the classes 0, 1, 2, ...")
-    return int(largest) + 1
-
-
-def _check_long_form(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
-    """Check that the arrays fit each other, and return the shape of one input and the number of classes."""
-    for name in _LONG_FORM:
-        if name not in arrays:
-            raise DataError(f"array {name!r} is missing", hint="is this file one of data_gen's?")
-    for name, least in (("classes", 2), ("feature_shape", 1)):
-        given = np.asarray(arrays.get(name, least))
-        if given.dtype.kind not in "iu" or (given < least).any():
-            raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {shown(given.tolist())}")
-    if "time" in arrays and arrays["time"].dtype not in (np.int64, np.float64):
-        raise DataError(f"array 'time' must hold int64 or float64, got {arrays['time'].dtype}")
-    shape = tuple(int(size) for size in np.ravel(arrays.get("feature_shape", ())))
-    sizes = {"d": math.prod(shape), "f": 1} if shape else {}
-    for name, letters in {**_LONG_FORM, **_OPTIONAL}.items():
-        if name not in arrays:
-            continue
-        if not shape:
-            letters = letters.replace("f", "d")
-        got = np.shape(arrays[name])
-        fits = [sizes.setdefault(letter, size) == size for letter, size in zip(letters, got, strict=False)]
-        if len(got) != len(letters) or not all(fits):
-            wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
-            raise DataError(f"array {name!r} must be [{wanted}], got {list(got)}")
-    return shape, _check_classes(
-        "array 'classes'", int(arrays["classes"]) - 1, sizes["R"]
-    ) if "classes" in arrays else None
+    past = history.from_arrays(arrays, names, kind)
+    return Dataset(groups, features, target, dict(provenance), classes, shape, time_kind=kind, history=past)
 
 
 def _group(
@@ -286,6 +234,7 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "time": torch.cat(when)[order].numpy() if when else None,
         "time_kind": np.array(dataset.time_kind) if when and dataset.time_kind else None,
     }
+    arrays |= history.to_arrays(dataset.history, names)
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
 
@@ -312,24 +261,22 @@ def to_positions(dataset: Dataset) -> dict[str, Array]:
 
 def read(
     path: Path,
-    client: str = "client",
-    target: str = "y",
+    layout: Layout | None = None,
     test_share: float = 0.25,
     task: user_tables.Task = "regression",
-    time: str | None = None,
+    last: Span | None = None,
 ) -> Dataset:
     """Read a data set: an .npz of `data_gen`, or a user's table.
 
     Args:
         path: .npz, .csv or .parquet.
-        client: name of the table's client column.
-        target: name of the table's target column.
+        layout: roles of the table's columns, and the features that are made of them; rows are sorted by its time within
+            clients, and the order of the file is taken for that of time where it has none.
         test_share: share of each client's last rows, of two or more at least one, held out when the table has no
             `split` column.
         task: "classification" when the table's targets are labels 0..C-1, C - 1 being the largest; an .npz says itself
             what it holds.
-        time: name of the table's column of times, by which rows are sorted within clients; the order of the file is
-            taken for that of time when None.
+        last: how long before each client's last row its test rows begin, in place of a share.
 
     Returns:
         The data set.
@@ -346,11 +293,12 @@ def read(
         if task == "classification" and dataset.classes is None:
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
-    table = user_tables.read_table(path, client, target, blank_target=False, task=task, time=time, need_time=True)
+    layout = Layout() if layout is None else layout
+    table = user_tables.read_table(path, layout, blank_target=False, task=task)
+    table = user_tables.without_gaps(table, layout)
     if table.times is not None:
-        table = user_tables.sorted_by_time(table, table.times, time)
-    by = f"by column {time!r}" if time is not None else "in the order of the file, which was taken for that of time"
-    return _of_table(str(path), table, target, test_share, task, {"source": path.name}, by)
+        table = user_tables.sorted_by_time(table, table.times, layout.time)
+    return _of_table(str(path), table, layout, (test_share, last), task, {"source": path.name})
 
 
 def of_clients(
@@ -400,49 +348,58 @@ def of_clients(
         for name, (_, y) in rows.items():
             if not bool(((y >= 0) & (y == y.round())).all()):
                 raise DataError("y must hold labels", client=name, hint="number the classes 0, 1, 2, ...")
-    user_tables.check_names(list(rows))
+    check_names(list(rows))
     source = {"source": "rows of a program"}
-    return _of_table("the data", table, "y", test_share, task, source, "in the order of its rows")
+    return _of_table("the data", table, Layout(), (test_share, None), task, source, "in the order of its rows")
 
 
 def _of_table(
     where: str,
     table: user_tables.Table,
-    target: str,
-    test_share: float,
+    layout: Layout,
+    test: tuple[float, Span | None],
     task: user_tables.Task,
     source: Mapping[str, str],
-    by: str,
+    by: str = "in the order of the file, which was taken for that of time",
 ) -> Dataset:
     """Divide the rows of a table into training and test rows."""
     classes = _count_classes(where, table) if task == "classification" else None
-    if table.split is None and not 0 < test_share < 1:
-        raise DataError(f"test_share must be between 0 and 1, got {test_share:g}", hint="or give a column 'split'")
+    if table.split is None and not 0 < test[0] < 1:
+        raise DataError(f"test_share must be between 0 and 1, got {test[0]:g}", hint="or give a column 'split'")
+    held = {name: user_tables.held_out(table, name, *test) for name in table.clients}
+    check_leaks(table, held, layout)
+    table = encoded(table, {name: ~own for name, own in held.items()}, layout)
     groups, new = {}, set(table.new)
     for label in ("existing", "new"):
         members = [name for name in table.clients if (name in new) == (label == "new")]
         if members:
-            held = {name: user_tables.held_out(table, name, test_share) for name in members}
             rows = [(*table.clients[name], held[name]) for name in members]
-            train, test = ([(x[own == part], y[own == part]) for x, y, own in rows] for part in (False, True))
-            groups[label] = _group(label, members, train, test, classes=classes)
+            train, scored = ([(x[own == part], y[own == part]) for x, y, own in rows] for part in (False, True))
+            groups[label] = _group(label, members, train, scored, classes=classes)
             if table.times is not None:
                 cut = ([table.times[name][held[name] == part] for name in members] for part in (False, True))
                 groups[label] = replace(groups[label], times=Times(*(pad_sequence(p, batch_first=True) for p in cut)))
     if "existing" not in groups:
         raise DataError(f"{where} has no existing client", hint="at least one client must take part in the training")
-    how = f"last {test_share:g} of each client {by}" if table.split is None else "column split"
-    features = tuple(Column(name) for name in table.features)
-    provenance = {**source, "test_rows": how}
-    return Dataset(groups, features, Column(target), provenance, classes, time_kind=table.time_kind)
+    by = f"by column {layout.time!r}" if table.times is not None else by
+    amount = f"{test[0]:g} of each client" if test[1] is None else f"{test[1]} of each client"
+    provenance: dict[str, Any] = {
+        **source,
+        "test_rows": f"last {amount} {by}" if table.split is None else "column split",
+    }
+    if table.left_out:
+        provenance["left_out"] = {name: dict(own) for name, own in table.left_out.items()}
+    features, target = tuple(Column(name) for name in table.features), Column(layout.target)
+    past = table.history
+    return Dataset(groups, features, target, provenance, classes, time_kind=table.time_kind, history=past)
 
 
 def _count_classes(where: str, table: user_tables.Table) -> int:
     largest, rows = (
-        max(float(y.max()) for _, y in table.clients.values()),
+        max(float(y.max()) for _, y in table.clients.values() if len(y)),
         sum(len(y) for _, y in table.clients.values()),
     )
-    classes = _check_classes(where, largest, rows)
+    classes = count_classes(where, largest, rows)
     if classes < 2:
         raise DataError(f"{where} has only the label 0", hint="a classification needs two classes at least")
     return classes

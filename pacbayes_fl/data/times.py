@@ -44,16 +44,16 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[object])
         DataError: naming the client, the place and the value that is no time, or of another kind than the first.
     """
     times: list[Time] = []
-    for place, owner, value in zip(where, owners, values, strict=True):
+    for row, value in enumerate(values):
         result = read(value)
         if result is None:
             hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or a number"
-            raise DataError(f"{place}: {shown(value)} is no time", client=owner, hint=hint)
+            raise DataError(f"{where[row]}: {shown(value)} is no time", client=owners[row], hint=hint)
         times.append(result)
         if result.kind != times[0].kind:
             first = f"{shown(values[0])}, the first time, is a {times[0].kind}"
-            what = f"{place}: {shown(value)} is a {result.kind}, and {first}"
-            raise DataError(what, client=owner, hint="write all times of a table in one way")
+            what = f"{where[row]}: {shown(value)} is a {result.kind}, and {first}"
+            raise DataError(what, client=owners[row], hint="write all times of a table in one way")
     numbers = [time.value for time in times]
     whole = all(isinstance(one, int) and _SMALLEST <= one <= _LARGEST for one in numbers)
     if not whole:

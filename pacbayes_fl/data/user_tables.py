@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
-import math
-import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import memory, times
+from pacbayes_fl.data import cells, memory, user_features
+from pacbayes_fl.data.cells import Cells
+from pacbayes_fl.data.history import History
+from pacbayes_fl.data.layout import DERIVED, Feature, Layout, Span
+from pacbayes_fl.data.user_features import Raw
 from pacbayes_fl.errors import DataError, caller_stacklevel, shown
 
 TABLES = (".csv", ".parquet")
@@ -21,6 +26,7 @@ TABLES = (".csv", ".parquet")
 _CLASSES = 20  # distinct whole numbers that may be labels
 _PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
 _PER_CELL = 100  # and for each cell of a Parquet table, whose bytes say little of it
+_NONE: Mapping[str, Any] = MappingProxyType({})
 Task = Literal["regression", "classification"]
 
 
@@ -28,12 +34,18 @@ class Table(NamedTuple):
     """A user's table by client.
 
     Args:
-        clients: name -> (x [m, d], y [m]), float64; y is NaN where the table has no target.
+        clients: name -> (x [m, d], y [m]), float64; y is NaN where the table has no target, x where a feature is
+            missing.
         features: names of the d feature columns.
         split: name -> bool [m], True on test rows; None when the table has no `split` column.
         new: names of clients marked as new.
         times: name -> [m], as `data.times` reads them; None when the table has no such column.
         time_kind: of all these times.
+        words: of every feature that is categorical, whose column of x holds numbers of words; see `encoding.encoded`.
+        history: of what lags and rolling means of later rows are made; None without any.
+        left_out: client -> number of rows that were left out, by the feature that they lack.
+        made_of: the features as the layout has them.
+        unclear: name -> bool [m], rows whose local time is none or two, and which lack all features; None without any.
     """
 
     clients: dict[str, tuple[Tensor, Tensor]]
@@ -42,101 +54,169 @@ class Table(NamedTuple):
     new: tuple[str, ...]
     times: dict[str, Tensor] | None = None
     time_kind: str = ""
+    words: Mapping[str, tuple[str, ...]] = _NONE
+    history: History | None = None
+    left_out: Mapping[str, Mapping[str, int]] = _NONE
+    made_of: tuple[Feature, ...] = ()
+    unclear: Mapping[str, Tensor] | None = None
+
+    def select(self, rows: Mapping[str, Tensor]) -> Table:
+        """Take rows of every client.
+
+        Args:
+            rows: positions or bool [m] by client.
+
+        Returns:
+            The table of these rows, in that order.
+        """
+        return self._replace(
+            clients={name: (x[rows[name]], y[rows[name]]) for name, (x, y) in self.clients.items()},
+            split=None if self.split is None else {name: own[rows[name]] for name, own in self.split.items()},
+            times=None if self.times is None else {name: own[rows[name]] for name, own in self.times.items()},
+            unclear=None if self.unclear is None else {name: own[rows[name]] for name, own in self.unclear.items()},
+        )
+
+    def gaps(self, client: str) -> Tensor:
+        """Find what rows of a client lack: whether a clear time, and which features, bool [m, 1 + d]."""
+        x, _ = self.clients[client]
+        unclear = torch.zeros(len(x), dtype=torch.bool) if self.unclear is None else self.unclear[client]
+        return torch.cat((unclear.unsqueeze(1), x.flatten(1).isnan()), 1)
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names that look alike: a blank at the end, or an accent written in two ways, makes no other client.
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Name the first few.
 
     Args:
-        names: of clients, each once.
+        names: any.
+        most: how many are named.
 
-    Raises:
-        DataError: naming the second of two that look alike.
+    Returns:
+        "a, b and 3 more".
     """
-    seen: dict[str, str] = {}
-    for name in names:
-        first = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
-        if first != name:
-            raise DataError(f"its name differs from {first!r} by what nobody sees", client=name, hint="write it alike")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_table(
     path: Path,
-    client: str = "client",
-    target: str = "y",
-    features: Sequence[str] | None = None,
+    layout: Layout | None = None,
+    made: Sequence[str] | None = None,
+    *,
     need_target: bool = True,
     default_client: str | None = None,
     blank_target: bool = True,
     task: Task = "regression",
-    time: str | None = None,
-    need_time: bool = False,
-    read: tuple[Mapping[str, list[Any]], list[str]] | None = None,
+    past: History | None = None,
+    read: tuple[Mapping[str, Sequence[object]], list[str]] | None = None,
 ) -> Table:
     """Read a CSV (or Parquet) table with one row per observation.
 
-    Columns: the client's name, the target, optionally a time, `split` ("train" or "test") and `group` ("existing" or
-    "new"); every other column is a feature unless `features` names them. A target that is blank or NaN is one to
-    predict.
+    Columns: the client's name, the target, optionally a time, `split` ("train" or "test") and a group ("existing" or
+    "new"); every other column is a feature unless the layout or a run says which are. A target that is blank or NaN is
+    one to predict.
 
     Args:
         path: the file; `.parquet` needs the extra `tables`.
-        client: name of the client column.
-        target: name of the target column.
-        features: names of the feature columns, in the model's order.
+        layout: roles of the columns; a client column, a target y and features when None.
+        made: names of the columns of x of a run, which the features are to become.
         need_target: False for a table to predict on.
         default_client: owner of all rows of a table without a client column.
         blank_target: False when every row must have its target.
         task: "classification" when targets must be labels 0, 1, 2, ...
-        time: name of the column of times, if there is one.
-        need_time: whether it must not be missing.
+        past: what is known of the clients' past, for lags and rolling means.
         read: what `read_columns` gave of the file; it is read when None.
 
     Returns:
-        The table by client, in the order of first appearance; rows keep the order of the file.
+        The table by client, in the order of first appearance; rows keep the order of the file, and `encoding.encoded`
+        makes models' columns of the features.
 
     Raises:
         DataError: when the file or a column is missing, or a value is not a finite number or a target not a label
             (naming the column and the line), a client's name is blank, times are none or of several kinds, or a word is
             not one of those above.
     """
-    path = Path(path)
+    path, layout = Path(path), Layout() if layout is None else layout
     given, places = read_columns(path) if read is None else read
     columns = dict(given)
-    if client not in columns and default_client is not None:
-        columns[client] = [default_client] * len(places)
-    reserved = {client, target, time, "split", "group"}
-    wanted = tuple(features) if features is not None else tuple(name for name in columns if name not in reserved)
-    for name in (client, *([target] if need_target else []), *([time] if time and need_time else []), *wanted):
-        if name not in columns:
+    if layout.client not in columns and default_client is not None:
+        columns[layout.client] = [default_client] * len(places)
+    wanted = layout.wanted([*columns], made)
+    past_known = () if past is None else past.columns
+    needed = [feature.source for feature in wanted if feature.source and feature.source not in past_known]
+    roles = [layout.client, *([layout.target] if need_target else [])]
+    roles += [layout.time] if layout.time and (made is None or any(one.kind in DERIVED for one in wanted)) else []
+    for name in (*roles, *needed):
+        if name not in columns and (name != layout.target or need_target):
             raise DataError(f"{path} has no column {name!r}", hint=f"it has {shown(', '.join(columns), 500)[1:-1]}")
     if not wanted or not places:
         raise DataError(f"{path} has no {'rows' if wanted else 'feature columns'}")
-    named = (client, *wanted, target, *([time] if time in columns else []))
-    where = {name: [f"{path} {place}, column {name!r}" for place in places] for name in named}
-    owners = _owners(where[client], columns[client])
-    numbers = [_numbers(where[name], owners, columns[name], blank=False) for name in wanted]
-    blank = blank_target or target not in columns
-    numbers.append(_numbers(where[target], owners, columns.get(target, [None] * len(places)), blank))
+    owners = cells.owners(Cells(path, layout.client, columns[layout.client], places))
+    owned = _owned(owners)
+    target = Cells(path, layout.target, columns.get(layout.target, [None] * len(places)), places, owners)
+    gaps = cells.BLANK if blank_target or layout.target not in columns else frozenset[str]()
+    hint = cells.MISSING_HINT if layout.missing == "refuse" and "" in target.values else None
+    y = cells.numbers(target, gaps if layout.missing == "refuse" else cells.GAPS, hint)
     if task == "classification":
-        _check_labels(where[target], owners, numbers[-1])
-    when = times.parse(where[time], owners, columns[time]) if time in columns else None
-    values = torch.tensor(numbers, dtype=torch.float64).T
-    owned: dict[str, list[int]] = {}
-    for i, owner in enumerate(owners):
-        owned.setdefault(owner, []).append(i)
-    for name, allowed in (("split", ("train", "test")), ("group", ("existing", "new"))):
+        cells.check_labels(target, y)
+    when, kind, unclear = None, "", np.zeros(len(places), dtype=bool)
+    if layout.time in columns:
+        name = str(layout.time)
+        when, kind, unclear = user_features.read_times(Cells(path, name, columns[name], places, owners), layout)
+    result = user_features.make(Raw(path, columns, places, owners, owned, layout, y, when, kind, unclear), wanted, past)
+    for name, allowed in (("split", ("train", "test")), (layout.group, ("existing", "new"))):
         for value, place in zip(columns.get(name, ()), places, strict=False):
             if value not in allowed:
                 raise DataError(f"{path} {place}: {name} must be {allowed[0]!r} or {allowed[1]!r}, got {shown(value)}")
-    clients = {name: (values[rows, :-1], values[rows, -1]) for name, rows in owned.items()}
+    x, targets = torch.from_numpy(result.x), torch.from_numpy(y)
+    clients = {name: (x[rows], targets[rows]) for name, rows in owned.items()}
     split = None
     if "split" in columns:
         split = {name: torch.tensor([columns["split"][i] == "test" for i in rows]) for name, rows in owned.items()}
-    new = _new(columns["group"], owned) if "group" in columns else []
-    by_time = None if when is None else {name: when[rows] for name, rows in owned.items()}
-    first = times.read(columns[time][0]) if time in columns else None
-    return Table(clients, wanted, split, tuple(new), by_time, first.kind if first else "")
+    new = _new(columns[layout.group], owned) if layout.group in columns else []
+    by_time = None if when is None else {name: torch.from_numpy(when[rows]) for name, rows in owned.items()}
+    dark = {name: torch.from_numpy(unclear[rows]) for name, rows in owned.items()} if unclear.any() else None
+    table = Table(clients, result.names, split, tuple(new), by_time, kind, result.words, result.history)
+    return table._replace(made_of=wanted, unclear=dark)
+
+
+def _owned(owners: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Find the rows of every client."""
+    rows: dict[str, list[int]] = {}
+    for i, owner in enumerate(owners):
+        rows.setdefault(owner, []).append(i)
+    return {name: np.array(own, dtype=np.int64) for name, own in rows.items()}
+
+
+def without_gaps(table: Table, layout: Layout, need_target: bool = True) -> Table:
+    """Leave out rows that lack a value which is not filled in, and warn of them.
+
+    Args:
+        table: as read.
+        layout: says which values are filled in.
+        need_target: whether rows without a target are left out too.
+
+    Returns:
+        The table without these rows, and what they lacked.
+    """
+    left_out: dict[str, dict[str, int]] = {}
+    kept = {}
+    for name, (_, y) in table.clients.items():
+        gaps = table.gaps(name)
+        if layout.missing == "median":  # which a time has not
+            gaps[:, 1:] = False
+        gaps = torch.cat((gaps, (y.isnan() & need_target).unsqueeze(1)), 1)
+        kept[name] = ~gaps.any(1)
+        first = gaps.int().argmax(1)[~kept[name]]
+        columns = (str(layout.time), *table.features, layout.target)
+        if len(first):
+            left_out[name] = {columns[j]: int((first == j).sum()) for j in first.unique().tolist()}
+    if not left_out:
+        return table
+    rows, count = sum(len(y) for _, y in table.clients.values()), sum(sum(one.values()) for one in left_out.values())
+    each = [f"{name} {', '.join(f'{n} ({column})' for column, n in own.items())}" for name, own in left_out.items()]
+    what = f"{count} of {rows} rows lack a value and are left out: {listed(each)}"
+    warnings.warn(what, stacklevel=caller_stacklevel())
+    return table.select(kept)._replace(left_out=left_out)
 
 
 def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
@@ -164,19 +244,21 @@ def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "keep fewer rows or columns", DataError)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
-            reader = csv.DictReader(stream)
-            names = _distinct(path, reader.fieldnames or [])
+            reader = csv.reader(stream)
+            names = _distinct(path, next(reader, []))
             if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
                 raise DataError(f"{path} has only the column {shown(names[0])}", hint="is the separator a comma?")
             for row in reader:
+                if not row:
+                    continue
                 places.append(f"line {reader.line_num}")
-                if None in row or None in row.values():
+                if len(row) != len(names):  # which pandas would fill up in silence
                     hint = "is a comma missing or one too many?"
                     raise DataError(f"{path} {places[-1]}: expected {len(names)} values", hint=hint)
                 rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a CSV table in UTF-8: {error}") from error
-    return {name: [row[name] for row in rows] for name in names}, places
+    return {name: [row[j] for row in rows] for j, name in enumerate(names)}, places
 
 
 def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
@@ -206,46 +288,7 @@ def _distinct(path: Path, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _numbers(where: Sequence[str], owners: Sequence[str], values: Sequence[object], blank: bool) -> list[float]:
-    """Return the numbers of a column, finite or, where they may be blank, NaN."""
-    numbers = []
-    for place, owner, value in zip(where, owners, values, strict=True):
-        try:
-            numbers.append(float("nan" if blank and value in ("", None) else _plain(value)))
-        except (TypeError, ValueError, OverflowError):
-            hint = "data.time names a column of times" if times.read(value) else None
-            raise DataError(f"{place}: {shown(value)} is not a number", hint=hint) from None
-        if not math.isfinite(numbers[-1]) and not (blank and math.isnan(numbers[-1])):
-            raise DataError(f"{place}: {numbers[-1]} is not a finite number", client=owner)
-    return numbers
-
-
-def _plain(value: object) -> Any:
-    """Refuse a text that Python takes for a number, and a table does not mean as one: 1_000, or any script's digits."""
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
-        raise ValueError
-    return value
-
-
-def _check_labels(where: Sequence[str], owners: Sequence[str], numbers: Sequence[float]) -> None:
-    """Check that the targets that are given are whole and not negative."""
-    for place, owner, number in zip(where, owners, numbers, strict=True):
-        if not math.isnan(number) and (number < 0 or number != round(number)):
-            hint = "number the classes 0, 1, 2, ..."
-            raise DataError(f"{place}: {number:g} is not a label", client=owner, hint=hint)
-
-
-def _owners(where: Sequence[str], values: Sequence[object]) -> list[str]:
-    """Return the name of each row's client."""
-    for place, value in zip(where, values, strict=True):
-        if value is None or not str(value).strip():
-            raise DataError(f"{place}: the client's name is blank")
-    owners = [str(value) for value in values]
-    check_names(list(dict.fromkeys(owners)))
-    return owners
-
-
-def _new(marks: Sequence[str], owned: Mapping[str, Sequence[int]]) -> list[str]:
+def _new(marks: Sequence[str], owned: Mapping[str, npt.NDArray[np.int64]]) -> list[str]:
     """Return the names of clients whose rows are all marked as those of a new one."""
     new = []
     for name, rows in owned.items():
@@ -267,21 +310,14 @@ def sorted_by_time(table: Table, times: Mapping[str, Tensor], time: str | None) 
     Returns:
         The table in the order of time.
     """
-    order = {name: when.argsort(stable=True) for name, when in times.items()}
-    sorted_times = {name: times[name][at] for name, at in order.items()}
-    alike = {name: int((when[1:] == when[:-1]).sum()) for name, when in sorted_times.items()}
+    result = table.select({name: when.argsort(stable=True) for name, when in times.items()})
+    alike = {name: int((when[1:] == when[:-1]).sum()) for name, when in (result.times or {}).items()}
     if several := [name for name, count in alike.items() if count]:
-        names = ", ".join(several[:5]) + (f" and {len(several) - 5} more" if len(several) > 5 else "")
         count = sum(alike.values())
-        what = (
-            f"{count} row{'s' if count > 1 else ''} of {names} come at the time of the row before, by column {time!r}"
-        )
+        rows = f"{count} row{'s' if count > 1 else ''} of {listed(several)}"
+        what = f"{rows} come at the time of the row before, by column {time!r}"
         warnings.warn(f"{what}: they stay in the order of the file", stacklevel=caller_stacklevel())
-    return table._replace(
-        clients={name: (x[order[name]], y[order[name]]) for name, (x, y) in table.clients.items()},
-        split=None if table.split is None else {name: own[order[name]] for name, own in table.split.items()},
-        times=sorted_times,
-    )
+    return result
 
 
 def like_labels(values: Iterable[Any]) -> bool:
@@ -301,23 +337,26 @@ def like_labels(values: Iterable[Any]) -> bool:
     return 2 <= len(kinds) <= min(_CLASSES, len(numbers) // 2) and kinds == set(map(float, range(len(kinds))))
 
 
-def held_out(table: Table, name: str, share: float) -> Tensor:
+def held_out(table: Table, name: str, share: float, last: Span | None = None) -> Tensor:
     """Mark the test rows of a client: as its table says, or the last ones, at least one and not all of two.
 
     Args:
         table: as read, in the order of time.
         name: of the client.
-        share: of its rows, where the table does not say it.
+        share: of its rows, where neither the table nor `last` says it.
+        last: how long before the client's last row its test rows begin.
 
     Returns:
         bool [m], True on test rows.
 
     Raises:
-        DataError: when all rows have one time, so that none comes last.
+        DataError: when all rows have one time, so that none comes last, or none is left for learning.
     """
     if table.split is not None:
         return table.split[name]
     rows = len(table.clients[name][1])
+    if last is not None and rows:
+        return _last(table, name, last)
     first = rows - min(max(round(share * rows), 1), rows - 1)
     if table.times is not None and rows > 1:  # rows of one time are on one side
         when = table.times[name]
@@ -327,3 +366,18 @@ def held_out(table: Table, name: str, share: float) -> Tensor:
             raise DataError(what, client=name, hint="a column 'split' says which are test rows")
         first = int(cuts[(cuts - first).abs().argmin()])
     return torch.arange(rows) >= first
+
+
+def _last(table: Table, name: str, last: Span) -> Tensor:
+    """Mark the rows that come later than `last` before the last one."""
+    if table.times is None:
+        raise DataError("data.test.last needs times", hint="data.time names their column, data.test.share needs none")
+    if last.plain != (table.time_kind == "number"):
+        unit = "a number without a unit" if table.time_kind == "number" else "a length of time, such as '14 days'"
+        raise DataError(f"data.test.last must be {unit}: times are of the kind {table.time_kind!r}")
+    when = table.times[name]
+    result = when > when[-1] - last.amount
+    if bool(result.all()) and name not in table.new:
+        hint = "a shorter data.test.last; or leave it out, or mark it as a new client in column 'group'"
+        raise DataError(f"all of its {len(when)} rows are test rows by data.test.last", client=name, hint=hint)
+    return result

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pacbayes_fl.errors import UNREADABLE, DataError
@@ -60,12 +61,14 @@ class About(NamedTuple):
         clients: that had new rows.
         rows: how many each.
         stateful: those whose states follow.
+        past: how many rows each client has, of which lags of later rows are made.
     """
 
     round: int
     clients: Sequence[str]
     rows: Sequence[int]
     stateful: Sequence[str]
+    past: Mapping[str, int] = MappingProxyType({})
 
 
 def about(path: Path) -> About:

@@ -8,10 +8,10 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.data.summaries import summary_inputs, with_inputs
 from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
@@ -27,6 +28,8 @@ from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
+
+_OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,11 @@ def load(study: Study) -> tables.Dataset:
         DataError: when the file or its rows cannot be used.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
-    if study.data.time is not None and Path(study.data.source).suffix not in user_tables.TABLES:
-        what = f"[data] time names a column of a table, and {study.data.source!r} is none"
-        raise StudyError(what, hint="drop it, or give a .csv or .parquet")
+    if Path(study.data.source).suffix.lower() not in user_tables.TABLES:
+        for name in _OF_TABLES:
+            if getattr(study.data, name) != getattr(DataPart(), name):
+                what = f"[data] {name} is for the columns of a table, and {study.data.source!r} is none"
+                raise StudyError(what, hint="drop it, or give a .csv or .parquet")
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     source = sources.find(study.data.source)
@@ -122,7 +127,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
     if part.options:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
-    dataset = tables.read(path, part.client, part.target, part.test_share, task, part.time)
+    last = None if part.test.last is None else span(part.test.last)
+    dataset = tables.read(path, part.layout, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
     return dataset

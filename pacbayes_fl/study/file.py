@@ -79,7 +79,7 @@ class Study:
             method: an instance of any subclass of `Method`, with its model and its options.
             model: a prior or a network, for the study's own method.
             data: a data set, or the rows of every client by name; see `data.tables.of_clients`, which holds the
-                study's `data.test_share` of them out.
+                study's `data.test.share` of them out.
             metrics: records `Metric`, scored beside all built-in ones.
 
         Returns:
@@ -92,7 +92,7 @@ class Study:
         """
         if isinstance(data, Mapping):
             task: Task = "classification" if self.data.task == "classification" else "regression"
-            data = tables.of_clients(data, self.data.test_share, task)
+            data = tables.of_clients(data, self.data.test.share, task)
         elif isinstance(data, tables.Dataset) and data.rows is not None:
             data = replace(data, rows=None)  # the folder keeps the rows: what they were made from may be gone
         given = Instances(method, model, data, tuple(metrics))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import DataError, NumericalError, StudyError
+from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html, to_cell
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.frames import frame
+from pacbayes_fl.study import user_rows
+from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import BAND
-from pacbayes_fl.study.later import from_table, members_of
+from pacbayes_fl.study.later import from_table, members_of, past_of
 from pacbayes_fl.study.predict import answers
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
@@ -143,7 +146,7 @@ def check_out(path: Path) -> None:
 
 def _cell(value: object) -> object:
     if isinstance(value, float):
-        return f"{value:.9g}"
+        return "" if math.isnan(value) else f"{value:.9g}"
     return to_cell(value) if isinstance(value, str) else value
 
 
@@ -208,7 +211,7 @@ def forecast(
     trained = updated(trained)
     known, levels = served(trained), levels_of(quantiles)
     names = ("mean", "std", *levels) if known.schema.classes is None else _CLASSES
-    asked = _read(known, path, clients)
+    asked = _read(known, [*trained.groups.values()], path, clients, later)
     asked.check(clients, [name for group in trained.groups.values() for name in group.train.names])
     rows = asked.rows(clients)
     predicted = {name: torch.full((len(asked.owners),), torch.nan, dtype=torch.float64) for name in names}
@@ -219,20 +222,32 @@ def forecast(
     kept = sorted(row for own in rows.values() for row in own)
     predicted = {column: numbers[kept] for column, numbers in predicted.items()}
     owners = [asked.owners[row] for row in kept]
-    _require_finite(predicted, owners, kept)
-    if "label" in predicted:
+    blank = torch.tensor([row in asked.blank for row in kept], dtype=torch.bool)
+    _require_finite({column: numbers.masked_fill(blank, 0.0) for column, numbers in predicted.items()}, owners, kept)
+    if "label" in predicted and not asked.blank:
         predicted["label"] = predicted["label"].long()
+    if asked.blank:
+        predicted = {column: numbers.masked_fill(blank, torch.nan) for column, numbers in predicted.items()}
     columns = {column: [values[row] for row in kept] for column, values in asked.columns.items()}
     return Forecast(columns, owners, predicted, trained.state.round)
 
 
 class _Asked(NamedTuple):
-    """A table to predict: its columns as they stand there, whose each row is, and the features of every client."""
+    """A table to predict.
+
+    Args:
+        path: of the file.
+        columns: as they stand there.
+        owners: whose each row is.
+        features: x [m, *feature] of every client.
+        blank: rows that lack a feature.
+    """
 
     path: Path
     columns: dict[str, list[object]]
     owners: list[str]
     features: dict[str, Tensor]
+    blank: frozenset[int] = frozenset()
 
     def rows(self, clients: Sequence[str]) -> dict[str, list[int]]:
         """Positions of the rows of some clients, all where none is named."""
@@ -252,7 +267,9 @@ class _Asked(NamedTuple):
                 raise DataError(f"{self.path} has no rows of it", client=name)
 
 
-def _read(known: Served, path: Path | str, clients: Sequence[str]) -> _Asked:
+def _read(
+    known: Served, groups: Sequence[ScaledGroup], path: Path | str, clients: Sequence[str], later: Path | str | None
+) -> _Asked:
     path, schema, client = Path(path), known.schema, known.study.data.client
     default = clients[0] if len(clients) == 1 else None
     if schema.feature_shape:
@@ -261,13 +278,25 @@ def _read(known: Served, path: Path | str, clients: Sequence[str]) -> _Asked:
         at = [row for x, _ in images.values() for row in range(len(x))]
         return _Asked(path, {"client": [*owners], "row": [*at]}, owners, {name: x for name, (x, _) in images.items()})
     read = columns, _ = user_tables.read_columns(path)
-    features, time = [column.name for column in schema.features], known.study.data.time
-    table = user_tables.read_table(
-        path, client, schema.target.name, features, need_target=False, default_client=default, time=time, read=read
-    )
+    past = past_of(known, later, default)
+    own = known.study.data, schema
+    table = user_rows.read(*own, path, need_target=False, default=default, groups=groups, past=past, columns=read)
     count = len(next(iter(columns.values())))
     owners = [str(value) for value in columns.get(client, [default] * count)]
-    return _Asked(path, columns, owners, {name: x for name, (x, _) in table.clients.items()})
+    features, blank = {name: x for name, (x, _) in table.clients.items()}, set[int]()
+    whole = user_rows.gap_free(table)
+    said = []
+    for name in clients or features:
+        if name in whole and not bool(whole[name].all()):
+            gaps = torch.where(~whole[name])[0]
+            rows = [row for row, owner in enumerate(owners) if owner == name]
+            blank |= {rows[k] for k in gaps.tolist()}
+            features[name] = features[name].nan_to_num(0.0)
+            said.append(f"{name} {user_rows.lacks(table, name, gaps)}")
+    if said:
+        what = f"{len(blank)} rows lack a value and have no prediction: {user_tables.listed(said)}{user_rows.LAGS}"
+        warnings.warn(what, stacklevel=caller_stacklevel())
+    return _Asked(path, columns, owners, features, frozenset(blank))
 
 
 def _predicted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,11 +18,13 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import twins, user_images, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.history import History
 from pacbayes_fl.errors import DataError, caller_stacklevel
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.noise import Noise
+from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.release import Served
@@ -62,7 +64,14 @@ class NewRows(NamedTuple):
     found: Count
 
 
-def read(known: Served, path: Path | str, need_target: bool, default: str | None) -> user_tables.Table:
+def read(
+    known: Served,
+    path: Path | str,
+    need_target: bool,
+    default: str | None,
+    groups: Iterable[ScaledGroup] = (),
+    past: History | None = None,
+) -> user_tables.Table:
     """Read a table of a run's columns, or images.
 
     Args:
@@ -70,6 +79,8 @@ def read(known: Served, path: Path | str, need_target: bool, default: str | None
         path: CSV or Parquet, or .npz of a run on images.
         need_target: whether it must have the target.
         default: owner of all rows of a table without a client column.
+        groups: of the run, whose training rows' medians fill in what is missing, where the study says so.
+        past: what is known of the clients' past, the run's own rows when None.
 
     Returns:
         The rows by client.
@@ -77,19 +88,30 @@ def read(known: Served, path: Path | str, need_target: bool, default: str | None
     Raises:
         DataError: when it cannot be read, or a column is missing.
     """
-    data, dataset = known.study.data, known.schema
-    if dataset.feature_shape:
-        return user_images.read(Path(path), dataset.feature_shape, default)
-    return user_tables.read_table(
-        Path(path),
-        data.client,
-        dataset.target.name,
-        [column.name for column in dataset.features],
-        need_target=need_target,
-        default_client=default,
-        task="regression" if dataset.classes is None else "classification",
-        time=data.time,
-    )
+    if known.schema.feature_shape:
+        return user_images.read(Path(path), known.schema.feature_shape, default)
+    own = known.study.data, known.schema
+    return user_rows.read(*own, path, need_target=need_target, default=default, groups=groups, past=past)
+
+
+def past_of(known: Served, later: Path | str | None, default: str | None = None) -> History | None:
+    """Give what is known of the clients' past, also by rows that came later.
+
+    Args:
+        known: the run.
+        later: a table of these rows, None for none.
+        default: owner of all of them where the table names no client.
+
+    Returns:
+        The history, None where no feature is made of it.
+
+    Raises:
+        DataError: as `read`.
+    """
+    own = known.schema.history
+    if own is None or later is None:
+        return own
+    return own.extended(read(known, later, need_target=True, default=default).history)
 
 
 def pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:
@@ -130,6 +152,7 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
         DataError: when targets are missing or out of bounds, or times of another kind.
     """
     client = group.train.names[0]
+    table = user_rows.without_gaps(table, client)
     x, y = table.clients[client]
     more = pad(known, client, x, y)
     check_targets(more, known.shared)
@@ -316,7 +339,7 @@ def from_table(
         UserWarning: of rows that it had already.
     """
     client = group.train.names[0]
-    table = read(known, path, need_target=True, default=client)
+    table = read(known, path, need_target=True, default=client, groups=[group])
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
     rows = new_rows(known, group, table, path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import zoneinfo
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
-from pacbayes_fl import options
+from pacbayes_fl import options, settings
+from pacbayes_fl.data.layout import Layout, Missing, span
 from pacbayes_fl.data.scaling import ColumnScale
 from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import PrivacyError, StudyError, shown
@@ -20,6 +22,30 @@ from pacbayes_fl.server.robust import Aggregate
 
 _LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
 _EXTREME: Final = "noise for less leaves nothing to learn, and with more nothing is hidden"
+
+
+@dataclass(frozen=True)
+class HeldOutPart:
+    """Table [data.test]: the rows of a table that are for scoring alone, where it has no `split` column.
+
+    Args:
+        share: of each client's rows, the last ones.
+        last: length of time before each client's last row, such as "14 days", in place of a share; a number without a
+            unit where times are numbers.
+    """
+
+    share: float = option(0.25, above=0, below=1)
+    last: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the range, and the length of time."""
+        options.check(self, "[data.test]")
+        _length("[data.test] last", self.last)
+
+
+def _length(what: str, text: str | None) -> None:
+    if text is not None and span(text) is None:
+        raise StudyError(f"{what} must be a length of time, got {shown(text)}", hint='such as "24h" or "14 days"')
 
 
 @dataclass(frozen=True)
@@ -40,7 +66,28 @@ class DataPart:
         target: name of the target column of a table.
         time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
             within clients; it is no feature. Without one the order of the file is taken for that of time.
-        test_share: share of each client's last rows held out from a table without a `split` column.
+        zone: time zone of the table, such as "Europe/Zurich": local times without an offset are of it, and the hour is
+            read by its clocks. Local times that clocks skip or show twice are refused, or left out if `missing` is not
+            "refuse".
+        group: name of the column of a table that says which clients are "existing" and which are "new".
+        features: names of the columns of a table that are features; every other column is one when empty. Derived ones:
+            "hour:cyclic", "dayofweek:cyclic" and "dayofyear:cyclic", sine and cosine of the time; "lag:24h", the target
+            24 hours before, and "lag:24h of cloud"; "roll:3h" and "roll:3h of cloud", means over the 3 hours before,
+            the row's own target not among them; "clear-sky", irradiance without clouds, which needs pvlib. A row before
+            which the table has nothing lacks its lag, and is left out.
+        categorical: names of the columns of a table that hold words, each a category: they become columns of 0 and 1.
+        categories: the words by column, such as { roof = ["flat", "steep"] }; those of the training rows otherwise,
+            which private runs refuse. A word that is none of them is 0 in all columns.
+        client_features: names of the columns of a table that tell clients apart, such as a capacity, constant inside
+            each and scaled across clients.
+        missing: what is done about missing values (blank, "nan", "NA", "null", "none", "-") of a table: "refuse" it,
+            "drop" rows that lack one, or fill in the "median" of the client's training rows; rows without a target are
+            dropped then too. The numbers of rows by client stand in environment.json.
+        horizon: how far ahead predictions are made, such as "24h": shorter lags of the target, and of columns that are
+            no features themselves, are refused as leaks, and rolling means end that long before the row.
+        latitude: of the clients in degrees north, or the column of a table that has it.
+        longitude: likewise in degrees east.
+        test: which rows of a table are for scoring alone.
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
             and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
             Of images the positions are compared instead: the published sets hold some images twice. Rows of different
@@ -73,7 +120,17 @@ class DataPart:
     client: str = "client"
     target: str = "y"
     time: str | None = None
-    test_share: float = option(0.25, above=0, below=1)
+    zone: str | None = None
+    group: str = "group"
+    features: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    categories: Mapping[str, Any] = option(factory=dict)
+    client_features: tuple[str, ...] = ()
+    missing: Missing = "refuse"
+    horizon: str | None = None
+    latitude: float | str | None = None
+    longitude: float | str | None = None
+    test: HeldOutPart = option(factory=HeldOutPart)
     duplicate_rows: Literal["refuse", "allow"] = "refuse"
     scale: ColumnScale | Literal["held-out"] = "client"
     column_scale: Mapping[str, Any] = option(factory=dict)
@@ -86,7 +143,7 @@ class DataPart:
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""
         options.check(self, "[data]")
-        if self.time is not None and self.time in (self.client, self.target, "split", "group"):
+        if self.time is not None and self.time in (self.client, self.target, "split", self.group):
             raise StudyError(f"[data] time must be a column of its own, got {self.time!r}")
         if not -math.inf <= self.bounds[0] < self.bounds[1] <= math.inf:
             raise StudyError(f"[data] lower_bound must be less than upper_bound, got {list(self.bounds)}")
@@ -97,6 +154,40 @@ class DataPart:
             if kind not in get_args(ColumnScale):
                 known = ", ".join(map(repr, get_args(ColumnScale)))
                 raise StudyError(f"[data] column_scale of {name!r} must be one of {known}, got {shown(kind)}")
+
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        """Check the keys that say what the columns of a table are."""
+        _length("[data] horizon", self.horizon)
+        if self.zone is not None:
+            try:
+                zoneinfo.ZoneInfo(self.zone)
+            except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+                known = sorted(zoneinfo.available_timezones())
+                what = f"[data] zone: there is no time zone {shown(self.zone)}"
+                raise StudyError(what, hint=settings.nearest(self.zone, known)) from None
+        if (self.zone is not None or self.test.last is not None) and self.time is None:
+            what = "[data] zone" if self.zone is not None else "[data.test] last"
+            raise StudyError(f"{what} needs [data] time, which names the column of times")
+        for key in ("features", "categorical", "client_features"):
+            names = getattr(self, key)
+            for name in names:
+                if name in (self.client, self.target, self.time, "split", self.group) or names.count(name) > 1:
+                    raise StudyError(f"[data] {key} must be columns of their own, each once, got {shown(name)}")
+        for name, words in self.categories.items():
+            if name not in self.categorical:
+                raise StudyError(f"[data] categories: {name!r} is not in [data] categorical", hint="add it there")
+            if not isinstance(words, list | tuple) or not words or len({*map(str, words)}) < len(words):
+                raise StudyError(
+                    f"[data] categories of {name!r} must be a list of words, each once, got {shown(words)}"
+                )
+
+    @property
+    def layout(self) -> Layout:
+        """Roles of the columns of a table."""
+        own = {one.name: getattr(self, one.name) for one in fields(Layout)}
+        return Layout(**own | {"categories": {name: [*map(str, own)] for name, own in self.categories.items()}})
 
     @property
     def bounds(self) -> tuple[float, float]:

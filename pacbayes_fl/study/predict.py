@@ -18,11 +18,11 @@ from pacbayes_fl.errors import DataError, NumericalError
 from pacbayes_fl.federation import personalisation
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
-from pacbayes_fl.study import scaling
+from pacbayes_fl.study import scaling, user_rows
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.evaluate.classification import predictive
 from pacbayes_fl.study.evaluate.regression import BAND, state_of, units_of
-from pacbayes_fl.study.later import from_table, members_of, pad, read
+from pacbayes_fl.study.later import from_table, members_of, pad, past_of, read
 from pacbayes_fl.study.prepare import device_of
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
@@ -103,8 +103,8 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
     known = served(trained)
     for name, group in trained.groups.items():
         if client in group.train.names:
-            x = path if isinstance(path, Tensor) else _rows_of(known, client, path)
             part, state = members_of(trained, name, [client])
+            x = path if isinstance(path, Tensor) else _rows_of(known, part, path, later)
             if later is not None:
                 part, state = from_table(known, part, state, later)
             return _require_finite([_predict(known, state, part, client, _checked(known, client, x))])[0]
@@ -146,6 +146,7 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     """
     known = trained if isinstance(trained, Served) else served(trained)
     table = read(known, path, need_target=True, default=None)
+    whole = user_rows.gap_free(table)
     seen = () if isinstance(trained, Served) else trained.history.clients
     for name in table.clients:
         if name in seen:
@@ -153,8 +154,10 @@ def joined(trained: Trained | Served, path: Path | str) -> Iterator[AnyPredictio
     refused = []
     for name, (x, y) in table.clients.items():
         ask = y.isnan() if table.split is None else table.split[name]
-        group, state = newcomer(known, name, x[~ask], y[~ask])
-        result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x)
+        user_rows.require_all(table, name, ask)
+        own = ~ask & whole[name]
+        group, state = newcomer(known, name, x[own], y[own])
+        result = _predict(known, state, group, name, x[ask] if bool(ask.any()) else x[whole[name]])
         if _first_bad(result) is None:
             yield result
         else:
@@ -233,12 +236,16 @@ def _require_finite(predictions: Sequence[AnyPrediction]) -> Sequence[AnyPredict
     raise NumericalError(f"its prediction of row {row} is not finite ({values}){others}", client=one.client, hint=hint)
 
 
-def _rows_of(known: Served, client: str, path: Path | str) -> Tensor:
+def _rows_of(known: Served, group: ScaledGroup, path: Path | str, later: Path | str | None) -> Tensor:
     """Read the features [M, *feature] of one client."""
-    table = read(known, path, need_target=False, default=client)
+    client = group.train.names[0]
+    past = past_of(known, later, client)
+    table = read(known, path, need_target=False, default=client, groups=[group], past=past)
     if client not in table.clients:
         raise DataError(f"{path} has no rows of it", client=client)
-    return table.clients[client][0]
+    x = table.clients[client][0]
+    user_rows.require_all(table, client, torch.ones(len(x), dtype=torch.bool))
+    return x
 
 
 def _checked(known: Served, client: str, x: Tensor) -> Tensor:

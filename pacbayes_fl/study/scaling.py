@@ -64,10 +64,14 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
                 raise StudyError(f"[data] {name} is for columns, and images are left as they are", hint="drop it")
         return scaling.untouched(1)
     for name in data.column_scale:
-        if name not in columns:
+        if name not in columns and name not in data.categorical:
             raise StudyError(f"[data] column_scale: no column {name!r}", hint=settings.nearest(name, columns))
     default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
-    asked = [data.column_scale.get(name, default) for name in columns]
+    usual, table = data.layout.same_for_all(columns), data.layout
+    asked = [
+        data.column_scale.get(name) or data.column_scale.get(table.column_of(name)) or usual.get(name, default)
+        for name in columns
+    ]
     asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
     why = ""
     if study.privacy.epsilon is not None:

@@ -50,6 +50,7 @@ class _Saved(NamedTuple):
         rows: of every client that had new ones.
         stateful: clients whose states follow, in their order.
         state: what `personalise` is given of them from then on, flat names with leaves [k, *].
+        past: what lags of later rows are made of, as `History.clients`.
     """
 
     number: int
@@ -57,6 +58,7 @@ class _Saved(NamedTuple):
     rows: Mapping[str, NewRows]
     stateful: Sequence[str]
     state: Mapping[str, Tensor]
+    past: Mapping[str, tuple[Tensor, Tensor]]
 
 
 def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Update:
@@ -100,10 +102,10 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
         number = len(updates.paths(trained.folder)) + 1
         now = updated(trained)
         known = served(now)
-        table = read(known, path, True, clients[0] if len(clients) == 1 else None)
+        table = read(known, path, True, clients[0] if len(clients) == 1 else None, now.groups.values())
         check_clients(now, table, path, clients)
         found: dict[str, Count] = {}
-        saved = _Saved(number, now.state.round, {}, (), {})
+        saved = _Saved(number, now.state.round, {}, (), {}, _past(table, clients))
         for group, scaled in now.groups.items():
             asked = [name for name in scaled.train.names if name in (clients or table.clients)]
             if asked and scaled.raw.times is not None and table.times is None:
@@ -165,7 +167,9 @@ def updated(trained: Trained) -> Trained:
 
 def _with(trained: Trained, saved: _Saved) -> Trained:
     """Let one update follow; where the run has gone on since, its clients learn again from where they are."""
-    groups, state = {**trained.groups}, trained.state
+    groups, state, dataset = {**trained.groups}, trained.state, trained.dataset
+    if dataset.history is not None:
+        dataset = replace(dataset, history=dataset.history.extended(dataset.history._replace(clients=saved.past)))
     for name, group in trained.groups.items():
         members = [client for client in group.train.names if client in saved.rows]
         if not members:
@@ -187,7 +191,13 @@ def _with(trained: Trained, saved: _Saved) -> Trained:
             _, after = extended(served(trained), part, before, rows, saved.number)
             block = Kept.of(after.kept, len(members)).together()
         state = state._replace(kept=kept.after([(at, block)]))
-    return replace(trained, groups=groups, state=state)
+    return replace(trained, groups=groups, state=state, dataset=dataset)
+
+
+def _past(table: Table, clients: Sequence[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Give what lags of rows after those of a table are made of."""
+    known = {} if table.history is None else table.history.clients
+    return {name: own for name, own in known.items() if not clients or name in clients}
 
 
 def _content(saved: _Saved) -> bytes:
@@ -197,8 +207,12 @@ def _content(saved: _Saved) -> bytes:
     times = [one.times for one in rows if one.times is not None]
     if len(times) == len(rows):
         flat["time"] = torch.cat(times)
+    if saved.past:
+        flat |= {"past.time": torch.cat([one for one, _ in saved.past.values()])}
+        flat |= {"past.values": torch.cat([one for _, one in saved.past.values()])}
     flat |= {f"state.{name}": leaf for name, leaf in saved.state.items()}
     about = {"round": saved.round, "clients": [*saved.rows], "rows": sizes, "stateful": [*saved.stateful]}
+    about["past"] = {name: len(times) for name, (times, _) in saved.past.items()}
     every = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in flat.items()}
     return safetensors.torch.save(every, {updates.KEY: json.dumps(about)})
 
@@ -213,4 +227,8 @@ def _read(path: Path) -> _Saved:
     each = zip(about.clients, x, y, times, sizes, strict=True)
     rows = {name: NewRows(own_x, own_y, when, Count(size)) for name, own_x, own_y, when, size in each}
     state = {name.removeprefix("state."): leaf for name, leaf in flat.items() if name.startswith("state.")}
-    return _Saved(int(path.stem), about.round, rows, tuple(about.stateful), state)
+    past = {}
+    if about.past:
+        cut = [flat[f"past.{name}"].split([*about.past.values()]) for name in ("time", "values")]
+        past = dict(zip(about.past, zip(*cut, strict=True), strict=True))
+    return _Saved(int(path.stem), about.round, rows, tuple(about.stateful), state, past)

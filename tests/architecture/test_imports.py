@@ -33,7 +33,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     ("study.callbacks", "study.resuming", "study.folder", "study.run", "study.check"),
     (
         *("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
-        *("study.later", "study.updates", "study.score", "study.estimators"),
+        *("study.user_rows", "study.later", "study.updates", "study.score", "study.estimators"),
     ),
 )
 STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}
@@ -78,7 +78,7 @@ MAY_IMPORT |= {
     "data_gen": set(),
 }
 ONLY_IN_A_FUNCTION = {("cli", "plots")}
-ONLY_IN = {"flwr": r"pacbayes_fl/federation/flower_\w+\.py", "pvlib": r"data_gen/"}
+ONLY_IN = {"flwr": r"pacbayes_fl/federation/flower_\w+\.py", "pvlib": r"(data_gen/|pacbayes_fl/data/clear_sky\.py)"}
 NEVER = {"data_gen": {"torch"}, "pacbayes_fl": set()}
 FLOORS = 12  # of the drawing in which a folder is one room
 

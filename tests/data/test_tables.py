@@ -15,6 +15,7 @@ import torch
 import data_gen
 from pacbayes_fl.data import tables, user_tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.data.split import assert_disjoint
 from pacbayes_fl.errors import DataError
 from tests.data.small_tables import CSV, LABELLED, without, write
@@ -377,7 +378,7 @@ def dated(times: dict[str, list[str]], split: bool = False) -> str:
 
 def read_dated(path: Path, text: str, **more: Any) -> tables.Dataset:
     path.write_text(text)
-    return tables.read(path, time="when", **more)
+    return tables.read(path, Layout(time="when"), **more)
 
 
 DAYS = {"a": ["2024-03-05", "2024-03-01", "2024-03-04", "2024-03-02"], "b": ["2024-01-09", "2023-12-31"]}
@@ -443,7 +444,7 @@ def test_times_that_cannot_be_read_are_named_by_client_line_and_value(tmp_path: 
         read_dated(tmp_path / "t.csv", dated({"a": ["2024-03-05", "noon"], "b": ["2024-03-05"]}))
     (tmp_path / "t.csv").write_text("client,sun,y\na,1,2\na,3,4\n")
     with pytest.raises(DataError, match=r"t\.csv has no column 'when' \(it has client, sun, y\)"):
-        tables.read(tmp_path / "t.csv", time="when")
+        tables.read(tmp_path / "t.csv", Layout(time="when"))
 
 
 @pytest.mark.parametrize("times", [DAYS, {"a": ["0.5", "-1.25", "3"], "b": ["1.5", "0.125"]}])
@@ -483,7 +484,7 @@ def test_a_column_of_times_that_nobody_named_is_refused_with_the_key(tmp_path: P
     with pytest.raises(DataError, match=r"'2024-03-05' is not a number \(data\.time names a column of times\)"):
         tables.read(tmp_path / "t.csv")
     with pytest.raises(DataError, match=r"t\.csv has no column 'at' \(it has client, when, sun, y\)"):
-        tables.read(tmp_path / "t.csv", time="at")
+        tables.read(tmp_path / "t.csv", Layout(time="at"))
 
 
 def test_parquet_times_are_those_of_their_text(tmp_path: Path) -> None:
@@ -498,7 +499,7 @@ def test_parquet_times_are_those_of_their_text(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(pyarrow.Table.from_pandas(frame), tmp_path / "t.parquet")
-    group = tables.read(tmp_path / "t.parquet", time="when").groups["existing"]
+    group = tables.read(tmp_path / "t.parquet", Layout(time="when")).groups["existing"]
     assert rows_of(group.train, 0) == [1.0, 2.0] and rows_of(group.test, 0) == [3.0]
 
 

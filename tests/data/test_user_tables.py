@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pacbayes_fl.data import user_tables
+from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import DataError
 from tests.data.small_tables import CSV, LABELLED, without, write
 
@@ -21,10 +22,10 @@ def test_labels_may_be_blank_only_where_they_are_to_be_predicted(tmp_path: Path)
 
 def test_columns_have_the_names_and_the_order_asked_for(tmp_path: Path) -> None:
     text = without(CSV, "split", "group").replace("client,", "house,").replace(",y,", ",power,")
-    table = user_tables.read_table(write(tmp_path, text), "house", "power", ["wind", "sun"])
+    table = user_tables.read_table(write(tmp_path, text), Layout("house", "power"), ["wind", "sun"])
     assert table.features == ("wind", "sun") and table.clients["b"][0].tolist() == [[0.25, 2.0], [6.0, 5.0]]
     assert table.split is None and table.new == ()
-    some = user_tables.read_table(write(tmp_path, text), "house", "power", ["wind"])
+    some = user_tables.read_table(write(tmp_path, text), Layout("house", "power"), ["wind"])
     assert some.clients["b"][0].tolist() == [[0.25], [6.0]]
 
 

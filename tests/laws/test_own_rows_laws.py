@@ -24,7 +24,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"method": {"preset": "paper"}},
     {"privacy": {"epsilon": 2.0}},
     {"report": {"certify": {"scheme": "folds"}}},
-    {"data": {"scale": "pooled", "test_share": 0.5}},
+    {"data": {"scale": "pooled", "test": {"share": 0.5}}},
 )
 
 

@@ -130,7 +130,7 @@ def test_the_study_names_the_columns_and_the_share(tmp_path: Path) -> None:
         for row in rows(sizes=(8, 12), new=())
     ]
     study = on_csv(
-        write_csv(tmp_path / "rows.csv", table), "data.client=house", "data.target=power", "data.test_share=0.5"
+        write_csv(tmp_path / "rows.csv", table), "data.client=house", "data.target=power", "data.test.share=0.5"
     )
     dataset = load(study)
     assert dataset.target.name == "power"
@@ -257,7 +257,7 @@ def test_a_validation_row_that_is_a_training_row_is_refused(tmp_path: Path) -> N
 
 def labelled_table(path: Path, values: list[float]) -> Study:
     rows = [{"client": f"c{at % 2}", "x": at + 0.5, "y": value} for at, value in enumerate(values)]
-    return Study.from_table({"data": {"source": str(write_csv(path, rows)), "test_share": 0.5}})
+    return Study.from_table({"data": {"source": str(write_csv(path, rows)), "test": {"share": 0.5}}})
 
 
 def test_whole_numbers_that_look_like_classes_are_learned_as_numbers_with_a_warning(tmp_path: Path) -> None:

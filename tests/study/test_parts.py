@@ -12,10 +12,19 @@ from pacbayes_fl import options
 from pacbayes_fl.errors import PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.options import Range
-from pacbayes_fl.study.parts import CertifyPart, DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.parts import (
+    CertifyPart,
+    DataPart,
+    FederationPart,
+    HeldOutPart,
+    MethodPart,
+    PrivacyPart,
+    ReportPart,
+)
 
 PARTS: dict[str, tuple[type, type[PacBayesFLError]]] = {
     "[data]": (DataPart, StudyError),
+    "[data.test]": (HeldOutPart, StudyError),
     "[federation]": (FederationPart, StudyError),
     "[report]": (ReportPart, StudyError),
     "[report.certify]": (CertifyPart, StudyError),
@@ -46,7 +55,7 @@ def test_a_number_outside_of_a_declared_range_is_refused(where: str) -> None:
 def test_numbers_have_the_ranges_that_they_always_had() -> None:
     ranges = {f"{where} {n}": str(o.range) for where, (part, _) in PARTS.items() for n, o in known(part).items()}
     assert ranges == {
-        "[data] test_share": "strictly between 0 and 1",
+        "[data.test] share": "strictly between 0 and 1",
         "[data] transform_lambda": "from 0 to 2",
         "[federation] rounds": "at least 0",
         "[federation] cohort": "at least 1",

@@ -181,7 +181,7 @@ def test_learning_starts_at_the_ridge_regression_of_the_existing_clients_scaled_
 
 def test_clients_are_scaled_once_and_what_is_odd_about_them_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
-    study = Study.from_table({"data": {"test_share": 0.5}, "federation": {"device": "cpu"}})
+    study = Study.from_table({"data": {"test": {"share": 0.5}}, "federation": {"device": "cpu"}})
     flat = study.with_instances(data={"flat": (x, torch.full((8,), 2.0)), "house": (x, x[:, 0])})
     _, groups = prepare(flat, load(flat))
     assert groups["existing"].shared.linear is not None
@@ -205,7 +205,7 @@ def test_defaults_lose_little_to_a_linear_model(features: int, rows: int, smooth
     """RSMSE against the better of local and pooled ridge; from the paper's start it is up to .15 above."""
     errors = {}
     for name in ("ridge", "pooled-ridge", "pac-pfl"):
-        study = Study.from_table({"method": {"name": name}, "data": {"test_share": 0.7}}, "user")
+        study = Study.from_table({"method": {"name": name}, "data": {"test": {"share": 0.7}}}, "user")
         short = replace(study, federation=replace(study.federation, rounds=30, threads=1))
         result = run.run(short, data=federation(features, rows, smooth))
         errors[name] = float(np.mean(result.column("existing", "rsmse")))

@@ -97,7 +97,7 @@ def test_whatever_the_rows_come_from(tmp_path: Path, source: str) -> None:
         if source == "npz":
             from pacbayes_fl.data import tables
 
-            np.savez(tmp_path / "mine.npz", **tables.to_arrays(tables.read(path, "client", "y", 0.25, "regression")))
+            np.savez(tmp_path / "mine.npz", **tables.to_arrays(tables.read(path)))
             path = tmp_path / "mine.npz"
         one = on_csv(path, *private)
     folder, out = tmp_path / "run", tmp_path / "out"

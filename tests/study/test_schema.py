@@ -102,7 +102,7 @@ def test_a_private_study_and_a_simulation_are_valid() -> None:
         ({"federation": {"rounds": 1.5}}, "$.federation.rounds: 1.5 is not valid under any"),
         ({"federation": {"cohort": "all"}}, "$.federation.cohort: 'all' is not valid under any"),
         ({"report": {"certify": {"folds": 1}}}, "$.report.certify.folds: 1 is less than the minimum of 2"),
-        ({"data": {"test_share": 1}}, "$.data.test_share: 1 is greater than or equal to the maximum of 1"),
+        ({"data": {"test": {"share": 1}}}, "$.data.test.share: 1 is greater than or equal to the maximum of 1"),
         ({"data": {"options": {"sample": 3}}}, "$.data.options: Additional properties are not allowed ('sample'"),
         ({"data": {"options": {"samples": 0.5}}}, "$.data.options.samples: 0.5 is not of type 'integer'"),
         ({"data": {"source": "pv-s", "options": {"modes": 2}}}, "$.data.options: Additional properties are not"),

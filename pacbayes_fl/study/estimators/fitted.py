@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import tables, user_tables
+from pacbayes_fl.data import cells, tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.federation import federation_state
 from pacbayes_fl.federation.federation_state import FederationState
@@ -185,7 +185,7 @@ def _dataset(rows: Rows, columns: Sequence[str], classes: int | None) -> tables.
     """Make a data set of training rows alone."""
     at = rows.by_client()
     names = [*at]
-    user_tables.check_names(names)
+    cells.check_names(names)
     train = [(rows.x[own], rows.y[own]) for own in at.values()]
     test = [(x[:0], y[:0]) for x, y in train]
     group = tables.Group(

@@ -397,7 +397,7 @@ def test_what_a_method_does_not_try_is_refused_by_its_name() -> None:
 
 def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
     x = torch.linspace(-1, 1, 4, dtype=torch.float64).unsqueeze(1)
-    study = tiny("federation.rounds=held-out", "data.test_share=0.5")
+    study = tiny("federation.rounds=held-out", "data.test.share=0.5")
     single = study.with_instances(data={f"c{k}": (x[:2] + k, x[:2, 0]) for k in range(4)})
     with pytest.warns(UserWarning, match=r"federation\.rounds = 400, as usual: no client has two training rows"):
         chosen, notes = choose(single, load(single))

@@ -1,0 +1,112 @@
+"""Arrays of a data set in long form, a row per observation: which there are, and how their shapes go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.archives import Array
+from pacbayes_fl.errors import DataError, shown
+
+_LONG_FORM = MappingProxyType(  # R rows, d features, C clients
+    {"x": "Rd", "y": "R", "client": "R", "test": "R", "client_name": "C", "client_new": "C"}
+    | {"feature_name": "f", "feature_unit": "f", "target_name": "", "target_unit": ""}  # f is d, or 1 for images
+)
+_OPTIONAL = MappingProxyType(
+    {"validation": "R", "classes": "", "feature_shape": "s", "time": "R", "time_kind": ""}
+    | {"history_client": "H", "history_time": "H", "history_values": "Hh", "history_name": "h"}
+)
+_CLASSES = 1000  # that a table may have with fewer rows
+
+
+def rows_of_clients(owner: Array, clients: int, parts: Sequence[Tensor]) -> list[tuple[Tensor, list[int]]]:
+    """Find the positions of the rows of every part, client after client, by one sort.
+
+    Args:
+        owner: number of each row's client [R].
+        clients: how many there are.
+        parts: which rows are of each part, bool [R].
+
+    Returns:
+        By part the positions [R_p], and how many rows each client has there.
+    """
+    order = torch.from_numpy(np.argsort(owner, kind="stable"))
+    positions = [order[part[order]] for part in parts]
+    return [(rows, np.bincount(owner[rows.numpy()], minlength=clients).tolist()) for rows in positions]
+
+
+def known_numbers(numbers: Array) -> Array:
+    """Give unsigned numbers, of which torch knows bytes alone, as float64.
+
+    Args:
+        numbers: any array.
+
+    Returns:
+        The same numbers in one block of memory.
+    """
+    unsigned = numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1
+    return np.ascontiguousarray(numbers, dtype=np.float64 if unsigned else None)
+
+
+def count_classes(where: str, largest: float, rows: int) -> int:
+    """Count the classes 0..largest, of which there cannot be many more than rows.
+
+    Args:
+        where: what errors call the labels.
+        largest: label.
+        rows: how many there are.
+
+    Returns:
+        The number of classes.
+
+    Raises:
+        DataError: when there are more classes than there can be.
+    """
+    limit = max(_CLASSES, rows)
+    if largest + 1 > limit:
+        what = f"{where}: label {largest:g} would be one of {largest + 1:g} classes of {rows} rows"
+        raise DataError(f"{what}, and the limit is {limit}", hint="number the classes 0, 1, 2, ...")
+    return int(largest) + 1
+
+
+def check_arrays(arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], int | None]:
+    """Check that the arrays of a data set fit each other.
+
+    Args:
+        arrays: by name.
+
+    Returns:
+        The shape of one input, empty for rows of features, and the number of classes, None for regression.
+
+    Raises:
+        DataError: naming the array that is missing or does not fit.
+    """
+    for name in _LONG_FORM:
+        if name not in arrays:
+            raise DataError(f"array {name!r} is missing", hint="is this file one of data_gen's?")
+    for name, least in (("classes", 2), ("feature_shape", 1)):
+        given = np.asarray(arrays.get(name, least))
+        if given.dtype.kind not in "iu" or (given < least).any():
+            raise DataError(f"array {name!r} must hold whole numbers of at least {least}, got {shown(given.tolist())}")
+    if "time" in arrays and arrays["time"].dtype not in (np.int64, np.float64):
+        raise DataError(f"array 'time' must hold int64 or float64, got {arrays['time'].dtype}")
+    shape = tuple(int(size) for size in np.ravel(arrays.get("feature_shape", ())))
+    sizes = {"d": math.prod(shape), "f": 1} if shape else {}
+    for name, letters in {**_LONG_FORM, **_OPTIONAL}.items():
+        if name not in arrays:
+            continue
+        if not shape:
+            letters = letters.replace("f", "d")
+        got = np.shape(arrays[name])
+        fits = [sizes.setdefault(letter, size) == size for letter, size in zip(letters, got, strict=False)]
+        if len(got) != len(letters) or not all(fits):
+            wanted = ", ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in letters)
+            raise DataError(f"array {name!r} must be [{wanted}], got {list(got)}")
+    return shape, count_classes(
+        "array 'classes'", int(arrays["classes"]) - 1, sizes["R"]
+    ) if "classes" in arrays else None
