@@ -153,6 +153,8 @@ def new_rows(known: Served, group: ScaledGroup, table: user_tables.Table, path: 
     """
     client = group.train.names[0]
     table = user_rows.without_gaps(table, client)
+    if known.study.data.missing != "refuse":
+        table = table.select({name: ~own_y.isnan() for name, (_, own_y) in table.clients.items()})
     x, y = table.clients[client]
     more = pad(known, client, x, y)
     check_targets(more, known.shared)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.user_tables import Table
 from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel
@@ -21,6 +19,7 @@ from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import to_cell
 from pacbayes_fl.results.folder import write_atomic
 from pacbayes_fl.results.records import ClientRow, Result
+from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate import classification, regression
 from pacbayes_fl.study.later import learned_from, members_of, pad, read
@@ -39,7 +38,7 @@ class Score:
     Args:
         result: a row per client with all metrics of the run, and its predictions of the rows, as `run` gives them.
         rows: that were scored, by client.
-        left_out: rows of each client that it has learned from, or that have no target.
+        left_out: rows of each client that it has learned from, or that lack a value.
     """
 
     result: Result
@@ -126,7 +125,7 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     """
     trained = updated(trained)
     known, study = served(trained), trained.study
-    table = read(known, path, True, clients[0] if len(clients) == 1 else None)
+    table = read(known, path, True, clients[0] if len(clients) == 1 else None, trained.groups.values())
     check_clients(trained, table, path, clients)
     numbers = known.schema.classes is None
     metrics = regression.metrics_of(study, "regression" if numbers else "classification")
@@ -148,10 +147,10 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     if left_out:
         out = ", ".join(f"{count} of {client}" for client, count in [*left_out.items()][:5])
         more = f" and of {len(left_out) - 5} more clients" if len(left_out) > 5 else ""
-        what = f"rows without a target, or that clients have learned from, are left out: {out}{more}"
+        what = f"rows that lack a value, or that clients have learned from, are left out: {out}{more}"
         warnings.warn(what, stacklevel=caller_stacklevel())
     if not reports:
-        raise DataError(f"{path} has no row to score: each has no target, or its client has learned from it")
+        raise DataError(f"{path} has no row to score: each lacks a value, or its client has learned from it")
     lines: tuple[ClientRow, ...] = tuple(row for one in reports for row in one.rows)
     flat = {name: tensor.cpu() for one in reports for name, tensor in one.predictions.items()}
     labels = {"round": trained.state.round, **regression.notes(metrics), "test_rows": f"those of {Path(path).name}"}
@@ -161,11 +160,11 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
 
 
 def _left(known: Served, group: ScaledGroup, table: Table) -> tuple[ClientBatch, int]:
-    """Take the rows of one client that it has not learned from and that have a target, and count the others."""
+    """Take the rows of one client that it has not learned from and that lack nothing, and count the others."""
     client = group.train.names[0]
     x, y = table.clients[client]
     times = None if table.times is None else table.times[client]
-    given = ~y.isnan() if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
+    given = user_rows.gap_free(table)[client] & ~y.double().isnan()
     more = pad(known, client, x[given], y[given])
     check_targets(more, known.shared)
     if not bool(given.any()):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from pacbayes_fl.study import run, updates
 from pacbayes_fl.study.forecast import forecast
 from pacbayes_fl.study.later import Count
 from pacbayes_fl.study.predict import Prediction, predict
+from pacbayes_fl.study.score import score
 from pacbayes_fl.study.updates import update
 from tests.tiny import Row, on_csv, quick, rows, write_csv
 
@@ -174,3 +176,33 @@ def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="FedAvg does not learn from later rows"):
         update(run.open_run(start("fedavg")), path)
     assert since(folder) is None and update(opened, path, ["new_0"]).found == {"new_0": Count(4)}
+
+
+def hourly(days: int, houses: int = 2) -> list[Row]:
+    """Series of houses by the hour, whose next day is nearly the last one."""
+    random = np.random.default_rng(3)
+    return [
+        {"client": f"house_{k}", "when": f"2024-03-{day + 1:02d}T{hour:02d}:00", "y": random.normal() + hour * (k + 1)}
+        for k in range(houses)
+        for day in range(days)
+        for hour in range(0, 24, 6)
+    ]
+
+
+def test_lags_of_next_month_reach_back_into_what_was_added(tmp_path: Path) -> None:
+    table = hourly(8)
+    known, december, ask = ([row for row in table if begin <= row["when"] < end] for begin, end in PARTS)
+    source = write_csv(tmp_path / "rows.csv", known)
+    sets = ("data.time=when", 'data.features=["hour:cyclic", "lag:24h"]', "method.name=ridge")
+    run.run(on_csv(source, *sets), tmp_path / "run")
+    path = write_csv(tmp_path / "ask.csv", [{**row, "y": float("nan")} for row in ask])
+    with pytest.warns(UserWarning, match="8 rows lack a value and have no prediction"):
+        forecast(run.open_run(tmp_path / "run"), path)
+    later = write_csv(tmp_path / "december.csv", december)
+    assert update(run.open_run(tmp_path / "run"), later).found["house_0"] == Count(8)
+    assert bool(forecast(run.open_run(tmp_path / "run"), path).predicted["mean"].isfinite().all())
+    truth = write_csv(tmp_path / "truth.csv", ask)
+    assert score(run.open_run(tmp_path / "run"), truth).rows == {"house_0": 4, "house_1": 4}
+
+
+PARTS = (("2024-03-01", "2024-03-06"), ("2024-03-06", "2024-03-08"), ("2024-03-08", "2024-03-09"))

@@ -1,0 +1,246 @@
+"""What a data set looks like before anything is run: lengths, gaps, repeats, constants, outliers, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pacbayes_fl.data import twins, user_tables
+from pacbayes_fl.data.archives import Array
+from pacbayes_fl.data.tables import Dataset
+
+_SHOWN: Final = 5  # names in a line
+_GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
+_FAR: Final = 6.0  # interquartile ranges beyond the quartiles
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is worth knowing of a data set.
+
+    Args:
+        topic: "rows", "gaps", "repeats", "constants", "outliers", "labels", ...
+        text: what it is, in words.
+        advice: what may be done about it, with the key of a study; empty where nothing need be.
+        clients: number by client that the text sums up.
+    """
+
+    topic: str
+    text: str
+    advice: str = ""
+    clients: Mapping[str, float] = field(default_factory=dict)
+
+
+class _Rows(NamedTuple):
+    """All rows of one client in the order of time: x and y [m, d + 1], bool [m] on test rows, times [m]."""
+
+    values: Array
+    test: Array
+    times: Array | None
+
+
+def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False) -> list[Finding]:
+    """Look at a data set of numbers.
+
+    Args:
+        dataset: in its own units.
+        near: share of a column's spread within clients by which near-twins differ at most (`report.certify.twins`).
+        allowed: whether repeats on both sides of the split are.
+
+    Returns:
+        Findings, rows and lengths first; topics of which there is nothing to say are left out.
+    """
+    rows = _by_client(dataset)
+    columns = [column.name for column in (*dataset.features, dataset.target)]
+    found = [*_lengths(dataset, rows), *_gaps(rows)]
+    if dataset.feature_shape:
+        return found
+    found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
+    return [*found, *_outliers(columns, rows, dataset.classes is not None), *_labels(dataset, rows)]
+
+
+def _by_client(dataset: Dataset) -> dict[str, _Rows]:
+    """Join every client's training, validation and test rows."""
+    result = {}
+    for group in dataset.groups.values():
+        batches = [one for one in (group.train, group.validation, group.test) if one is not None]
+        timed = group.times is not None and group.validation is None
+        for k, name in enumerate(group.train.names):
+            values, test, times = list[Array](), list[Array](), list[Array]()
+            for batch in batches:
+                mask = batch.mask[k].cpu()
+                x, y = batch.x[k].cpu()[mask].flatten(1).double().numpy(), batch.y[k].cpu()[mask].double().numpy()
+                values.append(np.column_stack((x, y)))
+                test.append(np.full(len(y), batch is group.test))
+                if timed and group.times is not None:
+                    taken = group.times.test if batch is group.test else group.times.train
+                    times.append(taken[k].cpu().numpy()[: len(y)])
+            when = np.concatenate(times) if timed else None
+            order = np.arange(sum(map(len, test))) if when is None else np.argsort(when, kind="stable")
+            result[name] = _Rows(
+                np.concatenate(values)[order], np.concatenate(test)[order], None if when is None else when[order]
+            )
+    return result
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name the first few.
+
+    Args:
+        names: of clients or columns.
+
+    Returns:
+        Such as "a, b and 3 more".
+    """
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _lengths(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
+    size = {name: len(one.test) for name, one in rows.items()}
+    order = sorted(size, key=lambda name: size[name])
+    low, middle, high = order[0], order[(len(order) - 1) // 2], order[-1]
+    new = sum(group.train.clients for label, group in dataset.groups.items() if label == "new")
+    held = sum(int(one.test.sum()) for one in rows.values())
+    kinds = f" ({new} of them new)" if new else ""
+    text = (
+        f"{_count(sum(size.values()), 'row')} of {_count(len(size), 'client')}{kinds}, {held} of them test rows; "
+        f"smallest {low} {size[low]}, median {middle} {size[middle]}, largest {high} {size[high]}"
+    )
+    yield Finding("rows", text, "", {name: float(size[name]) for name in rows})
+
+
+def _gaps(rows: Mapping[str, _Rows]) -> Iterator[Finding]:
+    count, longest = dict[str, float](), (0.0, "", "", "")
+    for name, one in rows.items():
+        if one.times is None or len(one.times) < 3:
+            continue
+        step = np.diff(one.times)
+        kinds, often = np.unique(step[step > 0], return_counts=True)
+        if not len(kinds):
+            continue
+        usual = kinds[often.argmax()]
+        if number := int((step > _GAP * usual).sum()):
+            count[name] = number
+            at = int(step.argmax())
+            if float(step[at]) > longest[0]:
+                longest = float(step[at]), name, _moment(one.times[at]), _length(step[at], usual)
+    if count:
+        of = listed([f"{name} {int(number)}" for name, number in _largest(count)])
+        text = f"{_count(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
+        advice = "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
+        yield Finding("gaps", f"{text} from {longest[2]} on", advice, count)
+
+
+def _largest(count: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(count.items(), key=lambda one: -one[1])
+
+
+def _moment(time: np.generic) -> str:
+    """Write a time: microseconds since 1970 where they can be one of a date, numbers as they are."""
+    if isinstance(time, np.integer) and abs(int(time)) > 10**12:
+        return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
+    return f"{float(time):g}"
+
+
+def _length(step: np.generic, usual: np.generic) -> str:
+    """Write a length of time, where it is one of microseconds, or how many usual steps it has."""
+    if isinstance(step, np.integer) and int(usual) >= 10**6:
+        seconds = int(step) / 10**6
+        for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+            if seconds >= 2 * size:
+                return f"{seconds / size:.3g} {unit}"
+        return f"{seconds:.3g} seconds"
+    return f"{float(step) / float(usual):.3g} steps"
+
+
+def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: bool) -> Iterator[Finding]:
+    """Count rows that their client has before, to the bit or nearly, and test rows that are training rows."""
+    width = near * twins.spread([group.train for group in dataset.groups.values()])
+    exact, close, across = dict[str, float](), dict[str, float](), dict[str, float]()
+    timed = all(one.times is not None for one in rows.values())
+    for name, one in rows.items():
+        label, wide = twins.clusters(one.values, np.zeros_like(width)), twins.clusters(one.values, width)
+        exact[name] = len(label) - len(np.unique(label))
+        close[name] = len(wide) - len(np.unique(wide)) - exact[name]
+        if timed and one.times is not None:
+            label = twins.clusters(np.column_stack((one.values, one.times.astype(np.float64))), np.zeros(len(width) + 1))
+        across[name] = int(np.isin(label[one.test], label[~one.test]).sum())
+    exact, close, across = ({name: n for name, n in one.items() if n} for one in (exact, close, across))
+    if exact:
+        of = listed([f"{name} {int(number)}" for name, number in _largest(exact)])
+        text = f"{_count(int(sum(exact.values())), 'row')} equal to another of the client in every number, as nights: {of}"
+        advice = "" if timed else "data.time = 'COLUMN' tells them apart; without it equal rows count as one row"
+        yield Finding("repeats", text, advice, exact)
+    if across:
+        of = listed([f"{name} {int(number)}" for name, number in _largest(across)])
+        text = f"{_count(int(sum(across.values())), 'test row')} equal to a training row: {of}"
+        advice = "data.duplicate_rows = 'allow' takes them, which are refused otherwise; data.time may tell them apart"
+        yield Finding("repeats across the split", text, "" if allowed else advice, across)
+    if close:
+        of = listed([f"{name} {int(number)}" for name, number in _largest(close)])
+        text = f"{_count(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
+        yield Finding("near-twins", text, "a resampled or joined table? they count as one row in certificates", close)
+
+
+def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:
+    low, high = (np.stack([f(one.values, axis=0) for one in rows.values()]) for f in (np.min, np.max))
+    flat = high - low <= 1e-12 * np.maximum(np.abs(low), np.abs(high))
+    alone = np.array([len(one.test) < 2 for one in rows.values()])
+    names = np.array([*rows])
+    between = np.ptp(low, axis=0) > 1e-12 * np.abs(low).max(0)
+    *features, target = range(len(columns))
+    apart = [columns[j] for j in features if (flat | alone[:, None])[:, j].all() and between[j]]
+    if apart:
+        text = f"{listed(apart)}: constant inside clients and different between them"
+        advice = f"scaled across clients; data.client_features = {apart} says so, data.scale how"
+        yield Finding("client features", text, advice)
+    if same := [columns[j] for j in features if flat[:, j].all() and not between[j]]:
+        yield Finding("constants", f"{listed(same)}: the same number in all rows", "drop them: they tell nothing")
+    some = {}
+    for j in features:
+        if flat[~alone, j].any() and columns[j] not in (*apart, *same):
+            some[columns[j]] = [str(name) for name in names[flat[:, j] & ~alone]]
+    if some:
+        text = "; ".join(f"{column} in {listed(who)}" for column, who in [*some.items()][:_SHOWN])
+        yield Finding("constants", f"do not vary inside some clients, and are 0 there: {text}")
+    if not labels and (still := [str(name) for name in names[flat[:, target] & ~alone]]):
+        yield Finding("constants", f"targets of {listed(still)} do not vary", "such clients have no scale of their own")
+
+
+def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:
+    """Count numbers more than six interquartile ranges beyond the quartiles of their client."""
+    for j, column in enumerate(columns[:-1] if labels else columns):
+        count, worst = dict[str, float](), (0.0, "", 0.0)
+        for name, one in rows.items():
+            values = one.values[:, j]
+            first, third = np.quantile(values, (0.25, 0.75))
+            if third <= first:
+                continue
+            beyond = np.maximum(first - values, values - third) / (third - first)
+            if number := int((beyond > _FAR).sum()):
+                count[name] = number
+                at = int(beyond.argmax())
+                worst = max(worst, (float(beyond[at]), name, float(values[at])))
+        if count:
+            of = listed([name for name, _ in _largest(count)])
+            text = (
+                f"{column}: {_count(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges beyond "
+                f"the quartiles of their client ({of}); the farthest {worst[2]:g} of {worst[1]}"
+            )
+            yield Finding("outliers", text, "a wrong unit or a code for a missing value? nothing is left out", count)
+
+
+def _labels(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
+    values = np.concatenate([one.values[:, -1] for one in rows.values()])
+    if dataset.classes is None and user_tables.like_labels(values.tolist()):
+        text = f"{dataset.target.name} holds whole numbers 0 to {values.max():g}, and is learned as numbers"
+        advice = "data.task = 'classification' takes them for labels, 'regression' says that they are numbers"
+        yield Finding("labels", text, advice)
