@@ -12,7 +12,7 @@ from pacbayes_fl.data import twins, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
 
-_SHOWN: Final = 5  # names in a line
+_SHOWN: Final = 5  # columns in a line
 _GAP: Final = 1.5  # of a client's usual step, beyond which one is a gap
 _FAR: Final = 6.0  # interquartile ranges beyond the quartiles
 
@@ -86,19 +86,6 @@ def _by_client(dataset: Dataset) -> dict[str, _Rows]:
     return result
 
 
-def listed(names: Sequence[str]) -> str:
-    """Name the first few.
-
-    Args:
-        names: of clients or columns.
-
-    Returns:
-        Such as "a, b and 3 more".
-    """
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -133,9 +120,11 @@ def _gaps(rows: Mapping[str, _Rows]) -> Iterator[Finding]:
             if float(step[at]) > longest[0]:
                 longest = float(step[at]), name, _moment(one.times[at]), _length(step[at], usual)
     if count:
-        of = listed([f"{name} {int(number)}" for name, number in _largest(count)])
+        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(count)])
         text = f"{_count(int(sum(count.values())), 'gap')} in time: {of}; the longest, {longest[3]}, of {longest[1]}"
-        advice = "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
+        advice = (
+            "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
+        )
         yield Finding("gaps", f"{text} from {longest[2]} on", advice, count)
 
 
@@ -171,21 +160,25 @@ def _repeats(dataset: Dataset, rows: Mapping[str, _Rows], near: float, allowed: 
         exact[name] = len(label) - len(np.unique(label))
         close[name] = len(wide) - len(np.unique(wide)) - exact[name]
         if timed and one.times is not None:
-            label = twins.clusters(np.column_stack((one.values, one.times.astype(np.float64))), np.zeros(len(width) + 1))
+            label = twins.clusters(
+                np.column_stack((one.values, one.times.astype(np.float64))), np.zeros(len(width) + 1)
+            )
         across[name] = int(np.isin(label[one.test], label[~one.test]).sum())
     exact, close, across = ({name: n for name, n in one.items() if n} for one in (exact, close, across))
     if exact:
-        of = listed([f"{name} {int(number)}" for name, number in _largest(exact)])
-        text = f"{_count(int(sum(exact.values())), 'row')} equal to another of the client in every number, as nights: {of}"
+        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(exact)])
+        text = (
+            f"{_count(int(sum(exact.values())), 'row')} equal to another of the client in every number, as nights: {of}"
+        )
         advice = "" if timed else "data.time = 'COLUMN' tells them apart; without it equal rows count as one row"
         yield Finding("repeats", text, advice, exact)
     if across:
-        of = listed([f"{name} {int(number)}" for name, number in _largest(across)])
+        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(across)])
         text = f"{_count(int(sum(across.values())), 'test row')} equal to a training row: {of}"
         advice = "data.duplicate_rows = 'allow' takes them, which are refused otherwise; data.time may tell them apart"
         yield Finding("repeats across the split", text, "" if allowed else advice, across)
     if close:
-        of = listed([f"{name} {int(number)}" for name, number in _largest(close)])
+        of = user_tables.listed([f"{name} {int(number)}" for name, number in _largest(close)])
         text = f"{_count(int(sum(close.values())), 'row')} but for a {near:g} of the spread equal to another: {of}"
         yield Finding("near-twins", text, "a resampled or joined table? they count as one row in certificates", close)
 
@@ -199,20 +192,26 @@ def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) 
     *features, target = range(len(columns))
     apart = [columns[j] for j in features if (flat | alone[:, None])[:, j].all() and between[j]]
     if apart:
-        text = f"{listed(apart)}: constant inside clients and different between them"
+        text = f"{user_tables.listed(apart)}: constant inside clients and different between them"
         advice = f"scaled across clients; data.client_features = {apart} says so, data.scale how"
         yield Finding("client features", text, advice)
     if same := [columns[j] for j in features if flat[:, j].all() and not between[j]]:
-        yield Finding("constants", f"{listed(same)}: the same number in all rows", "drop them: they tell nothing")
+        yield Finding(
+            "constants", f"{user_tables.listed(same)}: the same number in all rows", "drop them: they tell nothing"
+        )
     some = {}
     for j in features:
         if flat[~alone, j].any() and columns[j] not in (*apart, *same):
             some[columns[j]] = [str(name) for name in names[flat[:, j] & ~alone]]
     if some:
-        text = "; ".join(f"{column} in {listed(who)}" for column, who in [*some.items()][:_SHOWN])
+        text = "; ".join(f"{column} in {user_tables.listed(who)}" for column, who in [*some.items()][:_SHOWN])
         yield Finding("constants", f"do not vary inside some clients, and are 0 there: {text}")
     if not labels and (still := [str(name) for name in names[flat[:, target] & ~alone]]):
-        yield Finding("constants", f"targets of {listed(still)} do not vary", "such clients have no scale of their own")
+        yield Finding(
+            "constants",
+            f"targets of {user_tables.listed(still)} do not vary",
+            "such clients have no scale of their own",
+        )
 
 
 def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -> Iterator[Finding]:
@@ -230,10 +229,10 @@ def _outliers(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) -
                 at = int(beyond.argmax())
                 worst = max(worst, (float(beyond[at]), name, float(values[at])))
         if count:
-            of = listed([name for name, _ in _largest(count)])
+            of = user_tables.listed([name for name, _ in _largest(count)])
             text = (
-                f"{column}: {_count(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges beyond "
-                f"the quartiles of their client ({of}); the farthest {worst[2]:g} of {worst[1]}"
+                f"{column}: {_count(int(sum(count.values())), 'number')} more than {_FAR:g} interquartile ranges "
+                f"beyond the quartiles of their client ({of}); the farthest {worst[2]:g} of {worst[1]}"
             )
             yield Finding("outliers", text, "a wrong unit or a code for a missing value? nothing is left out", count)
 

@@ -1,0 +1,102 @@
+"""What is said of a data set is what was put into it, with the client where it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.inspection import Finding, inspect
+from pacbayes_fl.data.tables import Column, Dataset, Group, Times
+
+NAMES = ("house_0", "house_1", "house_2")
+HOUR = 3600 * 10**6
+
+
+def dataset(
+    lengths: tuple[int, ...] = (20, 9, 40), hours: dict[str, list[int]] | None = None, **columns: object
+) -> Dataset:
+    """Draw houses with a feature, a capacity of each and whatever columns are given, the last quarter test rows."""
+    random = np.random.default_rng(0)
+    train, test, times = [], [], []
+    for k, (name, length) in enumerate(zip(NAMES, lengths, strict=True)):
+        x = np.column_stack((random.normal(size=length), np.full(length, 3.0 + k), np.full(length, 7.0)))
+        y = random.normal(size=length)
+        for column, values in columns.items():
+            own = values.get(name) if isinstance(values, dict) else None
+            for at, value in (own or {}).items():
+                (y if column == "y" else x[:, 0])[at] = value
+        rows, cut = torch.from_numpy(x), length - length // 4
+        train.append((rows[:cut], torch.from_numpy(y)[:cut]))
+        test.append((rows[cut:], torch.from_numpy(y)[cut:]))
+        when = torch.tensor((hours or {}).get(name, range(length)), dtype=torch.int64) * HOUR + 1_700_000_000_000_000
+        times.append((when[:cut], when[cut:]))
+    batches = [ClientBatch.pad(part, NAMES) for part in (train, test)]
+    padded = [torch.nn.utils.rnn.pad_sequence([one[j] for one in times], batch_first=True) for j in range(2)]
+    group = Group(*batches, times=Times(*padded) if hours is not None else None)
+    return Dataset({"existing": group}, (Column("ghi"), Column("capacity"), Column("site")), Column("y"), {})
+
+
+def of(found: list[Finding], topic: str) -> list[Finding]:
+    return [one for one in found if one.topic == topic]
+
+
+def test_lengths_are_named_smallest_median_and_largest() -> None:
+    found = inspect(dataset())
+    assert found[0] == Finding(
+        "rows",
+        "69 rows of 3 clients, 17 of them test rows; smallest house_1 9, median house_0 20, largest house_2 40",
+        "",
+        {"house_0": 20.0, "house_1": 9.0, "house_2": 40.0},
+    )
+    assert {one.topic for one in found} == {"rows", "client features", "constants"}
+
+
+def test_columns_that_tell_clients_apart_and_columns_that_tell_nothing_are_named() -> None:
+    found = inspect(dataset(ghi={"house_1": {k: 5.0 for k in range(9)}}, y={"house_1": {k: 1.0 for k in range(9)}}))
+    (apart,) = of(found, "client features")
+    assert (
+        apart.text.startswith("capacity: constant inside clients") and "client_features = ['capacity']" in apart.advice
+    )
+    texts = [one.text for one in of(found, "constants")]
+    assert texts == [
+        "site: the same number in all rows",
+        "do not vary inside some clients, and are 0 there: ghi in house_1",
+        "targets of house_1 do not vary",
+    ]
+
+
+def test_gaps_are_counted_by_client_and_the_longest_is_dated() -> None:
+    found = inspect(dataset(hours={"house_0": [*range(10), *range(58, 68)], "house_2": [*range(39), 41]}))
+    (gaps,) = of(found, "gaps")
+    assert gaps.clients == {"house_0": 1, "house_2": 1}
+    assert "the longest, 2.04 days, of house_0 from 2023-11-15T07:13:20 on" in gaps.text
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_repeats_are_counted_and_times_tell_them_apart(timed: bool) -> None:
+    night = {at: 0.0 for at in (0, 1, 2, 38, 39)}
+    given = dataset(hours={} if timed else None, ghi={"house_2": night}, y={"house_2": night})
+    found = inspect(given)
+    (repeats,) = of(found, "repeats")
+    assert repeats.clients == {"house_2": 4} and ("data.time" in repeats.advice) is not timed
+    across = of(found, "repeats across the split")
+    assert [one.clients for one in across] == ([] if timed else [{"house_2": 2}])
+    assert timed or (
+        "data.duplicate_rows" in across[0].advice
+        and not of(inspect(given, allowed=True), "repeats across the split")[0].advice
+    )
+
+
+def test_near_twins_and_outliers_and_labels() -> None:
+    found = inspect(
+        dataset(ghi={"house_0": {3: 1.0, 4: 1.0 + 1e-7}, "house_2": {5: -900.0}}, y={"house_0": {3: 0.5, 4: 0.5}})
+    )
+    (near,) = of(found, "near-twins")
+    assert near.clients == {"house_0": 1}
+    (far,) = of(found, "outliers")
+    assert far.clients == {"house_2": 1} and far.text.endswith("the farthest -900 of house_2")
+    whole = {name: {at: float(at % 3) for at in range(n)} for name, n in zip(NAMES, (20, 9, 40), strict=True)}
+    (labels,) = of(inspect(dataset(y=whole)), "labels")
+    assert labels.text.startswith("y holds whole numbers 0 to 2") and "data.task = 'classification'" in labels.advice
