@@ -1,4 +1,4 @@
-"""The client's half of PAC-PFL with GPs: exact log evidence of every particle and its gradient, one score per client.
+"""The client's half of PAC-PFL with GPs: log evidence of every particle and its gradient, one score per client.
 
 The definition is `posteriors.functions.gaussian_process.gaussian_log_evidence` under autograd. Here the gradient is
 written out, d ln Z / dK = (alpha alpha' - (K + D)^-1) / 2, D the rows' noise, which costs half of a pass through the
@@ -13,11 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference import collapsed_evidence
 from pacbayes_fl.inference.collapsed_evidence import Tempered
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.inducing import Way, order, ways
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues
 from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
@@ -47,7 +49,7 @@ def particle_scores(
     ln Z(c) = ln N(y | m(x), K(x, x) + diag(s^2 / c)) + sum_i ((1 - c) ln(2 pi s_i^2) - ln c) / 2
 
     Args:
-        model: the prior.
+        model: the prior; where it has inducing points for a client, the collapsed bound stands for the evidence.
         particles: [P, D], the same for all clients, or [K, P, D].
         batch: rows x [K, N, d], y [K, N].
         power: c of every client [K], positive; 1 when None.
@@ -55,10 +57,21 @@ def particle_scores(
     Returns:
         Scores per client, so that they can be clipped, summed or sent one by one.
     """
+    parts = ways(model.inducing, batch)
+    found = [_scores(model, particles, power, part) for part in parts]
+    return found[0] if len(parts) == 1 else tensors.select(tensors.cat(found), order(parts))
+
+
+def _scores(model: FunctionModel, particles: Tensor, power: Tensor | None, way: Way) -> ParticleScores:
+    """Scores of clients who are all exact, or all have inducing points."""
+    batch = way.batch
+    if way.at is not None:
+        particles = particles if particles.dim() == 2 else particles[way.at]
+        power = None if power is None else power[way.at]
     with torch.no_grad():
-        if model.inducing is not None:
+        if way.points is not None:
             value, score = collapsed_evidence.bound(
-                model, particles, batch, model.inducing, lambda noise: _temper(noise, batch.mask, power)
+                model, particles, batch, way.points, lambda noise: _temper(noise, batch.mask, power)
             )
             return ParticleScores(score, value, torch.zeros_like(value))
         prior, vjp = model.with_vjp(particles, batch.x)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues, Pullback, Spreads
 
 Default = TypeVar("Default", bound=Callable[..., object])
@@ -51,30 +52,29 @@ class FunctionModel(ABC):
     host_bound: ClassVar[str | None] = None
     """Why evaluating it must read numbers on the CPU, in words for people; None where it need not."""
 
-    inducing: int | None = None
-    """Most inducing points by which a client's rows are known to evidence and posterior; None for all rows."""
+    inducing: Inducing | None = None
+    """Which clients' rows are known through inducing points; None for exact evidence and posteriors."""
 
-    def with_inducing(self, count: int | None) -> Self:
-        """Give the same prior with another number of inducing points for each client.
+    def with_inducing(self, rule: Inducing | None) -> Self:
+        """Give the same prior with inducing points for clients, or without.
 
         Args:
-            count: most points of a client, at least 1; None for the exact evidence and posterior.
+            rule: how many, and for whom; None for nobody.
 
         Returns:
             A shallow copy.
 
         Raises:
-            StudyError: when there is no point at all.
+            StudyError: when there would be no point.
         """
-        if count is not None and count < 1:
-            raise StudyError(f"a client needs at least 1 inducing point, got {count}", hint="None is exact")
         result = copy.copy(self)
-        object.__setattr__(result, "inducing", count)
+        object.__setattr__(result, "inducing", None if rule is None else rule.checked())
         return result
 
     def footprint(self, rows: int) -> int:
-        """Numbers that the evidence of a client of `rows` rows takes under one particle: its covariance."""
-        return rows * (rows if self.inducing is None else 4 * min(rows, self.inducing))
+        """Numbers that the evidence of a client of `rows` rows takes under one particle: of its covariance, or less."""
+        exact = self.inducing is None or rows <= self.inducing.above
+        return rows * (rows if self.inducing is None or exact else 4 * min(rows, self.inducing.points))
 
     @property
     @abstractmethod

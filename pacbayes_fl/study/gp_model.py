@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -14,9 +14,14 @@ from pacbayes_fl import options
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.methods import Recipe
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.inducing import AUTO, Inducing
 from pacbayes_fl.models.likelihoods import NOISE_STD
 from pacbayes_fl.options import option
+
+Model = TypeVar("Model")
 
 
 class ModelSize(NamedTuple):
@@ -57,6 +62,8 @@ class GPModel:
             leave-one-out residuals, its own and the federation's, of which every client sends a histogram once.
         residual_share: of the federation's residuals in the mixture of a client that has many rows; with 0 nobody sends
             any.
+        inducing: most inducing points through which evidence and posterior know a client's rows, chosen among them: a
+            number for all clients, "none" for exact ones, or "auto", 100 for clients with more than 2,000 rows.
     """
 
     temperature: ClassVar[float] = 1.0
@@ -74,6 +81,7 @@ class GPModel:
     linear_kernel: bool | Literal["auto", "held-out"] = "auto"
     residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
+    inducing: int | Literal["auto", "none"] = option("auto", low=1, symbol="M")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -158,6 +166,41 @@ class GPModel:
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
         weights += self._has_linear_kernel
         return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")
+
+
+def with_points(model: Model, inducing: int | Literal["auto", "none"]) -> Model:
+    """Give a prior over functions the inducing points that a study asks for.
+
+    Args:
+        model: any model; one that has points of its own keeps these, and a network has none.
+        inducing: as in the table [model].
+
+    Returns:
+        The model, or a copy with the points.
+    """
+    if not isinstance(model, FunctionModel) or model.inducing is not None or inducing == "none":
+        return model
+    return model.with_inducing(AUTO if inducing == "auto" else Inducing(inducing))
+
+
+def check_points(name: str, method: AnyMethod, inducing: int | Literal["auto", "none"]) -> None:
+    """Check that a number of inducing points that a study asks for is used.
+
+    Args:
+        name: of the method.
+        method: as built.
+        inducing: as in the table [model].
+
+    Raises:
+        StudyError: when the method is no Gaussian process with such a prior, or has a number of its own.
+    """
+    used = isinstance(getattr(method, "model", None), FunctionModel) and not hasattr(method, "inducing")
+    if isinstance(inducing, int) and not used:
+        what = f"[model] inducing = {inducing} would count for nothing: {name} does not learn the prior of the table"
+        own = (
+            "method.inducing is its own number" if hasattr(method, "inducing") else "pac-pfl, pfedgp and vanilla-gp do"
+        )
+        raise StudyError(what, hint=own)
 
 
 def fully_connected(sizes: Sequence[int]) -> int:

@@ -53,6 +53,7 @@ class NetworkModel:
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
     residuals: ClassVar[Literal["gaussian", "mixture"]] = "gaussian"
     residual_share: ClassVar[float] = 0.5
+    inducing: ClassVar[int | Literal["auto", "none"]] = "none"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -131,6 +132,7 @@ class InstanceModel:
         temperature: as of a network.
         residuals: as of a `GPModel`.
         residual_share: likewise.
+        inducing: likewise, of a Gaussian process without a rule of its own.
     """
 
     single: ClassVar[bool] = False
@@ -139,6 +141,7 @@ class InstanceModel:
     temperature: float | Literal["held-out"] = option(1.0, above=0, symbol="T")
     residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
+    inducing: int | Literal["auto", "none"] = option("auto", low=1, symbol="M")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -155,7 +158,7 @@ class InstanceModel:
         Returns:
             The table [model] of the run.
         """
-        return cls(kind, table.temperature, table.residuals, table.residual_share)
+        return cls(kind, table.temperature, table.residuals, table.residual_share, table.inducing)
 
 
 def _no_network(

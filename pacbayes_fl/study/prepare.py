@@ -21,7 +21,7 @@ from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
 from pacbayes_fl.study import choices, residuals, scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.gp_model import GPModel
+from pacbayes_fl.study.gp_model import GPModel, check_points, with_points
 from pacbayes_fl.study.models import InstanceModel
 from pacbayes_fl.study.plugins import check_task
 
@@ -125,7 +125,8 @@ def _inner(
         else:
             model = part.build(shape, dataset.classes)
         dtype = model.dtype if isinstance(model, BayesianNetwork) else None
-        method = study.recipe.build(study.method.options, model, inputs)
+        method = study.recipe.build(study.method.options, with_points(model, part.inducing), inputs)
+    check_points(study.method.name, method, part.inducing)
     return method, dtype
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.inference.evidence import ParticleScores, particle_scores
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import pivoted
 from pacbayes_fl.posteriors.functions.collapsed import collapsed_bound
 from pacbayes_fl.posteriors.functions.pivoted import ModelKernel, choose
@@ -23,7 +24,7 @@ def to_the_last_point(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scores(model: FunctionModel, theta: Tensor, batch: ClientBatch, count: int = 4) -> ParticleScores:
-    return particle_scores(model.with_inducing(count), theta, batch)
+    return particle_scores(model.with_inducing(Inducing(count)), theta, batch)
 
 
 @pytest.mark.quick
@@ -33,7 +34,7 @@ def test_with_all_rows_as_points_it_is_the_exact_evidence(name: str, power: Tens
     model, batch = models()[name], clients()
     theta = particles(model, 3)
     exact = particle_scores(model, theta, batch, power)
-    found = particle_scores(model.with_inducing(12), theta, batch, power)
+    found = particle_scores(model.with_inducing(Inducing(12)), theta, batch, power)
     torch.testing.assert_close(found.log_evidence, exact.log_evidence, rtol=0, atol=1e-9)
     close(found.score, exact.score, 1e-7)
 

@@ -25,6 +25,7 @@ from pacbayes_fl.methods.base import AnyMethod, Method
 from pacbayes_fl.models.base import FunctionModel, WeightModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
+from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.models.likelihoods import Categorical, Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Engine, Noise
@@ -138,6 +139,10 @@ def rich(d: int) -> FunctionModel:
     return DeepKernelGP(d, (3,), (3,), learn_outputscale=True, noise_widths=(2,), linear_kernel=True)
 
 
+def with_points(d: int) -> FunctionModel:
+    return rich(d).with_inducing(Inducing(3))
+
+
 def plain(d: int) -> FunctionModel:
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
     return GPyTorchPrior(gpytorch.means.ConstantMean(), kernel, d)
@@ -219,6 +224,7 @@ def _cases() -> Iterator[Case]:
     equal = {"weighting": "equal"}
     yield Case("pac-pfl-rich", partial(from_recipe, METHODS["pac-pfl"], options=equal, model=rich))
     yield Case("pac-pfl-gpytorch", partial(from_recipe, METHODS["pac-pfl"], model=plain))
+    yield Case("pac-pfl-inducing", partial(from_recipe, METHODS["pac-pfl"], model=with_points))
     other: dict[str, Any] = {
         "restart": True,
         "keep_moments": False,

@@ -21,7 +21,7 @@ from pacbayes_fl.testing.laws import META, OneDevice, host_bound, on_meta
 from tests.laws.cases import ALL, LABELLED, SEED, Case, assert_close, numbers, scene
 
 FORMS = (
-    *("pac-pfl-gpytorch", "pac-pfl-rich", "pac-pfl-bnn-svgd", "fedsi-last-layer", "fedsi-divide"),
+    *("pac-pfl-gpytorch", "pac-pfl-rich", "pac-pfl-inducing", "pac-pfl-bnn-svgd", "fedsi-last-layer", "fedsi-divide"),
     *("pfedbayes-epochs", "pfedbayes-full-rank", "pfedbayes-low-rank", "pfedbayes-laplace"),
 )
 """Forms of methods that go other ways than the table's."""

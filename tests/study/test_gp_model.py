@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from pacbayes_fl.study.gp_model import GPModel, fully_connected
+import json
+from pathlib import Path
+
+import pytest
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.models.inducing import AUTO, Inducing
+from pacbayes_fl.models.likelihoods import Gaussian
+from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
+from pacbayes_fl.study import run
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.gp_model import GPModel, fully_connected, with_points
+from pacbayes_fl.study.predict import join, predict
+from pacbayes_fl.study.prepare import prepare
+from tests.tiny import tiny
 
 
 def test_weights_are_counted_before_a_prior_is_made() -> None:
@@ -20,3 +34,45 @@ def test_weights_are_counted_before_a_prior_is_made() -> None:
 
 def test_a_network_has_weights_and_biases() -> None:
     assert fully_connected((5, 3, 1)) == 5 * 3 + 3 + 3 + 1 and fully_connected((4,)) == 0
+
+
+def test_priors_have_the_points_that_a_study_asks_for() -> None:
+    plain = GPModel().build((2,))
+    assert with_points(plain, "none") is plain and with_points(plain, "auto").inducing == AUTO
+    own = with_points(plain, 7)
+    assert own.inducing == Inducing(7) and plain.inducing is None and own.dim == plain.dim
+    assert with_points(own, "auto") is own  # a program's own rule stays
+    network = BayesianMLP((1, 2, 1), Gaussian())
+    assert with_points(network, "auto") is network
+    assert GPModel().inducing == "auto"
+    with pytest.raises(StudyError, match="inducing must be at least 1"):
+        GPModel(inducing=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("pooled-gp", "method.inducing is its own"), ("ridge", "pac-pfl"), ("ard-gp", "pac-pfl")]
+)
+def test_a_number_of_points_that_would_not_count_is_refused(name: str, hint: str) -> None:
+    study = tiny(f"method.name={name}", "model.inducing=5")
+    with pytest.raises(StudyError, match=f"would count for nothing: {name}") as raised:
+        prepare(study, load(study))
+    assert hint in str(raised.value)
+
+
+POINTS = ("model.inducing=3", "model.residuals=mixture", "federation.rounds=2", "report.certify.scheme=split")
+
+
+def test_a_run_with_points_resumes_to_the_same_numbers_and_lets_others_join(tmp_path: Path) -> None:
+    run.run(tiny(*POINTS), tmp_path / "whole")
+    run.run(tiny(*POINTS, "federation.rounds=1"), tmp_path / "cut")
+    run.run(tiny(*POINTS), tmp_path / "cut", resume=True)
+    files = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "cut")]
+    assert files[0] == files[1]
+    trained = run.open_run(tmp_path / "cut")
+    assert trained.study.model.inducing == 3
+    table = tmp_path / "new.csv"
+    table.write_text("client,x,y\n" + "".join(f"new,{x},{y}\n" for x, y in ((-1, 0.2), (0, 0.4), (1, 1), (2, ""))))
+    (answer,) = join(trained, table).values()
+    assert abs(float(answer.mean[0])) < 3.0
+    for client in trained.groups["existing"].train.names[:1]:
+        predict(trained, client, table)

@@ -217,9 +217,9 @@ class PooledGP(CentralisedMethod[Server]):
 
     def _fit_exact(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         everybody = ClientBatch.pad([(x, y)], ["everybody"], dtype=x.dtype).to(x.device)
-        moments = adam_init(theta)
+        moments, exact = adam_init(theta), self.model.with_inducing(None)
         for _ in range(self.steps):
-            score = particle_scores(self.model, theta.view(1, -1), everybody).score
+            score = particle_scores(exact, theta.view(1, -1), everybody).score
             theta, moments = adam(theta, -score.view(-1), moments, self.rate)
         return theta
 

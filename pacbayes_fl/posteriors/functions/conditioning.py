@@ -1,7 +1,10 @@
-"""Conditioning on clients' rows: all of them, or through the inducing points that the prior asks for."""
+"""Conditioning on clients' rows: all of them, or through the inducing points that the prior has for a client."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -9,13 +12,75 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.inducing import order, ways
 from pacbayes_fl.posteriors.functions import gaussian_process
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior, condition_on_points
+from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.residuals import Residuals
 from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
 
-Conditioned = GPPosterior | InducingPosterior
-"""A posterior over functions."""
+
+@dataclass(frozen=True)
+class MixedPosterior:
+    """Posteriors of K clients of whom some have their rows exactly and others through points.
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        parts: posteriors of some of the clients each.
+        at: positions [k] of their clients.
+        order: positions [K] of the K clients in the parts one after the other.
+    """
+
+    model: FunctionModel
+    theta: Tensor
+    parts: Sequence[GPPosterior | InducingPosterior]
+    at: Sequence[Tensor]
+    order: Tensor
+
+    @cached_property
+    def log_weights(self) -> Tensor:
+        """Mixture weights [K, P] as logarithms."""
+        return self._joined([part.log_weights for part in self.parts])
+
+    @property
+    def personal(self) -> bool:
+        """A client is conditioned on its own rows."""
+        return True
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture [K, P, M] of new targets at inputs x [K, M, d]; see `GPPosterior.predict`."""
+        return self._mixture([part.predict(x[at]) for part, at in zip(self.parts, self.at, strict=True)])
+
+    def function(self, x: Tensor) -> NormalMixture:
+        """Values [K, P, M] of the function at inputs x [K, M, d]; see `GPPosterior.function`."""
+        return self._mixture([part.function(x[at]) for part, at in zip(self.parts, self.at, strict=True)])
+
+    def leave_one_out(self) -> Residuals:
+        """Residuals of every training row, predicted from all others; see `GPPosterior.leave_one_out`."""
+        found = [part.leave_one_out() for part in self.parts]
+        rows = max(one.mask.shape[1] for one in found)
+        padded = (
+            [torch.nn.functional.pad(leaf, (0, rows - leaf.shape[-1])) for leaf in leaves]
+            for leaves in zip(*((one.z, one.mask) for one in found), strict=True)
+        )
+        return Residuals(self.log_weights, *map(self._joined, padded))
+
+    def kl(self) -> Tensor:
+        """KL divergence of every particle's posterior from its prior [K, P], in nats."""
+        return self._joined([part.kl() for part in self.parts])
+
+    def _mixture(self, found: Sequence[NormalMixture]) -> NormalMixture:
+        leaves = zip(*((one.log_weights, one.means, one.variances) for one in found), strict=True)
+        return NormalMixture(*map(self._joined, map(list, leaves)))
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([*parts])[self.order.to(parts[0].device)]
+
+
+Conditioned = GPPosterior | InducingPosterior | MixedPosterior
+"""A posterior over functions, given rows."""
 
 
 def condition(
@@ -24,7 +89,7 @@ def condition(
     batch: ClientBatch,
     weighting: Literal["evidence", "equal"] = "evidence",
 ) -> Conditioned:
-    """Condition every particle's GP on every client's rows, exactly or by `FunctionModel.inducing` points.
+    """Condition every particle's GP on every client's rows, exactly or by the points of `FunctionModel.inducing`.
 
     Args:
         model: the prior.
@@ -35,30 +100,38 @@ def condition(
     Returns:
         The posterior; see `gaussian_process.condition` and `inducing.condition_on_points`.
     """
-    if model.inducing is None:
-        return gaussian_process.condition(model, theta, batch, weighting)
-    return condition_on_points(model, theta, batch, model.inducing, weighting)
+    parts = ways(model.inducing, batch)
+    found: list[GPPosterior | InducingPosterior] = []
+    for at, rows, points in parts:
+        own = theta if at is None else theta[at]
+        if points is None:
+            found.append(gaussian_process.condition(model, own, rows, weighting))
+        else:
+            found.append(condition_on_points(model, own, rows, points, weighting))
+    if len(parts) == 1:
+        return found[0]
+    return MixedPosterior(model, theta, found, [part.at for part in parts if part.at is not None], order(parts))
 
 
 def function_kl(posterior: Conditioned, prior: Conditioned, seen: ClientBatch) -> Tensor:
     """KL divergence, particle by particle, of a posterior from one that saw some of its rows: over functions.
 
     Args:
-        posterior: Q, of these rows and others, under particles and of a kind that are those of P.
-        prior: P.
+        posterior: Q, of these rows and others, under particles that are those of P.
+        prior: P; exact wherever Q is, as fewer rows need no points.
         seen: rows of the K clients that P saw, possibly none.
 
     Returns:
         [K, P], in nats; NaN where one of them is not known.
 
     Raises:
-        TypeError: when one is exact and the other is not.
+        TypeError: when P has points and Q has none.
     """
+    if isinstance(prior, GPPosterior) and not isinstance(posterior, MixedPosterior):
+        return gaussian_process.function_kl(posterior, prior, seen)
     if isinstance(posterior, InducingPosterior) and isinstance(prior, InducingPosterior):
         return posterior.kl_from(prior)
-    if isinstance(posterior, GPPosterior) and isinstance(prior, GPPosterior):
-        return gaussian_process.function_kl(posterior, prior, seen)
-    raise TypeError("an exact posterior and one with inducing points have no divergence here")
+    raise TypeError("a posterior without inducing points has no divergence here from one with them")
 
 
 def refined(
@@ -83,9 +156,30 @@ def refined(
     """
     everything = seen.extend(rows)
     posterior = condition(prior.model, prior.theta, everything, weighting)
+    return posterior, _divergence(posterior, prior, everything, seen, weighting)
+
+
+def _divergence(
+    posterior: Conditioned,
+    prior: Conditioned,
+    everything: ClientBatch,
+    seen: ClientBatch,
+    weighting: Literal["evidence", "equal"],
+) -> Tensor:
+    """Bound [K] of `refined`; clients are taken together whose rows are known in the same ways, before and after."""
+    model, theta = prior.model, prior.theta
+    if isinstance(posterior, MixedPosterior) or isinstance(prior, MixedPosterior):
+        above = 0 if model.inducing is None else model.inducing.above
+        kinds = (everything.mask.sum(1) > above).long() + (seen.mask.sum(1) > above).long()
+        groups = [at for kind in range(3) if len(at := torch.nonzero(kinds == kind).flatten().cpu())]
+        each = []
+        for at in groups:
+            after, before = everything.select(at), seen.select(at)
+            q, p = (condition(model, theta[at], batch, weighting) for batch in (after, before))
+            each.append(_divergence(q, p, after, before, weighting))
+        return torch.cat(each)[torch.cat(groups).argsort().to(each[0].device)]
     q, p = posterior, prior
-    if prior.theta.dtype != torch.float64:  # differences of log evidences need more digits than predictions do
-        theta = prior.theta.double()
+    if theta.dtype != torch.float64:  # differences of log evidences need more digits than predictions do
         everything, seen = (batch.to(dtype=torch.float64) for batch in (everything, seen))
-        q, p = (condition(prior.model, theta, batch, weighting) for batch in (everything, seen))
-    return posterior, log_mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, seen))
+        q, p = (condition(model, theta.double(), batch, weighting) for batch in (everything, seen))
+    return log_mixture_kl(q.log_weights, p.log_weights, function_kl(q, p, seen))

@@ -15,7 +15,7 @@ from torch import Tensor
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
-from pacbayes_fl.posteriors.predictive import NormalMixture
+from pacbayes_fl.posteriors.predictive import ConditionedFunctions, NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
 
 JITTERS = (1e-8, 1e-6, 1e-4)
@@ -384,7 +384,7 @@ def condition(
     return GPPosterior(*kept, weighting)
 
 
-def function_kl(posterior: GPPosterior, prior: GPPosterior, seen: ClientBatch) -> Tensor:
+def function_kl(posterior: ConditionedFunctions, prior: GPPosterior, seen: ClientBatch) -> Tensor:
     """KL divergence, particle by particle, of a GP posterior from one that saw some of its rows: over functions.
 
     KL(Q || P) = KL(Q || P_0) - E_Q[ln N(y | f(x), D)] + ln Z_P,  f(x) ~ Q

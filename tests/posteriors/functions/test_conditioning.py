@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from pacbayes_fl.bounds.divergence import gp_posterior_kl
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.inference.evidence import particle_scores
+from pacbayes_fl.models.base import FunctionModel
+from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import pivoted
-from pacbayes_fl.posteriors.functions.conditioning import condition, function_kl, refined
+from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior, condition, function_kl, refined
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
-from tests.inference.test_evidence import SIZES, clients, models, particles
+from tests.inference.test_evidence import SIZES, clients, draw, models, particles
 
 MODEL = models()["all of it"]
 THETA = particles(MODEL, len(SIZES), 2)
 
 
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
 def test_the_prior_says_by_which_way() -> None:
-    exact, sparse = (condition(model, THETA, clients(), "equal") for model in (MODEL, MODEL.with_inducing(3)))
+    exact, sparse = (condition(model, THETA, clients(), "equal") for model in (MODEL, MODEL.with_inducing(Inducing(3))))
     assert isinstance(exact, GPPosterior) and isinstance(sparse, InducingPosterior)
     assert sparse.inducing.shape[2] == 3 and exact.weighting == sparse.weighting == "equal"
     with pytest.raises(TypeError, match="no divergence"):
-        function_kl(sparse, exact, clients())
+        function_kl(exact, sparse, clients())
 
 
 @pytest.mark.quick
@@ -30,7 +43,7 @@ def test_refined_posteriors_with_all_rows_as_points_are_the_exact_ones(monkeypat
     batch = clients()
     early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 2), (2, 5)))
     results = [
-        refined(condition(model, THETA, early), early, late) for model in (MODEL, MODEL.with_inducing(len(SIZES) * 12))
+        refined(condition(model, THETA, early), early, late) for model in (MODEL, MODEL.with_inducing(Inducing(12)))
     ]
     torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-8, atol=1e-8)
     means = [result[0].predict(batch.x).mean for result in results]
@@ -38,7 +51,73 @@ def test_refined_posteriors_with_all_rows_as_points_are_the_exact_ones(monkeypat
 
 
 def test_from_no_rows_the_refined_divergence_is_that_of_the_certificates() -> None:
-    batch, model = clients(), MODEL.with_inducing(3)
+    batch, model = clients(), MODEL.with_inducing(Inducing(3))
     none = batch.rows(torch.zeros(batch.clients, 0, dtype=torch.long))
     posterior, kl = refined(condition(model, THETA, none, "equal"), none, batch, "equal")
-    torch.testing.assert_close(kl, gp_posterior_kl(posterior), rtol=1e-10, atol=1e-10)  # type: ignore[arg-type]
+    torch.testing.assert_close(kl, gp_posterior_kl(posterior), rtol=1e-10, atol=1e-10)
+
+
+MIXED = MODEL.with_inducing(Inducing(4, above=3))  # sizes are 5, 1, 12 and 3
+NEW = draw(len(SIZES), 6, 3, seed=11)
+
+
+def alone(model: FunctionModel, k: int, rows: int = 12) -> tuple[Any, ClientBatch]:
+    """The posterior of one client without padding, and its rows."""
+    batch = clients()
+    m = min(rows, SIZES[k])
+    one = ClientBatch.pad([(batch.x[k, :m], batch.y[k, :m])])
+    return condition(model, THETA[k : k + 1], one), one
+
+
+def test_clients_with_and_without_points_are_each_as_they_are_alone() -> None:
+    found, batch = condition(MIXED, THETA, clients()), clients()
+    assert isinstance(found, MixedPosterior) and found.personal
+    predicted, function, kl, residuals = found.predict(NEW), found.function(NEW), found.kl(), found.leave_one_out()
+    scores = particle_scores(MIXED, THETA, batch, torch.tensor([2.0, 0.5, 1.0, 1.3], dtype=torch.float64))
+    for k, m in enumerate(SIZES):
+        one, rows = alone(MIXED, k)
+        assert isinstance(one, InducingPosterior) == (m > 3)
+        for ours, theirs in ((predicted, one.predict(NEW[k : k + 1])), (function, one.function(NEW[k : k + 1]))):
+            close(ours.means[k], theirs.means[0])
+            close(ours.variances[k], theirs.variances[0])
+        close(found.log_weights[k], one.log_weights[0])
+        close(kl[k], one.kl()[0])
+        close(residuals.z[k, :, :m], one.leave_one_out().z[0])
+        assert residuals.mask[k].sum() == m
+        power = torch.tensor([[2.0, 0.5, 1.0, 1.3][k]], dtype=torch.float64)
+        own = particle_scores(MIXED, THETA[k : k + 1], rows, power)
+        close(scores.log_evidence[k], own.log_evidence[0])
+        close(scores.score[k], own.score[0])
+
+
+def test_a_client_whose_later_rows_make_it_large_is_refined_from_its_exact_posterior() -> None:
+    """From 3 rows to 5, 1 to 1, 3 to 12, and 3 to 3: the divergence is that of numbers, with a posterior by points."""
+    batch = clients()
+    early, late = (batch.rows(torch.arange(*span).expand(batch.clients, -1)) for span in ((0, 3), (3, 12)))
+    posterior, kl = refined(condition(MIXED, THETA, early, "equal"), early, late, "equal")
+    assert isinstance(posterior, MixedPosterior)
+    for k, m in enumerate(SIZES):
+        (q, rows), (p, before) = alone(MIXED, k), alone(MIXED, k, 3)
+        assert isinstance(p, GPPosterior) and rows.mask.shape[1] == m
+        close(kl[k], function_kl(q, p, before).mean())
+
+
+def test_rows_alone_decide_and_padding_does_not() -> None:
+    """Small clients with much padding are exact, and all are where nobody has more rows than that."""
+    batch = clients()
+    assert isinstance(condition(MODEL.with_inducing(Inducing(4, 12)), THETA, batch), GPPosterior)
+    small = replace(batch, mask=batch.mask & (torch.arange(12) < 3))
+    found = condition(MIXED, THETA, small)
+    assert isinstance(found, GPPosterior) and found.mask.shape[1] == 3
+    assert isinstance(condition(MODEL.with_inducing(Inducing(4)), THETA, small), InducingPosterior)
+
+
+@pytest.mark.parametrize("rule", [Inducing(0), Inducing(-1), Inducing(3, -1)])
+def test_a_rule_without_points_is_refused(rule: Inducing) -> None:
+    with pytest.raises(StudyError, match="at least 1 inducing"):
+        MODEL.with_inducing(rule)
+
+
+def test_the_prior_that_was_given_stays_exact() -> None:
+    assert MIXED.inducing == Inducing(4, 3) and MODEL.inducing is None and MIXED.with_inducing(None).inducing is None
+    assert MODEL.footprint(5) == MIXED.footprint(5) + 25 - 80 == 25 and MIXED.footprint(3) == 9
