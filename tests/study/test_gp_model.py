@@ -74,5 +74,6 @@ def test_a_run_with_points_resumes_to_the_same_numbers_and_lets_others_join(tmp_
     table.write_text("client,x,y\n" + "".join(f"new,{x},{y}\n" for x, y in ((-1, 0.2), (0, 0.4), (1, 1), (2, ""))))
     (answer,) = join(trained, table).values()
     assert abs(float(answer.mean[0])) < 3.0
-    for client in trained.groups["existing"].train.names[:1]:
-        predict(trained, client, table)
+    known = tmp_path / "known.csv"
+    known.write_text(table.read_text().replace("new", "poly_00"))
+    assert abs(float(predict(trained, "poly_00", known).mean[0])) < 3.0
