@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,20 @@ class ImageOptions:
         options.check(self, "[data]")
 
 
+class Domain(NamedTuple):
+    """Images that clients see the world by.
+
+    Args:
+        name: such as "mnist-inverted".
+        base: the data set, "mnist".
+        change: a name of `images.CHANGES`; None for none.
+    """
+
+    name: str
+    base: str
+    change: str | None
+
+
 @dataclass(frozen=True)
 class ImagePlan:
     """The configuration of a federation of images.
@@ -68,7 +82,7 @@ class ImagePlan:
         own: options of the partition.
     """
 
-    domains: tuple[str, ...]
+    domains: tuple[Domain, ...]
     common: ImageOptions
     partition: Partition
     own: Any
@@ -80,11 +94,18 @@ class ImagePlan:
 
 
 @dataclass(frozen=True)
-class _Client:
-    """The rows and the domain of a client."""
+class Client:
+    """A client of a federation of images.
+
+    Args:
+        name: what it is called.
+        domain: whose images it has.
+        new: whether it never trains.
+        parts: its rows, by positions in the base of the domain.
+    """
 
     name: str
-    domain: str
+    domain: Domain
     new: bool
     parts: Parts
 
@@ -109,18 +130,52 @@ def federation(
         DataError: when files are missing or hold too few rows.
     """
     plan = planned(source, given, known)
-    bases = {image_sets.split_name(domain)[0]: None for domain in plan.domains}  # in order, each once
+    bases = {domain.base: None for domain in plan.domains}  # in order, each once
     missing = [base for base in bases if plan.partition.needs_owners and not image_sets.IMAGE_SETS[base].owners]
     if missing:
         able = ", ".join(name for name, one in image_sets.IMAGE_SETS.items() if one.owners)
         what = f"[data] only {able} has writers for the {plan.partition.name} partition, got {', '.join(bases)}"
         raise StudyError(what)
     images = {base: image_sets.read(base, plan.common.root, plan.common.download) for base in bases}
+    return shared_out(source, images, plan)
+
+
+def shared_out(source: str, images: Mapping[str, Images], plan: ImagePlan) -> tables.Dataset:
+    """Share images out among clients.
+
+    Args:
+        source: what provenance calls them.
+        images: by base of the domains.
+        plan: how.
+
+    Returns:
+        The data set, as of `federation`.
+
+    Raises:
+        DataError: when there are too few rows, or images of several sizes.
+    """
     shapes = {base: tuple(one.x.shape[1:]) for base, one in images.items()}
     if len(set(shapes.values())) > 1:
         raise DataError(f"domains must have images of one size, got {shapes}")
-    clients = _clients(images, plan)
     classes = plan.partition.classes(plan.own, max(one.classes for one in images.values()))
+    return assembled(source, images, _clients(images, plan), classes, _resolved(plan))
+
+
+def assembled(
+    source: str, images: Mapping[str, Images], clients: Sequence[Client], classes: int, given: Mapping[str, object]
+) -> tables.Dataset:
+    """Make a data set of clients whose rows are chosen.
+
+    Args:
+        source: what provenance calls the images.
+        images: by base of the domains, all of one size.
+        clients: with positions of their rows.
+        classes: number C of classes.
+        given: all options that the rows depend on, for provenance.
+
+    Returns:
+        The data set, with positions of all rows and a group "new" where there are new clients.
+    """
     groups = {}
     for label in ("existing", "new"):
         members = [client for client in clients if client.new == (label == "new")]
@@ -130,15 +185,18 @@ def federation(
         groups,
         (tables.Column("image"),),
         tables.Column("class"),
-        {"source": source, "options": _resolved(plan)} | {"sha256": {base: one.sha256 for base, one in images.items()}},
+        {"source": source, "options": given} | {"sha256": {base: one.sha256 for base, one in images.items()}},
         classes=classes,
-        feature_shape=next(iter(shapes.values())),
+        feature_shape=tuple(next(iter(images.values())).x.shape[1:]),
         rows=_rows([client for label in groups for client in clients if client.new == (label == "new")]),
     )
 
 
 def planned(
-    source: str, given: Mapping[str, object], known: Mapping[str, Partition] = partitions.PARTITIONS
+    source: str,
+    given: Mapping[str, object],
+    known: Mapping[str, Partition] = partitions.PARTITIONS,
+    domains: tuple[Domain, ...] = (),
 ) -> ImagePlan:
     """Read the options of a federation; those of other partitions are checked, and refused where they would be missed.
 
@@ -146,6 +204,7 @@ def planned(
         source: a data set, with "-inverted" or "-rotated" after its name or not.
         given: fields of `ImageOptions`, and those of the partition.
         known: partitions by name.
+        domains: of images that are not published; the options name them when empty.
 
     Returns:
         What the federation is to be made of.
@@ -178,20 +237,22 @@ def planned(
                 able = ", ".join(repr(each) for each, its_keys in own_keys.items() if key in its_keys)
                 what = f"{where} {key} is for the partition {able}, and the partition is {common.partition!r}"
                 raise StudyError(what, hint=f"{common.partition!r} has {', '.join(own_options)}")
-    domains = common.domains or (source,)
-    if source not in domains:
-        raise StudyError(f"[data] source {source!r} must be one of the domains {', '.join(domains)}")
+    if not domains:
+        names = common.domains or (source,)
+        if source not in names:
+            raise StudyError(f"[data] source {source!r} must be one of the domains {', '.join(names)}")
+        domains = tuple(Domain(name, *image_sets.split_name(name)) for name in names)
     return ImagePlan(domains, common, chosen, own)
 
 
 def _resolved(plan: ImagePlan) -> dict[str, object]:
     """Say what the rows depend on; where the files lay is not part of it."""
-    common = settings.as_table(plan.common) | {"domains": list(plan.domains), "pool": plan.pool}
+    common = settings.as_table(plan.common) | {"domains": [domain.name for domain in plan.domains], "pool": plan.pool}
     table = common | settings.as_table(plan.own)
     return {name: value for name, value in table.items() if name not in ("root", "download")}
 
 
-def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
+def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[Client]:
     """Share out the rows; clients of one base never share a row, whatever their domains."""
     chosen, domains, limit = plan.common, plan.domains, plan.partition.limit(plan.own)
     kept = {
@@ -205,9 +266,9 @@ def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
         )
     domain = [domains[u * len(domains) // chosen.clients] for u in range(chosen.clients)]
     domain += [domains[u * len(domains) // chosen.new_clients] for u in range(chosen.new_clients)]
-    made: dict[int, _Client] = {}
+    made: dict[int, Client] = {}
     for base, one in images.items():
-        members = [u for u in range(total) if image_sets.split_name(domain[u])[0] == base]
+        members = [u for u in range(total) if domain[u].base == base]
         if not members:
             continue
         # Its own generator: a base is cut alike whatever other bases there are.
@@ -220,7 +281,7 @@ def _clients(images: Mapping[str, Images], plan: ImagePlan) -> list[_Client]:
             parts = partition.limited(parts, limit, np.random.default_rng([*key, *b"limit"]))
         partition.check_disjoint(parts, names)
         for u, name, own in zip(members, names, parts, strict=True):
-            made[u] = _Client(name, domain[u], u >= chosen.clients, own)
+            made[u] = Client(name, domain[u], u >= chosen.clients, own)
     return [made[u] for u in range(total)]
 
 
@@ -232,7 +293,7 @@ def _subsample(rows: int, share: float, key: Sequence[int]) -> Array:
     return np.sort(np.random.default_rng([*key, *b"subsample"]).permutation(rows)[:count])
 
 
-def _group(images: Mapping[str, Images], members: Sequence[_Client], classes: int) -> tables.Group:
+def _group(images: Mapping[str, Images], members: Sequence[Client], classes: int) -> tables.Group:
     names = [client.name for client in members]
     batches = [
         ClientBatch.pad(
@@ -248,20 +309,19 @@ def _group(images: Mapping[str, Images], members: Sequence[_Client], classes: in
     return tables.Group(train, test, validation if validation.mask.any() else None)
 
 
-def _take(images: Mapping[str, Images], client: _Client, positions: Array) -> tuple[Tensor, Tensor]:
+def _take(images: Mapping[str, Images], client: Client, positions: Array) -> tuple[Tensor, Tensor]:
     """Return the images of a client as floats, and their labels."""
-    base, kind = image_sets.split_name(client.domain)
-    at = torch.from_numpy(positions)
-    return to_floats(turned(images[base].x[at], kind)), images[base].y[at]
+    own, at = images[client.domain.base], torch.from_numpy(positions)
+    return to_floats(turned(own.x[at], client.domain.change)), own.y[at]
 
 
-def _rows(clients: Sequence[_Client]) -> dict[str, Array]:
+def _rows(clients: Sequence[Client]) -> dict[str, Array]:
     """Write down which rows went where, in the form of `tables.to_positions`."""
     parts = [(k, i, getattr(client.parts, part)) for k, client in enumerate(clients) for i, part in enumerate(_PARTS)]
     return {
         "client_name": np.array([client.name for client in clients]),
         "client_new": np.array([client.new for client in clients]),
-        "client_domain": np.array([client.domain for client in clients]),
+        "client_domain": np.array([client.domain.name for client in clients]),
         "position": np.concatenate([rows for _, _, rows in parts]),
         "owner": np.concatenate([np.full(len(rows), k) for k, _, rows in parts]),
         "part": np.concatenate([np.full(len(rows), i) for _, i, rows in parts]),

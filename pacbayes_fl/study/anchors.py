@@ -70,7 +70,8 @@ def anchored(table: JsonTable, folder: Path) -> JsonTable:
             raise StudyError(f"[data] {key} must hold no NUL, got {shown(value)}")
         if not isinstance(value, str) or value.startswith(("/", "$", "~")) or value == settings.NONE:
             return value
-        is_path = key == "root" or (key in ("source", "weather") and Path(value).suffix)  # a folder may have no suffix
+        is_folder = key == "root" or (key == "source" and "/" in value)  # a root may be any word
+        is_path = is_folder or (key in ("source", "weather") and Path(value).suffix)
         return str((folder / value).resolve()) if is_path else value
 
     data = table.get("data")

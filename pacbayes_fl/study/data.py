@@ -106,6 +106,8 @@ def load(study: Study) -> tables.Dataset:
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     source = sources.find(study.data.source)
+    if source is not None and source.own:
+        options = {"duplicate_rows": study.data.duplicate_rows} | options
     dataset = study.instances.source(study.data.source)
     if dataset is None:
         dataset = _read_file(study.data) if source is None else source.load(options)

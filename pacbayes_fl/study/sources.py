@@ -6,9 +6,11 @@ certificates and listings ask of them is read from those records here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +42,7 @@ class Source:
         published: whether rows are known by their positions in published files, which a run folder keeps in place of
             the rows.
         classes: whether the targets are labels.
+        own: whether the images are a user's, which may hold copies.
     """
 
     name: str
@@ -49,10 +52,12 @@ class Source:
     rows_independent: bool
     published: bool = False
     classes: bool = False
+    own: bool = False
 
 
 FILES: tuple[tuple[str, str], ...] = (
-    ("FILE.npz", "what data_gen wrote"),
+    ("FILE.npz", "what data_gen wrote; or your own images: x [R, channels, H, W], y, client, and maybe split"),
+    ("FOLDER/", "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; below train/ and test/ or not"),
     (
         "FILE.csv",
         "your own rows: a client column, the target y, features; optional columns split, group and data.time",
@@ -110,7 +115,7 @@ def find(name: str) -> Source | None:
         one = generators.GENERATORS[name]
         return Source(name, one.title, partial(_generate, name), one.config, one.rows_independent)
     if name not in image_sets.domains():
-        return None
+        return _own(name)
     from pacbayes_fl.data import image_federation
 
     base, change = image_sets.split_name(name)
@@ -142,6 +147,28 @@ def options_of(name: str) -> dict[str, Option]:
     for one in PARTITIONS.values():
         result |= {key: option for key, option in options.options_of(one.options).items() if key not in result}
     return result
+
+
+def _own(name: str) -> Source | None:
+    """Take a path for a user's images, if it is one of them."""
+    path = Path(os.path.expandvars(name)).expanduser()
+    is_folder = "/" in name and (not path.suffix or path.is_dir())  # without a slash it is a name
+    if not is_folder and path.suffix.lower() != ".npz":
+        return None
+    from pacbayes_fl.data import own_images, user_images
+
+    if not is_folder and not user_images.holds_images(path):
+        return None
+    load = partial(_of_own, path)
+    return Source(
+        name, "images of your own", load, own_images.ReadOptions, False, published=True, classes=True, own=True
+    )
+
+
+def _of_own(path: Path, given: JsonMapping) -> tables.Dataset:
+    from pacbayes_fl.data import own_images
+
+    return own_images.federation(path, given, OPEN_PARTITIONS)
 
 
 def _shared_out(name: str, given: JsonMapping) -> tables.Dataset:
