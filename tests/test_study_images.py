@@ -26,6 +26,7 @@ from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run as study
 from pacbayes_fl.study.data import load_saved
 from pacbayes_fl.study.predict import ClassPrediction, join, predict
+from tests.data.small_photos import write_clients, write_image
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
 
 Out = Callable[..., tuple[int, str, str]]
@@ -254,6 +255,77 @@ def test_labels_that_the_run_does_not_know_are_refused(done: tuple[Path, Result]
     path = write_npz(tmp_path / "a.npz", x=x[:2], y=np.array([1, 10]), client=np.full(2, "me"))
     with pytest.raises(DataError, match="client 'me': label 10 outside"):
         join(opened, path)
+
+
+def own_study(folder: Path, *sets: str) -> study.Study:
+    """Return a study on photographs of anna and bob, with carl as a new client."""
+    method = {"name": "fedavg", "steps": 20, "minibatch": 4, "rate": 0.05}
+    data = {"source": f"{folder}/", "options": {"size": 8, "new": ["carl"]}}
+    parts = {"data": data, "model": {"widths": [4]}, "method": method, "federation": {"rounds": 2, "device": "cpu"}}
+    return study.Study.from_table({"name": "own", **parts}, "own.toml", sets)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clients(tmp_path_factory.mktemp("own") / "photos", ("anna", "bob", "carl"))
+
+
+@pytest.fixture(scope="module")
+def own(photos: Path) -> Path:
+    """Return the folder of a finished run on a user's photographs, only to be read."""
+    study.run(own_study(photos), photos.parent / "run")
+    return photos.parent / "run"
+
+
+def test_photographs_of_clients_are_predicted_file_by_file(own: Path, photos: Path, tmp_path: Path, call: Out) -> None:
+    opened = study.open_run(own)
+    names = [opened.groups[group].train.names for group in ("existing", "new")]
+    assert names == [("anna", "bob"), ("carl",)] and opened.dataset.provenance["class_names"] == ["cat", "dog"]
+    files = [tmp_path / "next" / name for name in ("bob/b.png", "anna/holidays/a.jpg", "carl/c.png")]
+    for file in files:
+        write_image(file, size=(12, 9))
+    code, out, _ = call("predict", own, "--data", tmp_path / "next")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    columns = ["client", "file", "label", "probability", "entropy", "probability_cat", "probability_dog", "round"]
+    assert code == 0 and list(rows[0]) == columns
+    assert [row["file"] for row in rows] == ["anna/holidays/a.jpg", "bob/b.png", "carl/c.png"]
+    for row in rows:
+        probs = {name: float(row[f"probability_{name}"]) for name in ("cat", "dog")}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-5) and row["label"] == max(probs, key=probs.__getitem__)
+        assert float(row["probability"]) == max(probs.values())
+        assert float(row["entropy"]) == pytest.approx(-sum(p * np.log(p) for p in probs.values()), rel=1e-4)
+    alone = predict(opened, "anna", tmp_path / "next" / "anna")
+    assert isinstance(alone, ClassPrediction)
+    assert float(alone.probability[0]) == pytest.approx(float(rows[0]["probability"]), rel=1e-5)
+    code, _, _ = call("predict", own, "--client", "bob", "--data", tmp_path / "next" / "bob", "--out", "bob.csv")
+    (line,) = csv.DictReader((tmp_path / "bob.csv").read_text().splitlines())
+    assert code == 0 and line == rows[1] | {"file": "b.png"}
+    held = call("predict", own, "--data", photos, "--json")[1]
+    assert {name: len(one["label"]) for name, one in json.loads(held).items()} == {"anna": 8, "bob": 8, "carl": 8}
+
+
+def test_who_brings_photographs_joins_a_run_or_its_release(own: Path, tmp_path: Path, call: Out) -> None:
+    write_clients(tmp_path / "fresh", ("dora",), rows=2)
+    write_image(tmp_path / "fresh" / "dora" / "which.png")
+    assert call("release", own, "--out", "released")[0] == 0
+    results = [call("join", folder, "--data", tmp_path / "fresh") for folder in (own, "released")]
+    (row,) = csv.DictReader(io.StringIO(results[0][1]))
+    assert results[0] == results[1] and row["client"] == "dora" and row["label"] in ("cat", "dog")
+    write_image(tmp_path / "fresh" / "dora" / "bird" / "0.png")
+    code, _, error = call("join", own, "--data", tmp_path / "fresh")
+    assert code == 1 and "dora/bird/0.png: there is no class 'bird'" in error
+
+
+def test_photographs_that_are_others_now_are_not_those_of_the_run(own: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    for rounds in (1, 2):
+        longer = own_study(tmp_path / "photos", f"federation.rounds={rounds}")
+        study.run(longer, tmp_path / "run", resume=rounds == 2)
+    write_image(tmp_path / "photos" / "anna" / "cat" / "0.png", row=1)
+    with pytest.raises(DataError, match="the files of photos are not those that the run was started with"):
+        study.run(own_study(tmp_path / "photos", "federation.rounds=3"), tmp_path / "run", resume=True)
+    with np.load(own / "data.npz", allow_pickle=False) as arrays:
+        assert "x" not in arrays and len(arrays["position"]) == 24
 
 
 # published data -------------------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ def arguments(command: AddCommand) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="CSV or Parquet, rows without target are predicted; images: .npz with x, y (-1: predict) and client",
+        help="CSV or Parquet, rows without target are predicted; images: a folder CLIENT/CLASS/*.png, "
+        "files in no folder of a class are predicted, or an .npz with x, y (-1: predict) and client",
     )
     sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")
 
@@ -48,10 +49,11 @@ def act(options: argparse.Namespace) -> None:
 
     known = open_release(options.run) if is_release(options.run) else open_run(options.run)
     at = known.round if isinstance(known, Served) else known.state.round
+    about = (known.schema if isinstance(known, Served) else known.dataset).provenance
     sound: list[AnyPrediction] = []
     try:
         for one in joined(known, options.data):
             sound.append(one)
     finally:  # what is known of the others is printed before one client's error is
         if sound:
-            print_predictions(sound, options.json, at)
+            print_predictions(sound, options.json, at, about.get("class_names", ()))

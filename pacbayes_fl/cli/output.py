@@ -54,24 +54,33 @@ def print_comparison(results: Sequence[Result]) -> None:
     print_privacy(results)
 
 
-def print_predictions(predictions: Sequence[AnyPrediction], as_json: bool, round: int) -> None:
+def print_predictions(
+    predictions: Sequence[AnyPrediction], as_json: bool, round: int, classes: Sequence[str] = ()
+) -> None:
     """Print a row per predicted row: CSV, or JSON by client.
 
     Args:
         predictions: of some clients.
         as_json: print JSON.
         round: whose models predict.
+        classes: names of the classes by number; labels are the numbers when empty.
     """
+
+    def values_of(one: AnyPrediction, name: str) -> list[float | str]:
+        values: list[float | str] = getattr(one, name).tolist()
+        return [classes[int(value)] for value in values] if classes and name == "label" else values
+
     fields = [field.name for one in predictions[:1] for field in dataclasses.fields(one) if field.name != "client"]
     if as_json:
-        rows = {p.client: {**{name: getattr(p, name).tolist() for name in fields}, "round": round} for p in predictions}
+        rows = {p.client: {**{name: values_of(p, name) for name in fields}, "round": round} for p in predictions}
         print(json.dumps(rows))
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("client", "row", *fields, "round"))
     for p in predictions:
-        for row, values in enumerate(zip(*(getattr(p, name).tolist() for name in fields), strict=True)):
-            writer.writerow((to_cell(p.client), row, *(f"{value:.6g}" for value in values), round))
+        for row, values in enumerate(zip(*(values_of(p, name) for name in fields), strict=True)):
+            cells = (to_cell(value) if isinstance(value, str) else f"{value:.6g}" for value in values)
+            writer.writerow((to_cell(p.client), row, *cells, round))
 
 
 def print_table(result: Result) -> None:

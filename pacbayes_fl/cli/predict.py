@@ -37,7 +37,7 @@ def arguments(command: AddCommand) -> None:
         required=True,
         metavar="FILE",
         help="CSV or Parquet with the client column and the run's features, other columns are passed through; "
-        "images: .npz",
+        "images: a folder CLIENT/*.png or an .npz",
     )
     sub.add_argument(
         "--later",

@@ -113,32 +113,6 @@ def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fi
     return brought
 
 
-def read(
-    path: Path,
-    shape: tuple[int, ...],
-    default_client: str | None = None,
-    classes: Sequence[str] = (),
-    fit: bool = False,
-) -> user_tables.Table:
-    """Read images by client; see `to_predict`.
-
-    Args:
-        path: a folder or an .npz.
-        shape: of one image, as the run was trained on.
-        default_client: owner of all images where nothing else says it.
-        classes: names of the classes by number; their numbers when empty.
-        fit: whether files of another size are brought to that of the run.
-
-    Returns:
-        The rows by client, pixels scaled as in training; labels are NaN on rows to predict.
-
-    Raises:
-        DataError: naming the file or the row that cannot be used.
-    """
-    brought = to_predict(path, shape, default_client, fit)
-    return by_client(brought, numbered(brought, classes))
-
-
 def by_client(brought: Brought, labels: Tensor) -> user_tables.Table:
     """Deal images out to their owners.
 

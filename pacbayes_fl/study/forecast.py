@@ -17,6 +17,7 @@ from torch import Tensor
 from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError, NumericalError, StudyError, caller_stacklevel
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html, to_cell
 from pacbayes_fl.results.folder import write_atomic
@@ -24,8 +25,8 @@ from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import BAND
-from pacbayes_fl.study.later import from_table, members_of, past_of
-from pacbayes_fl.study.predict import answers
+from pacbayes_fl.study.later import from_table, images_of, members_of, past_of
+from pacbayes_fl.study.predict import answers, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
 from pacbayes_fl.study.updates import updated
@@ -44,14 +45,16 @@ class Forecast:
         columns: of the table, as they stand there: R values each.
         clients: whose each row is [R].
         predicted: "mean", "std" and quantiles, in the data's own units, observation noise included; or "label",
-            "probability" and "entropy": [R] each.
+            "probability" and "entropy", and of a user's own images "probability_CLASS" of every class: [R] each.
         round: of the models that predict.
+        classes: names of the classes by number; labels are the numbers when empty.
     """
 
     columns: Mapping[str, Sequence[object]]
     clients: Sequence[str]
     predicted: Mapping[str, Tensor]
     round: int
+    classes: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """How many rows there are, and what is predicted, in one line."""
@@ -80,7 +83,7 @@ class Forecast:
         A predicted column whose name the table has already is called "predicted_" and that name.
         """
         rows = len(self.clients)
-        new = {name: values.tolist() for name, values in self.predicted.items()} | {"round": [self.round] * rows}
+        new = self._values() | {"round": [self.round] * rows}
         named = {f"predicted_{name}" if name in self.columns else name: values for name, values in new.items()}
         return {**{name: list(values) for name, values in self.columns.items()}, **named}
 
@@ -89,10 +92,18 @@ class Forecast:
         rows: dict[str, list[int]] = {}
         for row, owner in enumerate(self.clients):
             rows.setdefault(owner, []).append(row)
+        every = self._values()
         return {
-            owner: {**{name: values[own].tolist() for name, values in self.predicted.items()}, "round": self.round}
+            owner: {**{name: [values[row] for row in own] for name, values in every.items()}, "round": self.round}
             for owner, own in rows.items()
         }
+
+    def _values(self) -> dict[str, list[object]]:
+        """The predicted columns as plain values, with names of classes where they have some."""
+        every: dict[str, list[object]] = {name: values.tolist() for name, values in self.predicted.items()}
+        if self.classes:
+            every["label"] = [self.classes[number] for number in self.predicted["label"].tolist()]
+        return every
 
     def to_csv(self) -> str:
         """Write all columns as CSV, a row of the table a line; numbers with nine significant digits."""
@@ -184,8 +195,9 @@ def forecast(
 
     Args:
         trained: as `open_run` gives it.
-        path: CSV or Parquet with the client column and the run's features, or .npz of a run on images; other columns
-            are passed through. Without a client column all rows are those of the one client that is named.
+        path: CSV or Parquet with the client column and the run's features; other columns are passed through. Of a run
+            on images an .npz, or a folder CLIENT/*.png, whose files are named in a column. Without a client column all
+            rows are those of the one client that is named, and so are all files below the folder.
         clients: whose rows are predicted; all of the table when empty.
         quantiles: levels of the predicted quantiles in (0, 1); 2.5 and 97.5 % when empty. Nothing for labels.
         later: rows of these clients with targets that came after the training; see `predict`.
@@ -210,7 +222,9 @@ def forecast(
     """
     trained = updated(trained)
     known, levels = served(trained), levels_of(quantiles)
-    names = ("mean", "std", *levels) if known.schema.classes is None else _CLASSES
+    classes = known.schema.provenance.get("class_names", ())
+    labels = (*_CLASSES, *(f"probability_{name}" for name in classes))
+    names = ("mean", "std", *levels) if known.schema.classes is None else labels
     asked = _read(known, [*trained.groups.values()], path, clients, later)
     asked.check(clients, [name for group in trained.groups.values() for name in group.train.names])
     rows = asked.rows(clients)
@@ -229,7 +243,7 @@ def forecast(
     if asked.blank:
         predicted = {column: numbers.masked_fill(blank, torch.nan) for column, numbers in predicted.items()}
     columns = {column: [values[row] for row in kept] for column, values in asked.columns.items()}
-    return Forecast(columns, owners, predicted, trained.state.round)
+    return Forecast(columns, owners, predicted, trained.state.round, classes)
 
 
 class _Asked(NamedTuple):
@@ -273,10 +287,15 @@ def _read(
     path, schema, client = Path(path), known.schema, known.study.data.client
     default = clients[0] if len(clients) == 1 else None
     if schema.feature_shape:
-        images = user_images.read(path, schema.feature_shape, default).clients
-        owners = [name for name, (x, _) in images.items() for _ in x]
-        at = [row for x, _ in images.values() for row in range(len(x))]
-        return _Asked(path, {"client": [*owners], "row": [*at]}, owners, {name: x for name, (x, _) in images.items()})
+        brought, labels = images_of(known, path, default, labelled=False)
+        images, owners = user_images.by_client(brought, labels).clients, list(brought.client)
+        columns: dict[str, list[object]] = {"client": [*owners]}
+        if path.is_dir():
+            columns["file"] = [str(Path(file).relative_to(path)) for file in brought.where]
+        else:
+            counts = {name: iter(range(len(owners))) for name in images}
+            columns["row"] = [next(counts[owner]) for owner in owners]
+        return _Asked(path, columns, owners, {name: x for name, (x, _) in images.items()})
     read = columns, _ = user_tables.read_columns(path)
     past = past_of(known, later, default)
     own = known.study.data, schema
@@ -317,9 +336,21 @@ def _predicted(
             part, state = from_table(known, part, state, later)
         rows = [(asked.features[name], torch.zeros(len(asked.features[name]), dtype=torch.float64)) for name in members]
         batch = ClientBatch.pad(rows, members, dtype=known.raw, classes=known.schema.classes)
-        for index, values in answers(known, state, part, batch, levels):
+        for index, values in _answers(known, state, part, batch, levels):
             for i, k in enumerate(index.tolist()):
                 yield members[k], [one[i] for one in values]
+
+
+def _answers(
+    known: Served, state: FederationState, part: ScaledGroup, asked: ClientBatch, levels: Sequence[float]
+) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Predict rows as `predict.answers` does, with the probability of every class where classes have names."""
+    if not known.schema.provenance.get("class_names"):
+        yield from answers(known, state, part, asked, levels)
+        return
+    for index, probs in probabilities(known, state, part, asked):
+        top = probs.max(-1)
+        yield index, (top.indices, top.values, torch.special.entr(probs).sum(-1), *probs.unbind(-1))
 
 
 def _require_finite(predicted: Mapping[str, Tensor], owners: Sequence[str], rows: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pacbayes_fl import tensors
+from pacbayes_fl import settings, tensors
 from pacbayes_fl.data import twins, user_images, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
@@ -76,7 +76,7 @@ def read(
 
     Args:
         known: the run.
-        path: CSV or Parquet, or .npz of a run on images.
+        path: CSV or Parquet, or of a run on images a folder or .npz.
         need_target: whether it must have the target.
         default: owner of all rows of a table without a client column.
         groups: of the run, whose training rows' medians fill in what is missing, where the study says so.
@@ -89,7 +89,7 @@ def read(
         DataError: when it cannot be read, or a column is missing.
     """
     if known.schema.feature_shape:
-        return user_images.read(Path(path), known.schema.feature_shape, default)
+        return user_images.by_client(*images_of(known, path, default, need_target))
     own = known.study.data, known.schema
     return user_rows.read(*own, path, need_target=need_target, default=default, groups=groups, past=past)
 
@@ -112,6 +112,29 @@ def past_of(known: Served, later: Path | str | None, default: str | None = None)
     if own is None or later is None:
         return own
     return own.extended(read(known, later, need_target=True, default=default).history)
+
+
+def images_of(
+    known: Served, path: Path | str, default: str | None, labelled: bool = True
+) -> tuple[user_images.Brought, Tensor]:
+    """Read images as a run sees them.
+
+    Args:
+        known: the run.
+        path: a folder or an .npz.
+        default: owner of all images where nothing else says it.
+        labelled: whether the classes that folders name, or the labels of the .npz, count.
+
+    Returns:
+        The R images in the order of the file, and their labels [R], NaN where they have none.
+
+    Raises:
+        DataError: naming the file or the row that cannot be used.
+    """
+    fit = known.study.data.options.get("size") not in (None, settings.NONE)
+    brought = user_images.to_predict(Path(path), known.schema.feature_shape, default, fit)
+    names = known.schema.provenance.get("class_names", ())
+    return brought, user_images.numbered(brought if labelled else brought._replace(label=[""] * len(brought.x)), names)
 
 
 def pad(known: Served, client: str, x: Tensor, y: Tensor) -> ClientBatch:

@@ -54,10 +54,12 @@ class DataPart:
 
     Args:
         source: a generator of `data_gen` ("polynomial", "pv-ew", "pv-s"); images ("mnist", "fashion-mnist", "cifar10",
-            "femnist", and with "-inverted" or "-rotated" behind the name); or the path of an .npz, .csv or .parquet
-            file, relative to the study's. Environment variables are expanded.
+            "femnist", "emnist", and with "-inverted" or "-rotated" behind the name); or the path of an .npz, .csv or
+            .parquet file or of a folder of images, "photos/", relative to the study's. Environment variables are
+            expanded.
         options: what the generator is given, "none" for None; of images, fields of
-            `data.image_federation.ImageOptions` and of the partition.
+            `data.image_federation.ImageOptions` and of the partition; of your own images, of
+            `data.own_images.ReadOptions` and `data.own_images.OwnerOptions`.
         follow_seed: give the generator the run's seed, so that every seed is a new draw of the data too.
         task: "classification" where the targets of a table are labels 0, 1, 2, ...; images and .npz files say so
             themselves. "auto" takes a table's for numbers, with a warning where they look like labels, and "regression"
@@ -91,7 +93,7 @@ class DataPart:
         duplicate_rows: "refuse" a test row that equals a training row of its client in every number (a leak, usually),
             and a row kept for certificates that does, or "allow" it, for discrete data in which that happens by chance.
             Of images the positions are compared instead: the published sets hold some images twice. Rows of different
-            times are different rows.
+            times are different rows. Of your own images the pixels are compared.
         scale: units in which methods see the columns: standardised by each "client"'s training rows, where a feature
             that is constant inside clients and different between them is scaled across clients; by these moments
             "shrunk" towards those of all existing clients (empirical Bayes), as few rows say little of a client's mean

@@ -74,7 +74,7 @@ def predict(trained: Trained, client: str, path: Path | str | Tensor, later: Pat
     Args:
         trained: as `open_run` gives it.
         client: name of an existing or new client of the run.
-        path: CSV or Parquet with the run's feature columns, or .npz of a run on images (see `user_images.read`); other
+        path: CSV or Parquet with the run's feature columns, or images (see `user_images.to_predict`); other
             columns and other clients' rows are ignored, a missing client column means that all rows are this client's.
             Or the rows themselves [M, *feature], in the run's order of columns and the data's own units.
         later: rows with targets that came after the training (the paper's S~_i), for this call alone (`update` keeps

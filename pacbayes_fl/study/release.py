@@ -60,7 +60,7 @@ class Served:
         method: the algorithm.
         server: its state.
         round: rounds finished.
-        schema: columns of the data; no rows.
+        schema: columns of the data, and names of classes that a user's images have; no rows.
         shared: what all clients' scaling has in common.
         dtype: of the rows that the method takes.
         raw: of rows in the data's own units.
@@ -87,10 +87,16 @@ def served(trained: Trained) -> Served:
     Returns:
         What the server knows.
     """
-    known, schema = trained.groups["existing"], replace(trained.dataset, groups={}, provenance={}, rows=None)
+    known, dataset = trained.groups["existing"], trained.dataset
+    schema = replace(dataset, groups={}, provenance=_class_names(dataset.provenance), rows=None)
     state, dtypes = trained.state, (known.train.x.dtype, known.raw.train.x.dtype)
     kept = trained.study, trained.method, state.server, state.round, schema, known.shared
     return Served(*kept, *dtypes, trained.errors)
+
+
+def _class_names(about: JsonMapping) -> JsonMapping:
+    """Keep the names of classes, which are to labels what the names of columns are to features."""
+    return {"class_names": about["class_names"]} if "class_names" in about else {}
 
 
 def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
@@ -202,6 +208,7 @@ def _about(known: Served) -> JsonTable:
         "features": [list(column) for column in schema.features],
         "target": list(schema.target),
         "classes": schema.classes,
+        **schema.provenance,
         "feature_shape": list(schema.feature_shape),
         "dtypes": [str(known.dtype).removeprefix("torch."), str(known.raw).removeprefix("torch.")],
     }
@@ -251,7 +258,7 @@ def open_release(folder: Path | str) -> Served:
         features = tuple(tables.Column(*pair) for pair in about["features"])
         target, shape = tables.Column(*about["target"]), tuple(about["feature_shape"])
         dtype, raw = (getattr(torch, name) for name in about["dtypes"])
-        schema = tables.Dataset({}, features, target, {}, about["classes"], shape)
+        schema = tables.Dataset({}, features, target, _class_names(about), about["classes"], shape)
         method, _ = build(study, schema)
         flat = safetensors.torch.load((folder / _MODEL).read_bytes())
         start = method.init_server(torch.Generator().manual_seed(study.seed))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacbayes_fl.data import user_images
+from pacbayes_fl.data import user_images, user_tables
 from pacbayes_fl.errors import DataError
 from tests.data.small_photos import write_image
 from tests.tiny_images import SIDE
@@ -22,21 +22,32 @@ def write_npz(path: Path, **arrays: Any) -> Path:
     return path
 
 
+def read(
+    path: Path,
+    shape: tuple[int, ...] = SHAPE,
+    client: str | None = None,
+    classes: tuple[str, ...] = (),
+    fit: bool = False,
+) -> user_tables.Table:
+    brought = user_images.to_predict(path, shape, client, fit)
+    return user_images.by_client(brought, user_images.numbered(brought, classes))
+
+
 def test_images_are_read_by_client(tmp_path: Path) -> None:
     x = np.arange(4 * SIDE**2, dtype=np.uint8).reshape(4, *SHAPE)
     path = write_npz(tmp_path / "a.npz", x=x, y=np.array([3, -1, 0, 1]), client=np.array(["b", "a", "b", "a"]))
-    table = user_images.read(path, SHAPE)
+    table = read(path, SHAPE)
     assert list(table.clients) == ["b", "a"] and table.features == ("image",)
     got, y = table.clients["a"]
     torch.testing.assert_close(got, torch.from_numpy(x[[1, 3]].astype(np.float32)) / 127.5 - 1)
     assert y.isnan().tolist() == [True, False] and y[1] == 1
     for scale in (255.0, 1.0):  # floats in 0..1 or in 0..255
         floats = write_npz(tmp_path / "b.npz", x=x.astype(np.float64) / scale)
-        got, y = user_images.read(floats, SHAPE, "me").clients["me"]
+        got, y = read(floats, SHAPE, "me").clients["me"]
         torch.testing.assert_close(got, torch.from_numpy(x.astype(np.float32)) / 127.5 - 1)
         assert y.isnan().all()
     numbers = write_npz(tmp_path / "c.npz", x=x, client=np.array([7, 7, 8, 7]))
-    assert {name: len(rows[1]) for name, rows in user_images.read(numbers, SHAPE).clients.items()} == {"7": 3, "8": 1}
+    assert {name: len(rows[1]) for name, rows in read(numbers, SHAPE).clients.items()} == {"7": 3, "8": 1}
 
 
 ZEROS = np.zeros((2, *SHAPE))
@@ -71,7 +82,7 @@ WHO = np.zeros(2)
 )
 def test_images_that_cannot_be_used_are_refused(tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
     with pytest.raises(DataError, match=text):
-        user_images.read(write_npz(tmp_path / "a.npz", **arrays), SHAPE)
+        read(write_npz(tmp_path / "a.npz", **arrays), SHAPE)
 
 
 def test_colours_may_come_last_and_grey_images_without_channels(tmp_path: Path) -> None:
@@ -88,24 +99,24 @@ def test_colours_may_come_last_and_grey_images_without_channels(tmp_path: Path) 
 def test_classes_have_names(tmp_path: Path) -> None:
     x = np.full((3, *SHAPE), 7, dtype=np.uint8)
     path = write_npz(tmp_path / "a.npz", x=x, y=np.array(["dog", "", "cat"]), client=np.array(["b", "a", "b"]))
-    labels = {name: y.tolist() for name, (_, y) in user_images.read(path, SHAPE, None, ("cat", "dog")).clients.items()}
+    labels = {name: y.tolist() for name, (_, y) in read(path, SHAPE, None, ("cat", "dog")).clients.items()}
     assert labels["b"] == [1, 0] and np.isnan(labels["a"]).all()
     with pytest.raises(DataError, match=r"client 'b': .*row 0: there is no class 'dog' \(did you mean 'dogs'"):
-        user_images.read(path, SHAPE, None, ("cat", "dogs"))
+        read(path, SHAPE, None, ("cat", "dogs"))
 
 
 def test_a_folder_of_files_is_read_as_the_run_sees_images(tmp_path: Path) -> None:
     write_image(tmp_path / "anna" / "a.png", size=(SIDE, SIDE))
     write_image(tmp_path / "bob" / "cat" / "b.png", size=(9, 14), mode="L")
-    table = user_images.read(tmp_path, SHAPE, None, ("cat", "dog"), fit=True)
+    table = read(tmp_path, SHAPE, None, ("cat", "dog"), fit=True)
     assert {name: (tuple(x.shape), y.tolist()) for name, (x, y) in table.clients.items() if name == "bob"} == {
         "bob": ((1, *SHAPE), [0.0])
     }
     assert table.clients["anna"][1].isnan().all() and table.clients["anna"][0].abs().max() <= 1
     with pytest.raises(DataError, match=r"images must be of one size: .*a\.png is 6 x 6 pixels, .*b\.png is 9 x 14"):
-        user_images.read(tmp_path, SHAPE)
+        read(tmp_path, SHAPE)
     with pytest.raises(DataError, match="images of the run are 1 x 5 x 5, these are 1 x 6 x 6"):
-        user_images.read(tmp_path / "anna", (1, 5, 5), "me")
+        read(tmp_path / "anna", (1, 5, 5), "me")
 
 
 def test_an_archive_of_images_is_known_from_one_of_data_gen(tmp_path: Path) -> None:
@@ -118,6 +129,6 @@ def test_an_archive_of_images_is_known_from_one_of_data_gen(tmp_path: Path) -> N
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_text("nothing")
     with pytest.raises(DataError, match=r"a\.npz is not an \.npz archive"):
-        user_images.read(tmp_path / "a.npz", SHAPE)
+        read(tmp_path / "a.npz", SHAPE)
     with pytest.raises(DataError, match="there is no file"):
-        user_images.read(tmp_path / "b.npz", SHAPE)
+        read(tmp_path / "b.npz", SHAPE)

@@ -21,6 +21,9 @@ HOME = Path("/of/study")
         ("/rows.csv", "/rows.csv"),
         ("$HOME/rows.csv", "$HOME/rows.csv"),
         ("polynomial", "polynomial"),
+        ("photos/", "/of/study/photos"),
+        ("../data/photos", "/of/data/photos"),
+        ("photos", "photos"),
         ("mine.py:Source", "/of/study/mine.py:Source"),
     ],
 )

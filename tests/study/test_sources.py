@@ -16,7 +16,7 @@ from pacbayes_fl.certificates.rows import independent
 from pacbayes_fl.data import image_federation, image_sets, images
 from pacbayes_fl.data.image_sets import ImageSet
 from pacbayes_fl.data.images import Change, Images
-from pacbayes_fl.errors import StudyError
+from pacbayes_fl.errors import DataError, StudyError
 from pacbayes_fl.study import run, sources
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -62,6 +62,17 @@ def test_every_option_of_a_source_is_accepted_with_its_default(name: str) -> Non
     assert sources.options_of("rows.csv") == {}
 
 
+def test_a_folder_and_an_archive_of_images_are_sources(tmp_path: Path) -> None:
+    found = {name: sources.find(name) for name in (f"{tmp_path}", "photos/", "$HOME/photos", "a/b.csv", "photos")}
+    assert [name for name, one in found.items() if one is None] == ["a/b.csv", "photos"]
+    assert all(one.own and one.classes and not one.rows_independent for one in found.values() if one is not None)
+    np.savez(tmp_path / "own.npz", x=np.zeros((2, 1, 4, 4)), y=np.arange(2))
+    np.savez(tmp_path / "made.npz", x=np.zeros((2, 1)), client_name=np.array(["a"]))
+    assert sources.find(str(tmp_path / "own.npz")) is not None and sources.find(str(tmp_path / "made.npz")) is None
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+        load(Study.from_table({"data": {"source": "nowhere/"}, "method": {"name": "fedavg"}}))
+
+
 def test_a_bound_asks_the_source_whether_rows_are_independent() -> None:
     for source, known in (("polynomial", True), ("pv-s", False), ("rows.csv", False)):
         assert independent(Study.from_table({"data": {"source": source}})) is known
@@ -73,7 +84,7 @@ def test_the_listing_has_every_source_once() -> None:
     names = [name for name, _ in listing("data")]
     assert names == [
         *(*generators.GENERATORS, *image_sets.IMAGE_SETS),
-        *("NAME-inverted", "NAME-rotated", "FILE.npz", "FILE.csv", "FILE.parquet"),
+        *("NAME-inverted", "NAME-rotated", "FILE.npz", "FOLDER/", "FILE.csv", "FILE.parquet"),
     ]
 
 
