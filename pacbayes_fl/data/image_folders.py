@@ -11,7 +11,7 @@ from pacbayes_fl.data.image_files import SUFFIXES
 from pacbayes_fl.errors import DataError, caller_stacklevel
 
 _LAYOUTS: Final = "CLIENT/CLASS/*.png or CLASS/*.png, either of them below train/ and test/ or not"
-_PARTS: Final = {"train", "test"}
+_PARTS: Final = frozenset({"train", "test"})
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pacbayes_fl import options, settings
-from pacbayes_fl.data import image_federation, images, partition, partitions, tables, user_images, user_tables
+from pacbayes_fl.data import cells, image_federation, images, partition, partitions, tables, user_images
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.image_federation import Client, Domain
 from pacbayes_fl.data.image_files import Colour, Look
@@ -166,7 +166,7 @@ def _images(name: str, brought: Brought, classes: Sequence[str]) -> Images:
     if not brought.client[0]:
         return images.make(name, brought.x, y, torch.from_numpy(test), len(classes))
     names = sorted(set(brought.client))
-    user_tables.check_names(names)
+    cells.check_names(names)
     place = {owner: number for number, owner in enumerate(names)}
     owner = torch.tensor([place[one] for one in brought.client])
     return images.make(name, brought.x, y, torch.from_numpy(test), len(classes), owner, names)

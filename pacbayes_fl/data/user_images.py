@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import image_files, image_folders, images, user_tables
+from pacbayes_fl.data import cells, image_files, image_folders, images, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.image_files import Look
 from pacbayes_fl.errors import DataError, caller_stacklevel
@@ -125,7 +125,7 @@ def by_client(brought: Brought, labels: Tensor) -> user_tables.Table:
     """
     inputs, names = images.to_floats(brought.x), np.array(brought.client)
     owned = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in dict.fromkeys(brought.client)}
-    user_tables.check_names([*owned])
+    cells.check_names([*owned])
     clients = {name: (inputs[rows], labels[rows]) for name, rows in owned.items()}
     return user_tables.Table(clients, ("image",), None, ())
 
