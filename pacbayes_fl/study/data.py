@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pacbayes_fl import settings
 from pacbayes_fl.data import archives, scaling, split, tables, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.batch import ClientBatch
@@ -125,7 +126,12 @@ def _read_file(part: DataPart) -> tables.Dataset:
     path = Path(_expand(part.source))
     if not path.suffix:
         known = ", ".join(sources.names())
-        raise StudyError(f"[data] source must be one of {known} or a file, got {part.source!r}")
+        raise StudyError(
+            f"[data] source must be one of {known}, a file or a folder of images, got {part.source!r}",
+            hint=f"a folder has a slash: {part.source}/"
+            if path.is_dir()
+            else settings.nearest(part.source, sources.names()),
+        )
     if part.options:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"
