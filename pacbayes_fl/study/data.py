@@ -125,13 +125,10 @@ def load(study: Study) -> tables.Dataset:
 def _read_file(part: DataPart) -> tables.Dataset:
     path = Path(_expand(part.source))
     if not path.suffix:
-        known = ", ".join(sources.names())
-        raise StudyError(
-            f"[data] source must be one of {known}, a file or a folder of images, got {part.source!r}",
-            hint=f"a folder has a slash: {part.source}/"
-            if path.is_dir()
-            else settings.nearest(part.source, sources.names()),
-        )
+        known = sources.names()
+        what = f"[data] source must be one of {', '.join(known)}, a file or a folder of images, got {part.source!r}"
+        hint = settings.nearest(part.source, known) if not path.is_dir() else f"{part.source}/ is the folder"
+        raise StudyError(what, hint=hint)
     if part.options:
         raise StudyError(f"[data] options are for generators, not for the file {path.name}")
     task: user_tables.Task = "classification" if part.task == "classification" else "regression"

@@ -69,8 +69,8 @@ def test_the_data_follow_the_seed_only_when_asked() -> None:
         (["data.options.clients=0"], "[data] polynomial: clients must be a whole number of at least 1, is 0"),
         (
             ["data.source=polynomail"],
-            "[data] source must be one of polynomial, pv-ew, pv-s, mnist, fashion-mnist, cifar10, femnist, emnist, a file or "
-            "a folder of images, got 'polynomail' (did you mean 'polynomial'?",
+            "[data] source must be one of polynomial, pv-ew, pv-s, mnist, fashion-mnist, cifar10, femnist, emnist, "
+            "a file or a folder of images, got 'polynomail' (did you mean 'polynomial'?",
         ),
         (
             ["data.source=rows.csv", "data.options.samples=3"],
