@@ -45,6 +45,18 @@ def methods_option(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--methods", default="", metavar="A,B,C", help=names)
 
 
+def json_option(sub: argparse.ArgumentParser, instead: str, *keys: str) -> None:
+    """Add `--json`, which prints one JSON document to stdout and nothing else.
+
+    Args:
+        sub: the parser of the command.
+        instead: what is printed otherwise.
+        *keys: of the document, or of each of its entries, as the help says them.
+    """
+    sub.add_argument("--json", action="store_true", help=f"print JSON instead of {instead}: {', '.join(keys)}")
+    sub.set_defaults(json_keys=keys)
+
+
 def assignments(options: argparse.Namespace) -> list[str]:
     """Return the assignments to values of the study that a command line makes.
 

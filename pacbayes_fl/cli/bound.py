@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import say
 
 
@@ -66,7 +66,7 @@ def arguments(command: AddCommand) -> None:
         help="Gibbs, 'majority vote' or 'averaged prediction' (default: %(default)s)",
     )
     sub.add_argument("--independent", action="store_true", help="declare that the rows are independent draws")
-    sub.add_argument("--json", action="store_true", help="print the certificate's record instead of its lines")
+    json_option(sub, "lines", "theorem", "valid", "value", "delta", "split", "terms", "premises", "reasons")
 
 
 def act(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import print_certificates, progress, say
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.results.certificates import FOLDER, CertifiedRun, tables_of
@@ -67,7 +67,7 @@ def arguments(command: AddCommand) -> None:
         help="settings among which these rows have chosen (default: %(default)s)",
     )
     sub.add_argument("--retrain", action="store_true", help="first make the run that can be certified, in RUN-certify")
-    sub.add_argument("--json", action="store_true", help="print the file of the table instead of the table")
+    json_option(sub, "the table, as its file has it", "bound", "delta", "valid", "reasons", "clients", "certificates")
 
 
 def act(options: argparse.Namespace) -> None:

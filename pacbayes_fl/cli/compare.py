@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli.arguments import AddCommand, assignments, methods_option, names_in, study_options
+from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, methods_option, names_in, study_options
 from pacbayes_fl.cli.output import print_comparison, progress, say
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.results.rounds import RoundRecord
@@ -37,6 +38,7 @@ def arguments(command: AddCommand) -> None:
         "--out", type=Path, metavar="DIR", help="folder of the comparison and its runs (default: nothing is written)"
     )
     sub.add_argument("--resume", action="store_true", help="go on with the very comparison that --out holds")
+    json_option(sub, "the table, as compare.json has it", "study", "cells", "runs")
 
 
 def act(options: argparse.Namespace) -> None:
@@ -45,7 +47,7 @@ def act(options: argparse.Namespace) -> None:
     Args:
         options: as parsed.
     """
-    from pacbayes_fl.study.compare import compare, varied
+    from pacbayes_fl.study.compare import compare, summary, varied
     from pacbayes_fl.study.file import Study
 
     if options.seeds < 1:
@@ -70,6 +72,9 @@ def act(options: argparse.Namespace) -> None:
 
         result = compare(studies, options.seeds, options.out, on_run, key, options.resume)
         on_round(RoundRecord(runs, 0))
+    if options.json:
+        print(json.dumps(summary(result, options.out), indent=1))
+        return
     print_comparison(result)
     if options.out:
         say(f"folder: {options.out}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.layout import fitted, room
 from pacbayes_fl.cli.output import say
+from pacbayes_fl.files import JsonTable
 
 if TYPE_CHECKING:
     from pacbayes_fl.study.describe import Description, Options
@@ -35,6 +37,7 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "name", metavar="NAME", help="a name that `list` prints, that of a table such as federation, or mine.py:NAME"
     )
+    json_option(sub, "text", "family", "name", "title", "facts", "options", "examples")
 
 
 def act(options: argparse.Namespace) -> None:
@@ -45,12 +48,32 @@ def act(options: argparse.Namespace) -> None:
     """
     from pacbayes_fl.study.describe import describe
 
+    known = describe(options.name)
+    if options.json:
+        print(json.dumps([as_table(one) for one in known], indent=1))
+        return
     columns = min(room() or WIDEST, WIDEST)
-    for number, description in enumerate(describe(options.name)):
+    for number, description in enumerate(known):
         if number:
             say("")
         for line in lines(description, columns):
             say(line)
+
+
+def as_table(description: Description) -> JsonTable:
+    """Bring a description to what JSON can hold.
+
+    Args:
+        description: what is known.
+
+    Returns:
+        Its fields; facts by label, and of every table of options a list of cells by the table's head, with "text".
+    """
+    options = {
+        table.title: [dict(zip(table.head, row.cells, strict=True)) | {"text": row.text} for row in table.rows]
+        for table in description.options
+    }
+    return description._asdict() | {"facts": dict(description.facts), "options": options}
 
 
 def lines(description: Description, columns: int = WIDEST) -> Iterator[str]:

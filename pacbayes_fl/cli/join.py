@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import print_predictions
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def arguments(command: AddCommand) -> None:
         help="CSV or Parquet, rows without target are predicted; images: a folder CLIENT/CLASS/*.png, "
         "files in no folder of a class are predicted, or an .npz with x, y (-1: predict) and client",
     )
-    sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")
+    json_option(sub, "CSV, by client", "mean", "std", "lower", "upper", "round", "or label", "probability", "entropy")
 
 
 def act(options: argparse.Namespace) -> None:

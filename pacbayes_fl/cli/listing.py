@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Final
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
+from pacbayes_fl.cli.layout import room
 from pacbayes_fl.cli.output import say
 
 LISTED: Final = (
@@ -26,6 +30,7 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument(
         "what", choices=LISTED, metavar="WHAT", help=f"which names, with a line on each: {', '.join(LISTED)}"
     )
+    json_option(sub, "lines", "name", "text")
 
 
 def act(options: argparse.Namespace) -> None:
@@ -40,5 +45,12 @@ def act(options: argparse.Namespace) -> None:
         from pacbayes_fl.study import listing as of_studies
 
         listing = partial(of_studies.listing, options.what)
-    for name, text in listing():
-        say(f"{name:20} {text}")
+    known = listing()
+    if options.json:
+        print(json.dumps([{"name": name, "text": text} for name, text in known], indent=1))
+        return
+    columns, wide = room(), max([20, *(len(name) for name, _ in known)])
+    for name, text in known:
+        lines = [text] if columns is None else wrap(text, max(columns - wide - 1, 20)) or [""]
+        for title, line in zip_longest([name], lines, fillvalue=""):
+            say(f"{title:{wide}} {line}")

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import say
 
 
@@ -54,7 +54,7 @@ def arguments(command: AddCommand) -> None:
         help="levels of the quantiles, such as .05,.5,.95; by default lower and upper end of the central 95 %%",
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="write .csv or .parquet instead of printing CSV")
-    sub.add_argument("--json", action="store_true", help="print JSON by client instead of CSV")
+    json_option(sub, "CSV, by client", "mean", "std", "quantiles", "round", "or label", "probability", "entropy")
 
 
 def _levels(text: str) -> tuple[float, ...]:

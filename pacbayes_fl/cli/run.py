@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from functools import cache
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand, assignments, study_options
+from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, study_options
 from pacbayes_fl.cli.output import print_table, progress, say
 from pacbayes_fl.names import to_folder
 from pacbayes_fl.results.rounds import RoundRecord
@@ -29,6 +30,7 @@ def arguments(command: AddCommand) -> None:
     study_options(sub)
     sub.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME-METHOD-seedN)")
     sub.add_argument("--resume", action="store_true", help="go on from the folder's last intact checkpoint")
+    json_option(sub, "the table", "study", "method", "seed", "task", "round", "groups", "folder")
 
 
 def act(options: argparse.Namespace) -> None:
@@ -60,6 +62,9 @@ def act(options: argparse.Namespace) -> None:
 
         result = run(study, out, options.resume, on_event)
     say_preset()  # no round was left to train
+    if options.json:
+        print(json.dumps(result.summary() | {"folder": str(out)}, indent=1))
+        return
     print_table(result)
     say(f"run folder: {out}")
 

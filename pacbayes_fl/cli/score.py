@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.output import print_table, say
 
 
@@ -39,7 +39,7 @@ def arguments(command: AddCommand) -> None:
         help="whose rows to score; several by commas, or said again; all when left out",
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="also write .csv, a line per client, or .json")
-    sub.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    json_option(sub, "the table", "study", "method", "groups", "rows", "left_out", "clients")
 
 
 def act(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.certify import tables
 from pacbayes_fl.cli.output import print_certificates, print_comparison, print_table, say
 from pacbayes_fl.results import comparison
@@ -27,7 +27,11 @@ def arguments(command: AddCommand) -> None:
         "pacbayes-fl show runs/three",
     )
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run or comparison")
-    sub.add_argument("--json", action="store_true", help="print metrics.json or compare.json instead of the table")
+    json_option(
+        sub,
+        "the table, as metrics.json and compare.json have it",
+        *("study", "method", "seed", "task", "round", "groups", "or, of a comparison, study", "cells", "runs"),
+    )
 
 
 def act(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacbayes_fl.cli.arguments import AddCommand, assignments, methods_option, names_in, study_options
+from pacbayes_fl.cli.arguments import AddCommand, assignments, json_option, methods_option, names_in, study_options
 from pacbayes_fl.cli.output import say
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.files import fresh_folder
@@ -51,6 +51,7 @@ def arguments(command: AddCommand) -> None:
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="study to write (default: STUDY-tuned.toml)")
     sub.add_argument("--resume", action="store_true", help="go on with the search of which --out has the trials so far")
+    json_option(sub, "lines", "study", "methods")
 
 
 def act(options: argparse.Namespace) -> None:
@@ -109,13 +110,17 @@ def _search(options: argparse.Namespace, names: Sequence[str], sets: Sequence[st
             chosen[name], every[name] = tune.tune(options.study, name, options.budget, *numbers, sets, on_event, log)
             _write_tuned(options, chosen, every, out)  # now: a later method may fail or be stopped
             written, options.stopped = True, f"the methods that were finished are in {out}; go on with --resume"
-            say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
+            if not options.json:
+                say(f"{name}: {_scores(chosen[name])} {dict(chosen[name].values)}", flush=True)
         log.finish()
     except StudyError:  # of a search of which no configuration could be trained
         log.discard_failed()
         raise
     finally:
-        if written:
+        if written and options.json:
+            found = {name: {"values": dict(one.values), "scores": _finite(one.scores)} for name, one in chosen.items()}
+            print(json.dumps({"study": str(out), "methods": found}, indent=1))
+        elif written:
             say(f"study: {out}")
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.layout import fitted, room
 from pacbayes_fl.cli.output import say
 
@@ -39,7 +39,7 @@ def arguments(command: AddCommand) -> None:
         metavar="NAME",
         help="whose rows to take; several by commas, or said again; all when left out",
     )
-    sub.add_argument("--json", action="store_true", help="print the counts as JSON instead of the table")
+    json_option(sub, "the table", "update", "clients")
 
 
 def act(options: argparse.Namespace) -> None:

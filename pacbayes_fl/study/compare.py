@@ -79,7 +79,9 @@ def compare(
     names = [study.method.name if vary is None else f"{study.method.name} {_setting(study, vary)}" for study in studies]
     may_differ = vary is not None and vary.startswith("data.")
     rows = [study.instances.data for study in studies]
-    others = any(study.data != studies[0].data for study in studies) or any(one is not rows[0] for one in rows)
+    others = any(study.data.rows != studies[0].data.rows for study in studies) or any(
+        one is not rows[0] for one in rows
+    )
     if others and not may_differ:
         raise StudyError("the studies to compare have different data")
     if len(set(names)) < len(names) or not names or seeds < 1:
@@ -234,7 +236,7 @@ def write(out: Path | str, results: Sequence[Result]) -> None:
         results: results of one study.
     """
     out = Path(out)
-    cells = table(results, list(dict.fromkeys(name for result in results for name in result.metrics)))
+    cells = _cells(results)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(Cell._fields)
@@ -242,24 +244,39 @@ def write(out: Path | str, results: Sequence[Result]) -> None:
         odd = "; ".join(f"{name}: {value}" for name, value in cell.not_finite)
         row = cell._replace(not_finite=odd)._asdict()  # type: ignore[arg-type]
         writer.writerow([to_cell(value) if isinstance(value, str) else value for value in row.values()])
-    places = [run_folder(one.method, one.seed) for one in results]
-    runs = [
-        {"folder": place, "method": one.method, "seed": one.seed, "scores_sha256": scores_sha256(out / place)}
-        for place, one in zip(places, results, strict=True)
-    ]
-    summary: JsonTable = {"study": results[0].study, "cells": [_plain(cell) for cell in cells], "runs": runs}
-    if settings_of := {result.method: result.labels["varied"] for result in results if "varied" in result.labels}:
-        summary["varied"] = settings_of
-    if bins := {one.method: one.labels["calibration_bins"] for one in results if "calibration_bins" in one.labels}:
-        summary["calibration_bins"] = bins
-    if spent := {result.method: result.labels["privacy"] for result in results if "privacy" in result.labels}:
-        summary["privacy"] = spent
-    table_json = (json.dumps(summary, indent=1) + "\n").encode()
+    table_json = (json.dumps(summary(results, out), indent=1) + "\n").encode()
     put(out, {"compare.csv": buffer.getvalue().encode(), FILE: table_json}, last=True)
     try:
         plots.save_joint(results, out / "figures")
     except PacBayesFLError as error:
         warnings.warn(f"no box plots: {error}", stacklevel=2)
+
+
+def summary(results: Sequence[Result], out: Path | None = None) -> JsonTable:
+    """Summarise a comparison as `compare.json` does.
+
+    Args:
+        results: of one study.
+        out: folder of the comparison, if it has one.
+
+    Returns:
+        "study", "cells" and "runs", with their folders where they have some; and "varied", "calibration_bins" and
+        "privacy" by method where there are such.
+    """
+    runs: list[JsonTable] = []
+    for one in results:
+        place = run_folder(one.method, one.seed)
+        kept = {} if out is None else {"folder": place, "scores_sha256": scores_sha256(out / place)}
+        runs.append({"method": one.method, "seed": one.seed, **kept})
+    result: JsonTable = {"study": results[0].study, "cells": [*map(_plain, _cells(results))], "runs": runs}
+    for label in ("varied", "calibration_bins", "privacy"):
+        if by_method := {one.method: one.labels[label] for one in results if label in one.labels}:
+            result[label] = by_method
+    return result
+
+
+def _cells(results: Sequence[Result]) -> list[Cell]:
+    return table(results, list(dict.fromkeys(name for result in results for name in result.metrics)))
 
 
 def _plain(cell: Cell) -> JsonTable:

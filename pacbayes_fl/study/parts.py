@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zoneinfo
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from pacbayes_fl import options, settings
@@ -20,6 +20,11 @@ from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.mechanisms import CohortKind, Neighbours
 from pacbayes_fl.server.robust import Aggregate
 
+SEEN: Final = (
+    *("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound"),
+    *("transform", "transform_lambda"),
+)
+"""Options of [data] that say how methods see the columns, and nothing of which rows there are."""
 _LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
 _EXTREME: Final = "noise for less leaves nothing to learn, and with more nothing is hidden"
 
@@ -190,6 +195,12 @@ class DataPart:
         """Roles of the columns of a table."""
         own = {one.name: getattr(self, one.name) for one in fields(Layout)}
         return Layout(**own | {"categories": {name: [*map(str, own)] for name, own in self.categories.items()}})
+
+    @property
+    def rows(self) -> DataPart:
+        """The table with the defaults of `SEEN`: where it is the same, so are the rows, and scores can be compared."""
+        usual = DataPart()
+        return replace(self, **{name: getattr(usual, name) for name in SEEN})
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from pacbayes_fl.errors import PacBayesFLError, PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.options import Range
 from pacbayes_fl.study.parts import (
+    SEEN,
     CertifyPart,
     DataPart,
     FederationPart,
@@ -123,3 +124,10 @@ def test_parts_are_values() -> None:
         assert part() == part()
         with pytest.raises(dataclasses.FrozenInstanceError):
             part().nothing = 1
+
+
+def test_how_methods_see_columns_is_nothing_of_which_rows_there_are() -> None:
+    given: dict[str, Any] = {"scale": "shrunk", "column_scale": {"y": "none"}, "client_inputs": "summaries"}
+    given |= {"lower_bound": 0.0, "upper_bound": 1.0, "transform": "logit", "transform_lambda": 1.0}
+    assert set(given) == set(SEEN) and DataPart(**given).rows == DataPart().rows == DataPart()
+    assert DataPart(source="mine.csv", scale="pooled").rows != DataPart().rows

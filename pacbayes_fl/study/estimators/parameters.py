@@ -13,9 +13,9 @@ import numpy as np
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.options import options_of
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.parts import SEEN
 
 _SOURCE: Final = "rows of a program"  # no file: the defaults are those of rows that nobody has tuned anything for
-_DATA: Final = ("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound", "transform", "transform_lambda")
 _TAKEN: Final = ("transform",)  # scikit-learn takes an object that has it for a transformer
 _NOT_HERE: Final = ("checkpoint_every",)  # an estimator writes nothing
 
@@ -54,7 +54,7 @@ def parameters_of(method: str) -> tuple[Parameter, ...]:
         part = study.method.options if table == "method" else getattr(study, table)
         known = options_of(type(part))
         for one in fields(part):
-            if one.name in _NOT_HERE or (table == "data" and one.name not in _DATA):
+            if one.name in _NOT_HERE or (table == "data" and one.name not in SEEN):
                 continue
             name = f"{table}_{one.name}" if one.name in (*result, *_TAKEN) else one.name
             default = getattr(part, one.name)
