@@ -152,12 +152,19 @@ class Shared(NamedTuple):
         if self.between is None or self.spread is None or "shrunk" not in self.kinds:
             return result
         population = Population(self.mean, self.std, self.between, self.spread)
-        mean, std = shrunk(moments_of(_columns(batch), batch.mask), batch.size, population)
+        mean, std = shrunk(moments_of(columns_of(batch), batch.mask), batch.size, population)
         return result.replaced(torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device), mean, std)
 
 
-def _columns(batch: ClientBatch) -> Tensor:
-    """Put the target behind the features [K, N, d + 1]; 0 for labels, which stay where they are."""
+def columns_of(batch: ClientBatch) -> Tensor:
+    """Put the target behind the features; 0 for labels, which stay where they are.
+
+    Args:
+        batch: x [K, N, d], y [K, N].
+
+    Returns:
+        [K, N, d + 1].
+    """
     y = batch.y if batch.y.is_floating_point() else torch.zeros_like(batch.x[..., 0])
     return torch.cat((batch.x, y.unsqueeze(-1)), -1)
 
@@ -183,7 +190,7 @@ def settle(
     """
     labels = not batch.y.is_floating_point()
     names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
-    every = _columns(batch)
+    every = columns_of(batch)
     inside = moments_of(every, batch.mask)
     flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
     whole = moments_of(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
@@ -238,7 +245,7 @@ def fit(batch: ClientBatch, shared: Shared | None = None, columns: Sequence[str]
         The maps of its K clients by their own rows, of all columns; see `Shared.used`.
     """
     labels = not batch.y.is_floating_point()
-    mean, std, flat = moments_of(_columns(batch), batch.mask)
+    mean, std, flat = moments_of(columns_of(batch), batch.mask)
     own = flat & batch.mask.any(1).unsqueeze(-1)
     if shared is not None:
         own = own & torch.tensor([kind == "client" for kind in shared.kinds], device=own.device)

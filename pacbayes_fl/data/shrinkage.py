@@ -93,10 +93,10 @@ def fit_population(moments: Moments, size: Tensor) -> Population:
     """
     rows = size.double().unsqueeze(-1)
     unit = power_of_two(torch.maximum(moments.mean.abs(), moments.std).double().amax(0))
-    log_std, error = _log_std(moments, rows, unit)
-    centre, between = random_effects(log_std, error)
-    log_std, error = shrink(log_std, error, centre, between)
-    square = (2.0 * (log_std + error)).exp().clamp_min(_LEAST)  # the mean of sigma_k^2 under the posterior
+    own, error = log_std(moments, rows, unit)
+    centre, between = random_effects(own, error)
+    own, error = shrink(own, error, centre, between)
+    square = (2.0 * (own + error)).exp().clamp_min(_LEAST)  # the mean of sigma_k^2 under the posterior
     middle, apart = random_effects(moments.mean.double() / unit, square / rows)
     return Population(middle * unit, _exp(centre, unit), apart.sqrt() * unit, between.sqrt())
 
@@ -116,19 +116,27 @@ def shrunk(moments: Moments, size: Tensor, population: Population) -> tuple[Tens
     """
     known = Population(*(leaf.to(moments.mean.device, torch.float64) for leaf in population))
     rows, unit = size.double().unsqueeze(-1), power_of_two(known.std)
-    log_std, error = _log_std(moments, rows, unit)
-    log_std, error = shrink(log_std, error, log_in(known.std, unit), known.spread.square())
-    std = _exp(log_std, unit)
+    own, error = log_std(moments, rows, unit)
+    own, error = shrink(own, error, log_in(known.std, unit), known.spread.square())
+    std = _exp(own, unit)
     error = (2.0 * error).exp() / rows  # in units of std^2
     mean, _ = shrink(moments.mean.double(), error, known.mean, (known.between / std).square())
     return mean.to(moments.mean.dtype), std.to(moments.std.dtype)
 
 
-def _log_std(moments: Moments, rows: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def log_std(moments: Moments, rows: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     """Estimate ln sigma_k in units [c], without bias where rows are Gaussian, and give the estimate's variance.
 
     With f = m_k - 1 and the sum of squares S = m_k std^2, the mean of ln(S / 2) - psi(f / 2) is ln sigma_k^2, and its
     variance psi'(f / 2) (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, section 6.2).
+
+    Args:
+        moments: of K clients.
+        rows: their number [K, 1].
+        unit: of each column, a power of two [c].
+
+    Returns:
+        Estimates and their variances [K, c], float64; infinite where a column does not vary or has a single row.
     """
     half = (rows - 1.0).clamp_min(1.0) / 2.0
     known = ~moments.flat & (rows > 1)

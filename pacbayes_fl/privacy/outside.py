@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 
-_DRAWS = 4096  # of a mechanism's noise, for its variance
+_DRAWS: Final = 4096  # of a mechanism's noise, for its variance
 
 
 def charge(kind: str, budget: Budget, share: float, rounds: Cohorts, message: str, coordinates: int) -> Charge:
@@ -44,6 +45,43 @@ def charge(kind: str, budget: Budget, share: float, rounds: Cohorts, message: st
     everybody = Cohorts(rounds.clients, neighbours=rounds.neighbours)
     alone = Budget(share * budget.epsilon, budget.delta, budget.method)
     return Charge(kind, noise_multiplier(kind, alone, 1, everybody), coordinates, everybody, message)
+
+
+class Releases(Protocol):
+    """Whatever gives the mean of clients' messages."""
+
+    def mean(self, message: str, rows: Tensor, longest: tuple[float, float], round: int, about: str = "") -> Tensor:
+        """Give the mean of clients' messages.
+
+        Args:
+            message: its name.
+            rows: of N clients [N, D].
+            longest: L1 and L2 norm that no message exceeds.
+            round: after which it is.
+            about: public settings that it is a function of.
+
+        Returns:
+            [D], float64.
+        """
+
+
+class Rehearsal:
+    """Means without noise, for checks before anything is paid for: nothing that follows from them may be kept."""
+
+    def mean(self, message: str, rows: Tensor, longest: tuple[float, float], round: int, about: str = "") -> Tensor:
+        """Give the plain mean.
+
+        Args:
+            message: its name.
+            rows: of N clients [N, D].
+            longest: not looked at.
+            round: not looked at.
+            about: not looked at.
+
+        Returns:
+            [D], float64.
+        """
+        return rows.double().mean(0)
 
 
 @dataclass(frozen=True)

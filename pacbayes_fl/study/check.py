@@ -11,7 +11,8 @@ from pacbayes_fl.data import tables
 from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
-from pacbayes_fl.study import held_rows, privacy
+from pacbayes_fl.privacy.outside import Rehearsal
+from pacbayes_fl.study import held_rows, privacy, scaling
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import TrainingHistory
@@ -36,10 +37,13 @@ def check(study: Study, dataset: tables.Dataset) -> None:
         history = TrainingHistory().extended(study, dataset, division.dataset)
         if study.held_out:
             study = held_out.first(study, held_rows.rows_for_tuning(study, division))
-        method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
+        folds = history.fold_of(dataset.groups["existing"].train)
+        method, groups = prepare(study, division.dataset, folds, None, Rehearsal())
         clients = groups["existing"].train
         state = federation_state.start(method, clients, study.plan)
-        aggregator = privacy.open_private(study, method, state, clients, Path(folder))
+        message = scaling.outside(study, dataset)
+        moments = 0 if message is None else message.coordinates
+        aggregator = privacy.open_private(study, method, state, clients, Path(folder), moments=moments)
         ended = FederationState(state.server, state.clients, study.plan.rounds)
         for _ in engine.rounds(method, clients, study.plan, ended, aggregator):
             pass  # there is no round left: it only looks at what it was given

@@ -364,6 +364,8 @@ class PrivacyPart:
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
         side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
             `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
+        ranges: by name of a column, its least and largest value in its own units, known without the rows, of columns
+            that are scaled across clients (and of the target, for summaries): what lies beyond counts as the end.
         randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
             seed, and hides nothing from whoever knows it.
     """
@@ -376,6 +378,7 @@ class PrivacyPart:
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
     side_share: float = option(0.1, above=0, high=0.3)
+    ranges: Mapping[str, Any] = option(factory=dict)
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
@@ -384,3 +387,8 @@ class PrivacyPart:
         if kinds.MECHANISMS[self.mechanism].claim is not None and self.multiplier is not None:
             what = f"[privacy] multiplier is not for {self.mechanism}, whose noise follows from epsilon and the rounds"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")
+        for name, ends in self.ranges.items():
+            two = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(one) in (int, float) for one in ends)
+            if not two or not -math.inf < ends[0] < ends[1] < math.inf:
+                what = f"[privacy] ranges of {name!r} must be two finite numbers, the lesser first, got {shown(ends)}"
+                raise PrivacyError(what, hint=f"such as privacy.ranges.{name} = [0, 1]")

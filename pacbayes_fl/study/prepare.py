@@ -18,6 +18,7 @@ from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
 from pacbayes_fl.methods.pac_pfl.gp import FederatedSVGD
 from pacbayes_fl.methods.tempered import Tempered
 from pacbayes_fl.models.weights.bayesian_network import BayesianNetwork
+from pacbayes_fl.privacy.outside import Releases
 from pacbayes_fl.study import choices, residuals, scaling, size
 from pacbayes_fl.study.data import ScaledGroup, scale
 from pacbayes_fl.study.file import Study
@@ -51,6 +52,7 @@ def prepare(
     dataset: tables.Dataset,
     fold_of: Mapping[int, int] = MappingProxyType({}),
     shared: Shared | None = None,
+    releases: Releases | None = None,
 ) -> tuple[AnyMethod, dict[str, ScaledGroup]]:
     """Build a study's method and bring its data into the method's units.
 
@@ -61,6 +63,7 @@ def prepare(
         dataset: its data.
         fold_of: fold of every existing client by id, of a study whose certificates need folds.
         shared: how columns are scaled, of a run that goes on; settled by the training rows when None.
+        releases: of a private run, makes the release by which they are settled across clients.
 
     Returns:
         The method, and the clients by group.
@@ -74,7 +77,7 @@ def prepare(
     residuals.check_method(study)
     existing: ScaledGroup | None = None
     if shared is None:
-        shared = scaling.settle(study, dataset)
+        shared = scaling.settle(study, dataset, releases)
         if isinstance(study.model, GPModel) and study.model.linear == "ridge":
             existing = _with_linear_start(study, dataset, shared)
             shared = existing.shared

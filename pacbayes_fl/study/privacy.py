@@ -28,7 +28,7 @@ from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import CohortKind, Cohorts, Mechanism, Neighbours
 from pacbayes_fl.privacy.outside import Outside
 from pacbayes_fl.results.records import SUPPOSED
-from pacbayes_fl.study import residuals
+from pacbayes_fl.study import residuals, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import PrivacyPart
 
@@ -87,6 +87,7 @@ def open_private(
     clients: ClientBatch,
     folder: Path | None,
     released: int = 0,
+    moments: int = 0,
 ) -> PrivateAggregator | None:
     """Open the private aggregation of a study's rounds.
 
@@ -97,6 +98,7 @@ def open_private(
         clients: rows of all clients.
         folder: of the run.
         released: how many releases that state has seen.
+        moments: numbers of a client's message on the scale of columns; 0 where there is none.
 
     Returns:
         The aggregator; None where the study is not private.
@@ -115,7 +117,7 @@ def open_private(
     paper, rounds = kinds.MECHANISMS[part.mechanism].claim is not None, max(1, plan.rounds)
     limit = sys.float_info.max if paper else part.epsilon  # that one stops after its rounds, whatever they have cost
     ledger = Ledger(folder, Budget(limit, delta), released, plan.rounds - state.round, simulated)
-    others = _outside(study, ledger.budget, cohorts)
+    others = _outside(study, ledger.budget, cohorts, moments)
     ledger.reserve(tuple(others.values()))
     if paper:
         mechanism = Mechanism.claimed(part.mechanism, part.clip, part.epsilon, rounds)
@@ -130,10 +132,11 @@ def open_private(
     return replace(result, outside=Outside(ledger, others, seed) if others else None)
 
 
-def _outside(study: Study, budget: Budget, cohorts: Cohorts) -> dict[str, Charge]:
+def _outside(study: Study, budget: Budget, cohorts: Cohorts, moments: int) -> dict[str, Charge]:
     """Charge the messages that clients of a study send outside of its rounds, by name."""
-    sizes = {"residuals": private_residuals.COORDINATES} if residuals.sends(study) else {}
-    part = study.privacy
+    part, sizes = study.privacy, {scaling.MESSAGE: moments} if moments else {}
+    if residuals.sends(study):
+        sizes[residuals.MESSAGE] = private_residuals.COORDINATES
     return {
         name: outside.charge(part.mechanism, budget, part.side_share, cohorts, name, size)
         for name, size in sizes.items()

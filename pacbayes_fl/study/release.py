@@ -175,8 +175,8 @@ def _model(known: Served) -> bytes:
 
 def _public(known: Served, public: bool) -> Shared:
     """Give what may be known of the clients' scaling."""
-    if public:
-        return known.shared
+    if public or known.study.privacy.epsilon is not None:  # what a private run knows of all clients is a noisy release
+        return known.shared._replace(average=known.shared.average if public else None)
     columns = scaling.names(known.schema)
     if federated := [name for name, kind in zip(columns, known.shared.kinds, strict=True) if kind in FEDERATED]:
         what = f"{', '.join(federated)}: scaled by moments of all clients' rows, which nobody has said are public"

@@ -30,7 +30,8 @@ from pacbayes_fl.study.file import Study
 FILE: Final = "residuals.json"
 """What a run folder calls the federation's residuals."""
 
-_MESSAGE: Final = "residuals"
+MESSAGE: Final = "residuals"
+"""What the ledger calls the release of residuals."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +149,8 @@ def learn(
         result[index] = histograms
     if outside is None:
         return _shape(study, pooled(result))
-    released = outside.mean(_MESSAGE, private_residuals.coarse(result), private_residuals.LONGEST, state.round)
-    return _shape(study, private_residuals.fine(released, outside.noise_std(_MESSAGE, private_residuals.LONGEST)))
+    released = outside.mean(MESSAGE, private_residuals.coarse(result), private_residuals.LONGEST, state.round)
+    return _shape(study, private_residuals.fine(released, outside.noise_std(MESSAGE, private_residuals.LONGEST)))
 
 
 def sends(study: Study) -> bool:

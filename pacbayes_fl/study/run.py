@@ -22,6 +22,7 @@ from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.names import printable
 from pacbayes_fl.privacy.guarantees import Replacement
+from pacbayes_fl.privacy.outside import Rehearsal, Releases
 from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
@@ -227,7 +228,12 @@ class _Federation(NamedTuple):
 
 
 def _assembled(
-    study: Study, notes: JsonMapping, dataset: tables.Dataset, folder: Folder, on_trial: OnRound = _unheard
+    study: Study,
+    notes: JsonMapping,
+    dataset: tables.Dataset,
+    folder: Folder,
+    on_trial: OnRound = _unheard,
+    releases: Releases | None = None,
 ) -> _Federation:
     """Divide the rows, check them, settle what is left open, build the method, and give clients their states.
 
@@ -241,7 +247,7 @@ def _assembled(
     if study.held_out:
         study, notes = held_out.choose(study, held_rows.rows_for_tuning(study, division), on_trial)
     folds = history.fold_of(dataset.groups["existing"].train)
-    method, groups = prepare(study, division.dataset, folds, folder.scaling(dataset))
+    method, groups = prepare(study, division.dataset, folds, folder.scaling(dataset), releases or Rehearsal())
     state = folder.restore(method, groups["existing"].train, study)
     settled = Settled(study, notes, dataset, division, history, groups["existing"].shared)
     return _Federation(settled, method, groups, state)
@@ -249,11 +255,16 @@ def _assembled(
 
 def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, callbacks: Told) -> Trained:
     study, notes = folder.recall(study, resume)
-    begun = _assembled(study, notes, folder.dataset(study), folder, on_round)
+    dataset = folder.dataset(study)
+    begun = _assembled(study, notes, dataset, folder, on_round)
     study = begun.settled.study
     saved_rows.check(study, begun.method)
     engine.check(begun.method, begun.clients, study.plan, begun.state)
-    aggregator = privacy.open_private(study, begun.method, begun.state, begun.clients, folder.path, folder.released)
+    message = scaling.outside(study, dataset)
+    opening = (begun.method, begun.state, begun.clients, folder.path, folder.released)
+    aggregator = privacy.open_private(study, *opening, 0 if message is None else message.coordinates)
+    if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
+        begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
     state = _rounds(begun, folder, aggregator, records, on_round, callbacks)

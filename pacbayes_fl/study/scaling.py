@@ -14,18 +14,24 @@ from torch import Tensor
 
 from pacbayes_fl import settings
 from pacbayes_fl.data import scaling, tables
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.data.private_moments import MomentMessage
 from pacbayes_fl.data.scaling import FEDERATED, ColumnScale, Scaling, Shared
 from pacbayes_fl.data.summaries import SummaryScale, settle_summaries, summary_names
 from pacbayes_fl.data.transforms import TRANSFORMS, Transform
 from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError
 from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.privacy.outside import Releases
 from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 
 UNBOUNDED: Final = (-math.inf, math.inf)
+
+MESSAGE: Final = "scaling"
+"""What the ledger calls the release of moments."""
 
 FILE: Final = "scaling.json"
 """What a run folder calls what all clients' scaling has in common."""
@@ -42,19 +48,21 @@ def inputs(study: Study, dataset: tables.Dataset) -> list[str]:
     return [*names(dataset)[:-1], *own]
 
 
-def settle(study: Study, dataset: tables.Dataset) -> Shared:
+def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = None) -> Shared:
     """Determine how every column of a study is scaled, from its training rows.
 
     Args:
         study: its [data] says how; columns that it says nothing of are looked at.
         dataset: rows in their own units.
+        releases: of a private run, makes the one release of all clients' moments; None where none may be made.
 
     Returns:
         What all clients' scaling has in common.
 
     Raises:
         StudyError: when a column is not known, or images or folds cannot have what is asked for.
-        PrivacyError: when moments of all clients' rows would be published beside a private run's releases.
+        PrivacyError: when moments of all clients' rows would be published beside a private run's releases, or a column
+            has no public range that they need.
     """
     data, columns = study.data, names(dataset)
     if dataset.feature_shape:
@@ -73,17 +81,19 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         for name in columns
     ]
     asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
-    why = ""
-    if study.privacy.epsilon is not None:
+    why, private = "", study.privacy.epsilon is not None
+    if private:
         why = "a private run releases nothing else of others' rows"
     elif study.report.certify.scheme == "folds":
         why = "with report.certify.scheme = 'folds' a client's prior knows nothing of its rows"
     if dataset.classes is not None:
         asked[-1] = "none"
-    if why and (taken := [at for at, kind in enumerate(asked) if kind in FEDERATED]):
+    message = outside(study, dataset)
+    paid = message is not None and releases is not None
+    if why and not paid and (taken := [at for at, kind in enumerate(asked) if kind in FEDERATED]):
         first = taken[0]
         what = f"[data] scale = {asked[first]!r} of {columns[first]!r} takes moments of all clients' rows, and"
-        kind = PrivacyError if study.privacy.epsilon is not None else StudyError
+        kind = PrivacyError if private else StudyError
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
     train, transform = dataset.groups["existing"].train, data.target_transform
     if transform is not None:
@@ -91,7 +101,11 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
             raise StudyError("[data] transform is of numbers, and targets are labels", hint="drop it")
         transform.check(train)
         train = transform.apply(train)
-    shared = scaling.settle(train, asked, columns, why)._replace(transform=transform)
+    if message is not None and releases is not None:
+        shared = _released(message, train, columns, releases)
+    else:
+        shared = scaling.settle(train, asked, columns, why)
+    shared = shared._replace(transform=transform)
     if data.bounds != UNBOUNDED:
         if dataset.classes is not None:
             raise StudyError(
@@ -104,11 +118,64 @@ def settle(study: Study, dataset: tables.Dataset) -> Shared:
         raise StudyError(
             "[data] client_inputs = 'summaries' are of targets that are numbers, not labels", hint="drop it"
         )
+    if paid:
+        return shared
     if why:
-        kind = PrivacyError if study.privacy.epsilon is not None else StudyError
+        kind = PrivacyError if private else StudyError
         what = "[data] client_inputs = 'summaries' are scaled by those of all clients, and"
         raise kind(f"{what} {why}", hint="client_inputs = 'none'")
     return shared._replace(summaries=settle_summaries(train))
+
+
+def _released(message: MomentMessage, train: ClientBatch, columns: list[str], releases: Releases) -> Shared:
+    """Scale columns by the mean of the clients' messages; what it is a function of beside the rows is public."""
+    about = json.dumps([columns, message.kinds, message.low.tolist(), message.high.tolist(), message.summaries])
+    return message.shared(releases.mean(MESSAGE, message.of_clients(train), message.longest, 0, about))
+
+
+def outside(study: Study, dataset: tables.Dataset) -> MomentMessage | None:
+    """Say what the clients of a private run send of their columns, once and before its rounds.
+
+    What is sent depends on the study alone: a column that it leaves open is scaled by client, whatever the rows are.
+
+    Args:
+        study: any.
+        dataset: gives the names of its columns.
+
+    Returns:
+        The message; None where the study is not private, or takes no moments across clients.
+
+    Raises:
+        PrivacyError: when a column that is scaled across clients has no public range.
+    """
+    data, columns = study.data, names(dataset)
+    if study.privacy.epsilon is None or dataset.feature_shape:
+        return None
+    default = "client" if data.scale in ("client", "held-out") else data.scale
+    kinds = [cast(ColumnScale, data.column_scale.get(name, default)) for name in columns]
+    summaries = data.client_inputs == "summaries" and dataset.classes is None
+    if dataset.classes is not None:
+        kinds[-1] = "none"
+    needed = [at for at, kind in enumerate(kinds) if kind in FEDERATED]
+    if summaries and len(columns) - 1 not in needed:
+        needed.append(len(columns) - 1)
+    if not needed:
+        return None
+    known = study.privacy.ranges
+    if missing := [columns[at] for at in needed if columns[at] not in known]:
+        what = (
+            f"moments of {', '.join(missing)} are released within public ranges, and [privacy] ranges has none of them"
+        )
+        hint = f"privacy.ranges.{missing[0]} = [low, high], known without the rows; or data.scale = 'client'"
+        raise PrivacyError(what, hint=hint)
+    ranges = {at: (float(known[columns[at]][0]), float(known[columns[at]][1])) for at in needed}
+    if data.target_transform is not None and (last := len(columns) - 1) in ranges:
+        ends = data.target_transform.forward(torch.tensor(ranges[last], dtype=torch.float64)).tolist()
+        if not all(map(math.isfinite, ends)):
+            what = f"[privacy] ranges of {columns[-1]}: their ends have no finite {data.target_transform.title}"
+            raise PrivacyError(what, hint="choose ends inside of its domain")
+        ranges[last] = (ends[0], ends[1])
+    return MomentMessage.of(kinds, ranges, summaries)
 
 
 def labels(shared: Shared, dataset: tables.Dataset) -> dict[str, dict[str, str]]:
