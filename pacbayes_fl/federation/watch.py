@@ -66,6 +66,17 @@ class Watch(NamedTuple):
             alone = self.alone
         return Watch(absent | failed, steps, self.halved, medians, usual, alone, times)
 
+    def labels(self) -> JsonTable:
+        """Say what learning rates a run had to give up.
+
+        Returns:
+            "rates" in words; nothing where no round diverged.
+        """
+        times = self.halved
+        return (
+            {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
+        )
+
     def to_save(self) -> JsonTable:
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()

@@ -272,7 +272,7 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
     errors = begun.errors(state, folder, aggregator)
     residuals.keep(folder.path, errors, state.round)
-    notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **_of_rates(state)}
+    notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
     notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study)
     return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
 
@@ -313,12 +313,6 @@ def _rounds(
     if state.round == 0 or state.round < rounds:
         folder.save(study, clients, state, released)
     return state
-
-
-def _of_rates(state: FederationState) -> JsonTable:
-    """What labels say of learning rates that a run had to give up."""
-    times = state.watch.halved
-    return {"rates": f"{0.5**times:g} of the study's: as often as rounds diverged, {times}, halved"} if times else {}
 
 
 def _scored(

@@ -181,7 +181,7 @@ def test_learning_starts_at_the_ridge_regression_of_the_existing_clients_scaled_
 
 def test_clients_are_scaled_once_and_what_is_odd_about_them_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
-    study = Study.from_table({"data": {"test": {"share": 0.5}}, "federation": {"device": "cpu"}})
+    study = Study.from_table({"data": {"test": {"share": 0.5}, "scale": "client"}, "federation": {"device": "cpu"}})
     flat = study.with_instances(data={"flat": (x, torch.full((8,), 2.0)), "house": (x, x[:, 0])})
     _, groups = prepare(flat, load(flat))
     assert groups["existing"].shared.linear is not None
