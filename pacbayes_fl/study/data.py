@@ -29,6 +29,7 @@ from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.table_checks import check_columns, order_of_file
 
 _OF_TABLES: Final = tuple(one.name for one in fields(Layout) if one.name not in ("client", "target", "group"))
 
@@ -104,6 +105,8 @@ def load(study: Study) -> tables.Dataset:
             if getattr(study.data, name) != getattr(DataPart(), name):
                 what = f"[data] {name} is for the columns of a table, and {study.data.source!r} is none"
                 raise StudyError(what, hint="drop it, or give a .csv or .parquet")
+    else:
+        check_columns(study)
     if study.data.follow_seed:
         options = {"seed": study.seed} | options
     source = sources.find(study.data.source)
@@ -136,6 +139,8 @@ def _read_file(part: DataPart) -> tables.Dataset:
     dataset = tables.read(path, part.layout, part.test.share, task, last)
     if part.task == "auto" and dataset.classes is None and path.suffix in user_tables.TABLES:
         _warn_of_labels(dataset)
+    if said := order_of_file(path.name, dataset.provenance.get("test_rows")):
+        warnings.warn(said, stacklevel=caller_stacklevel())
     return dataset
 
 

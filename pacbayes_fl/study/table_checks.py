@@ -1,0 +1,52 @@
+"""Checks of what a study makes of a user's table, where a guarantee rests on rows that nobody else has seen."""
+
+from __future__ import annotations
+
+from pacbayes_fl.data import user_tables
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.study.file import Study
+
+
+def check_columns(study: Study) -> None:
+    """Refuse features that tell a client of others' rows, or a prior of the rows of its bound.
+
+    Args:
+        study: on a table.
+
+    Raises:
+        PrivacyError: when the categories of a private run would be those of all clients' rows.
+        StudyError: when a bound's rows would stand in other rows' lags, medians or categories.
+    """
+    data, certify = study.data, study.report.certify
+    learned = [name for name in data.categorical if name not in data.categories]
+    if learned and study.privacy.epsilon is not None:
+        what = f"[data] categories of {user_tables.listed(learned)} would be the words of all clients' rows"
+        hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
+        raise PrivacyError(f"{what}, and a private run releases nothing else of these", hint=hint)
+    if certify.scheme == "none":
+        return
+    if learned:
+        what = f"[data] categories of {user_tables.listed(learned)} are the words of all training rows"
+        hint = f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them'
+        raise StudyError(f"{what}, also of those that a certificate needs untouched", hint=hint)
+    past = [name for name in data.features if data.layout.feature(name, ()).known_later]
+    if past or data.missing == "median":
+        name = f"[data] features has {past[0]!r}" if past else "[data] missing = 'median'"
+        what = f"{name}: rows are made of each other, and a certificate needs rows that are independent draws"
+        raise StudyError(what, hint="report.certify.scheme = 'none'; or leave it out")
+
+
+def order_of_file(name: str, test_rows: object) -> str | None:
+    """Say that the order of a table's rows decides which are scored.
+
+    Args:
+        name: of the file.
+        test_rows: how they were chosen, as the data set's provenance has it.
+
+    Returns:
+        The remark, None where a column decides.
+    """
+    if "order of the file" not in str(test_rows):
+        return None
+    what = f"{name}: the rows are taken in the order of the file for that of time, and the last ones are test rows"
+    return f"{what}; data.time names a column of times, a column 'split' says which are test rows"

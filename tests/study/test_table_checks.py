@@ -1,0 +1,50 @@
+"""Features that tell of rows which a guarantee keeps apart are refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacbayes_fl.errors import PrivacyError, StudyError
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.table_checks import order_of_file
+from tests.study.analyst import data, houses
+
+ROOFS = {"roof": ["flat", "south", "west"]}
+PLAIN: dict[str, Any] = {"features": ["cloud"], "client_features": [], "horizon": "none"}
+
+
+def study(folder: Path, sets: tuple[str, ...] = (), **more: Any) -> Study:
+    path = folder / "houses.csv"
+    houses(3).to_csv(path, index=False)
+    return Study.from_table({"data": data(path, **more)}, "houses", sets)
+
+
+def test_a_private_run_is_told_its_categories(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="categories of roof would be the words of all clients' rows"):
+        load(study(tmp_path, ("privacy.epsilon=5",), **PLAIN))
+    with pytest.warns(UserWarning, match="lack a value"):
+        dataset = load(study(tmp_path, ("privacy.epsilon=5",), **PLAIN, categories=ROOFS))
+    assert [column.name for column in dataset.features][1:] == ["roof=flat", "roof=south", "roof=west"]
+
+
+@pytest.mark.parametrize(
+    ("more", "fragment"),
+    [
+        (PLAIN, "categories of roof are the words of all training rows, also of those that a certificate needs"),
+        ({"categories": ROOFS}, "features has 'lag:24h': rows are made of each other"),
+        (PLAIN | {"categories": ROOFS, "missing": "median"}, "missing = 'median': rows are made of each other"),
+    ],
+)
+def test_rows_of_a_bound_are_made_of_nothing_else(tmp_path: Path, more: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(StudyError, match=fragment):
+        load(study(tmp_path, ("report.certify.scheme=split",), **more))
+
+
+def test_the_order_of_the_file_is_said_where_it_decides() -> None:
+    said = order_of_file("t.csv", "last 0.25 of each client in the order of the file, which was taken for that of time")
+    assert said is not None and "data.time names a column of times" in said
+    assert order_of_file("t.csv", "column split") is None and order_of_file("t.npz", None) is None
