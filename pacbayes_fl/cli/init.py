@@ -44,5 +44,8 @@ def act(options: argparse.Namespace) -> None:
     study = write(options.data, options.method, out, columns)
     task = "labels" if study.data.task == "classification" else "numbers"
     time = f", times {columns.time!r}" if columns.time is not None else ""
-    say(f"clients: column {columns.client!r}; target {columns.target!r}, {task}{time}; all others are features")
+    features = f"features: {', '.join(columns.features)}" if columns.features else "all others are features"
+    words = f"; words: {', '.join(columns.categorical)}" if columns.categorical else ""
+    gaps = "; rows that lack a value are left out" if columns.gaps else ""
+    say(f"clients: column {columns.client!r}; target {columns.target!r}, {task}{time}; {features}{words}{gaps}")
     say(f"study: {out}")

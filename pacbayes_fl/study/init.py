@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Final, NamedTuple
 
 from pacbayes_fl import settings
-from pacbayes_fl.data import times, user_tables
+from pacbayes_fl.data import cells, times, user_tables
 from pacbayes_fl.errors import StudyError, shown
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.methods import METHODS
@@ -22,6 +22,8 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
 
 _COLUMNS: Final = 100  # of a comment
+_WORDS: Final = 50  # categories that a column may have
+_LOGICAL: Final = frozenset({"true", "false"})
 
 
 class Columns(NamedTuple):
@@ -32,19 +34,26 @@ class Columns(NamedTuple):
         target: name of the target.
         time: name of the column of times, if there is one.
         labels: whether the targets look like labels 0, 1, 2, ...
+        categorical: names of the columns of words of which there are few.
+        features: names of the columns that are features, where some cannot be; empty where all are.
+        gaps: whether values are missing.
     """
 
     client: str
     target: str
     time: str | None
     labels: bool
+    categorical: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    gaps: bool = False
 
 
 def look(path: Path, client: str | None = None, target: str | None = None, time: str | None = None) -> Columns:
     """Guess the roles of a table's columns that are not given.
 
     The client is the column "client", or else the only column of texts; the time is the first column of dates; the
-    target is the column "y", or else the last one that is left.
+    target is the column "y", or else the last one that is left and holds numbers. Columns of a few words are
+    categorical, others of texts or dates no features.
 
     Args:
         path: .csv or .parquet.
@@ -73,8 +82,28 @@ def look(path: Path, client: str | None = None, target: str | None = None, time:
     if target is None:
         if not free:
             raise StudyError(f"{path} has no column that could be the target", hint="name it with --target")
-        target = "y" if "y" in free else [*free][-1]
-    return Columns(client, target, time, user_tables.like_labels(columns[target]))
+        numbers = [name for name, values in free.items() if not _words(values)]
+        target = "y" if "y" in free else (numbers or [*free])[-1]
+        free.pop(target)
+    labels = user_tables.like_labels(columns[target])
+    words = {name: _words(values) for name, values in free.items()}
+    categorical = tuple(name for name, own in words.items() if 1 < len(own) <= _WORDS and not _dates([*own]))
+    used = tuple(name for name, own in words.items() if not own or name in categorical)
+    gaps = any(_gap(value) for name in (target, *used) for value in columns[name])
+    return Columns(client, target, time, labels, categorical, used if len(used) < len(free) else (), gaps)
+
+
+def _gap(value: object) -> bool:
+    return value is None or value != value or str(value).strip().lower() in cells.GAPS  # NaN is not itself
+
+
+def _words(values: Sequence[object]) -> set[str]:
+    """Find the different words of a column, none where it holds numbers, or true and false."""
+    known = {str(value).strip() for value in values if not _gap(value)}
+    read = {word: times.read(word) for word in known}
+    if all(one is not None and one.kind == "number" for one in read.values()) or {*map(str.lower, known)} <= _LOGICAL:
+        return set()
+    return known
 
 
 def _client(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
@@ -131,9 +160,15 @@ def write(data: Path, method: str, out: Path, columns: Columns) -> Study:
 def _table(data: Path, method: str, out: Path, columns: Columns) -> JsonTable:
     """Give the values that the study does not leave at their defaults."""
     source = Path(os.path.relpath(data.resolve(), out.resolve().parent)).as_posix()
-    part = {"source": source, "client": columns.client, "target": columns.target}
+    part: JsonTable = {"source": source, "client": columns.client, "target": columns.target}
     if columns.time is not None:
         part["time"] = columns.time
+    if columns.features:
+        part["features"] = [*columns.features]
+    if columns.categorical:
+        part["categorical"] = [*columns.categorical]
+    if columns.gaps:
+        part["missing"] = "drop"
     recipe = METHODS.get(method)
     if columns.labels and recipe is not None and "classification" in recipe.learns:
         part["task"] = "classification"

@@ -60,7 +60,7 @@ FILES: tuple[tuple[str, str], ...] = (
     ("FOLDER/", "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; below train/ and test/ or not"),
     (
         "FILE.csv",
-        "your own rows: a client column, the target y, features; optional columns split, group and data.time",
+        "your own rows: a client column, the target y, features (also words, gaps and lags: `describe data`), a time",
     ),
     ("FILE.parquet", "the same; with task = 'classification' in [data] the targets are labels 0, 1, 2, ..."),
 )

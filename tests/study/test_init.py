@@ -16,6 +16,7 @@ from pacbayes_fl.options import options_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.init import Columns, look, write
 from pacbayes_fl.study.run import run
+from tests.study.analyst import houses
 from tests.tiny import NUMBERS, quick, write_csv
 
 Row = dict[str, Any]
@@ -60,7 +61,21 @@ def month(k: int, i: int) -> str:
         ({"split": lambda k, i: "test" if i > 5 else "train"}, {}, Columns("client", "y", None, False)),
         ({"client": None, "id": lambda k, i: k}, {"client": "id"}, Columns("id", "y", None, False)),
         ({"step": lambda k, i: i}, {"time": "step", "target": "x"}, Columns("client", "x", "step", False)),
-        ({"client": month, "house": lambda k, i: f"h{k}"}, {"client": "house"}, Columns("house", "y", None, False)),
+        (
+            {"client": month, "house": lambda k, i: f"h{k}"},
+            {"client": "house"},
+            Columns("house", "y", None, False, (), ("lag_1", "x")),  # dates are none
+        ),
+        (
+            {
+                "roof": lambda k, i: "flat" if k else "west",
+                "x": lambda k, i: "" if i == 3 else i,
+                "on": lambda k, i: i > 2,
+            },
+            {},
+            Columns("client", "y", None, False, ("roof",), (), True),
+        ),
+        ({"note": lambda k, i: "the same"}, {}, Columns("client", "y", None, False, (), ("lag_1", "x"))),
     ],
 )
 def test_what_columns_are_taken_for(more: Row, given: Row, columns: Columns, tmp_path: Path) -> None:
@@ -173,13 +188,23 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere.toml").exists()
 
 
+def test_words_gaps_and_remarks_need_no_second_start(tmp_path: Path) -> None:
+    houses(3).to_csv(tmp_path / "houses.csv", index=False)
+    with pytest.warns(UserWarning, match="lack a value and are left out|at the time of the row before"):
+        study = write(
+            tmp_path / "houses.csv", "ridge", tmp_path / "s.toml", look(tmp_path / "houses.csv", "house", "power")
+        )
+    assert study.data.categorical == ("roof",) and study.data.missing == "drop" and "remark" not in study.data.features
+    assert Study.from_toml(tmp_path / "s.toml").data == study.data
+
+
 def test_a_study_that_could_not_run_is_not_written(tmp_path: Path) -> None:
     data, out = table(tmp_path, lag_1=None), tmp_path / "first.toml"
     with pytest.raises(StudyError, match="persistence needs a feature 'lag_1'"):
         write(data, "persistence", out, look(data))
     with pytest.raises(StudyError, match=r"unknown method 'ridgge' \(did you mean 'ridge'"):
         write(data, "ridgge", out, look(data))
-    words = table(tmp_path, colour=lambda k, i: "red")
-    with pytest.raises(DataError, match="column 'colour': 'red' is not a number"):
+    words = table(tmp_path, y=lambda k, i: "inf")
+    with pytest.raises(DataError, match="column 'y': inf is not a finite number"):
         write(words, "ridge", out, look(words))
     assert not out.exists()
