@@ -56,6 +56,7 @@ from pacbayes_fl.study.run import open_run as open_run
 from pacbayes_fl.study.run import run as run
 from pacbayes_fl.study.score import score as score
 from pacbayes_fl.study.search.tune import tune as tune
+from pacbayes_fl.study.table_check import check as check
 from pacbayes_fl.study.updates import update as update
 
 __version__: str

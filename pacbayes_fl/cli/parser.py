@@ -13,6 +13,7 @@ from pacbayes_fl import __version__
 from pacbayes_fl.cli import (
     bound,
     certify,
+    check,
     compare,
     describe,
     init,
@@ -49,6 +50,7 @@ COMMANDS: Final = (
         update,
         score,
         init,
+        check,
         describe,
         schema,
     ),

@@ -42,20 +42,21 @@ class _Rows(NamedTuple):
     times: Array | None
 
 
-def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False) -> list[Finding]:
+def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: Dataset | None = None) -> list[Finding]:
     """Look at a data set of numbers.
 
     Args:
         dataset: in its own units.
         near: share of a column's spread within clients by which near-twins differ at most (`report.certify.twins`).
         allowed: whether repeats on both sides of the split are.
+        whole: the same data with rows that lack a value, whose times leave no gap; None where there are none.
 
     Returns:
         Findings, rows and lengths first; topics of which there is nothing to say are left out.
     """
     rows = _by_client(dataset)
     columns = [column.name for column in (*dataset.features, dataset.target)]
-    found = [*_lengths(dataset, rows), *_gaps(rows)]
+    found = [*_lengths(dataset, rows), *_gaps(rows if whole is None else _by_client(whole))]
     if dataset.feature_shape:
         return found
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
@@ -193,7 +194,7 @@ def _constants(columns: Sequence[str], rows: Mapping[str, _Rows], labels: bool) 
     apart = [columns[j] for j in features if (flat | alone[:, None])[:, j].all() and between[j]]
     if apart:
         text = f"{user_tables.listed(apart)}: constant inside clients and different between them"
-        advice = f"scaled across clients; data.client_features = {apart} says so, data.scale how"
+        advice = "scaled across clients, where moments of all rows may be; data.client_features names such columns"
         yield Finding("client features", text, advice)
     if same := [columns[j] for j in features if flat[:, j].all() and not between[j]]:
         yield Finding(

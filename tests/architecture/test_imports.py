@@ -33,7 +33,15 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     ("study.callbacks", "study.resuming", "study.folder", "study.run", "study.check"),
     (
         *("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
-        *("study.user_rows", "study.later", "study.updates", "study.score", "study.estimators"),
+        *(
+            "study.user_rows",
+            "study.later",
+            "study.updates",
+            "study.score",
+            "study.timing",
+            "study.table_check",
+            "study.estimators",
+        ),
     ),
 )
 STAGES = {module: f"study:{at}" for at, stage in enumerate(STUDY) for module in stage}

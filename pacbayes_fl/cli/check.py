@@ -1,0 +1,72 @@
+"""The command `check`: what a table holds and what a round of it costs, before anything is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from textwrap import wrap
+
+from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.layout import room
+from pacbayes_fl.cli.output import say
+
+
+def arguments(command: AddCommand) -> None:
+    """Add the command to the parser.
+
+    Args:
+        command: adds a command with its line of help and its examples.
+    """
+    sub = command(
+        "check",
+        "look at your own table: lengths, gaps, repeats, constants, outliers, and what a round costs",
+        "pacbayes-fl check houses.csv",
+        "pacbayes-fl check readings.csv --client station --target power --method pfedbayes",
+        "pacbayes-fl check houses.csv --study my-houses.toml --json",
+    )
+    sub.add_argument("data", type=Path, metavar="FILE", help="table to look at, CSV or Parquet")
+    sub.add_argument("--study", metavar="STUDY", help="whose [data] says what the columns are (default: a guess)")
+    sub.add_argument("--method", default="pac-pfl", metavar="NAME", help="whose round is timed (default: %(default)s)")
+    sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
+    sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column)")
+    sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="sets",
+        help="change a value of the study, such as data.missing=drop; may be repeated",
+    )
+    sub.add_argument("--no-cost", action="store_true", help="do not time a round")
+    sub.add_argument("--json", action="store_true", help="print JSON instead of the lines")
+
+
+def act(options: argparse.Namespace) -> None:
+    """Look at the table, and print what there is.
+
+    Args:
+        options: as parsed.
+    """
+    from pacbayes_fl.study.file import Study
+    from pacbayes_fl.study.init import look
+    from pacbayes_fl.study.table_check import check, study_of
+
+    if options.study is None:
+        columns = look(options.data, options.client, options.target, options.time)
+        study = study_of(options.data, columns, options.method, options.sets)
+        time = f", times {columns.time!r}" if columns.time is not None else ""
+        head = [f"columns: clients {columns.client!r}, target {columns.target!r}{time}; all others are features"]
+    else:
+        given = {"data.client": options.client, "data.target": options.target, "data.time": options.time}
+        named = [f"{key}={value}" for key, value in given.items() if value is not None]
+        study, head = Study.from_toml(options.study, [*options.sets, *named]), []
+    result = check(options.data, study, not options.no_cost)
+    if options.json:
+        print(json.dumps(result.to_json()))
+        return
+    for line in [*head, *result.lines()]:
+        indent = "    " if not line.startswith(" ") else "      "
+        for part in wrap(line, room() or 10**6, subsequent_indent=indent, drop_whitespace=True) or [""]:
+            say(part)

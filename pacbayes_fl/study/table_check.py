@@ -1,0 +1,167 @@
+"""A look at a user's table before any run: what it holds, what would be left out or refused, and what a round costs."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pacbayes_fl.data import cells, user_tables
+from pacbayes_fl.data.cells import Cells
+from pacbayes_fl.data.inspection import Finding, inspect
+from pacbayes_fl.data.tables import Dataset
+from pacbayes_fl.errors import DataError, PacBayesFLError
+from pacbayes_fl.files import JsonTable
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.init import Columns
+from pacbayes_fl.study.timing import Estimate, estimate
+
+
+@dataclass(frozen=True)
+class TableCheck:
+    """What a table looks like to a study.
+
+    Args:
+        findings: rows and lengths first.
+        refused: why a run would not start, one line each; empty where it would.
+        cost: of a round; None where it is not known.
+    """
+
+    findings: tuple[Finding, ...]
+    refused: tuple[str, ...] = ()
+    cost: Estimate | None = None
+
+    def lines(self) -> list[str]:
+        """Say it in lines: what is there, what may be done, what a round costs, and what a run would refuse."""
+        result = []
+        for one in self.findings:
+            result.append(f"{one.topic}: {one.text}")
+            result += [f"    {one.advice}"] if one.advice else []
+        result += [f"cost: {self.cost}"] if self.cost is not None else []
+        return result + [f"a run would be refused: {text}" for text in self.refused]
+
+    def to_json(self) -> JsonTable:
+        """Give the same as JSON can hold it, with numbers by client."""
+        cost = None if self.cost is None else self.cost._asdict()
+        return {"findings": [asdict(one) for one in self.findings], "refused": [*self.refused], "cost": cost}
+
+
+def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequence[str] = ()) -> Study:
+    """Make the study of a table that `check` looks at where there is none.
+
+    Args:
+        path: of the table.
+        columns: roles of its columns, as `study.init.look` guesses them; columns of words are taken for categories.
+        method: name of a method.
+        sets: assignments to values of the study.
+
+    Returns:
+        The study.
+
+    Raises:
+        StudyError: when there is no such method or key.
+    """
+    data: JsonTable = {"source": str(path.resolve()), "client": columns.client, "target": columns.target}
+    if columns.time is not None:
+        data["time"] = columns.time
+    if words := _words(path, columns):
+        data["categorical"] = words
+    table = {"name": path.stem, "data": data, "method": {"name": method}}
+    return Study.from_table(table, str(path), sets)
+
+
+def _words(path: Path, columns: Columns) -> list[str]:
+    """Name the columns that hold other texts than numbers, True and False."""
+    given, places = user_tables.read_columns(path)
+    result = []
+    for name, values in given.items():
+        if name in (columns.client, columns.target, columns.time, "split", "group"):
+            continue
+        try:
+            cells.numbers(Cells(path, name, values, places), cells.GAPS)
+        except DataError:
+            result.append(name)
+    return result
+
+
+def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
+    r"""Look at a table with the eyes of a study; nothing is trained or written.
+
+    Rows are read by the loader of a run, which is asked to leave out what lacks a value and to take repeats: what the
+    study itself would refuse is said behind.
+
+    Args:
+        path: CSV or Parquet.
+        study: says what the columns are; its own source is not read.
+        cost: time a few calls for the cost of a round.
+
+    Returns:
+        What is there.
+
+    Raises:
+        DataError: when the file is no table.
+
+    Example:
+        >>> import pacbayes_fl as fl
+        >>> _ = open("two.csv", "w").write("client,x,y\n" + "".join(f"a,{k},{k * k}\nb,{k},{k}\n" for k in range(9)))
+        >>> study = fl.Study.from_table({"data": {"source": "two.csv"}})
+        >>> fl.check("two.csv", study, cost=False).findings[0].text
+        '18 rows of 2 clients, 4 of them test rows; smallest a 9, median a 9, largest b 9'
+    """
+    path = Path(path)
+    user_tables.read_columns(path)
+    asked = replace(study, data=replace(study.data, source=str(path.resolve())))
+    missing = "drop" if study.data.missing == "refuse" else study.data.missing
+    lenient = replace(asked, data=replace(asked.data, missing=missing, duplicate_rows="allow"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they say is found below
+        try:
+            dataset = load(lenient)
+        except PacBayesFLError as error:
+            return TableCheck((), (str(error),))
+        whole = None
+        if "left_out" in dataset.provenance and missing == "drop":
+            whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
+        found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
+        found[1:1] = [*_words_of(study), *_left_out(study, dataset)]
+        refused, price = list[str](), None
+        try:
+            load(asked)
+        except PacBayesFLError as error:
+            refused.append(str(error))
+        if cost:
+            try:
+                price = estimate(lenient, dataset)
+            except PacBayesFLError as error:
+                refused.append(str(error))
+    return TableCheck(tuple(found), tuple(refused), price)
+
+
+def _words_of(study: Study) -> list[Finding]:
+    if not study.data.categorical:
+        return []
+    names = list(study.data.categorical)
+    return [Finding("words", f"{', '.join(names)}: columns of 0 and 1, one a word", f"data.categorical = {names}")]
+
+
+def _left_out(study: Study, dataset: Dataset) -> list[Finding]:
+    """Say how many rows lack what."""
+    known = dataset.provenance.get("left_out", {})
+    lacks = Counter[str]()
+    for own in known.values():
+        lacks.update(own)
+    if not lacks:
+        return []
+    each = ", ".join(f"{name} ({count})" for name, count in lacks.most_common())
+    clients = {name: float(sum(own.values())) for name, own in known.items()}
+    of = user_tables.listed([f"{name} {int(count)}" for name, count in clients.items()])
+    advice = ""
+    if study.data.missing == "refuse":
+        advice = (
+            "data.missing = 'drop' leaves them out, 'median' fills in features; missing values are refused otherwise"
+        )
+    text = f"{sum(lacks.values())} rows lack a value and are left out: {each}; {of}"
+    return [Finding("missing", text, advice, clients)]

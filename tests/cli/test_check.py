@@ -1,0 +1,35 @@
+"""The command `check` looks at a table by a guess or by a study, and prints what there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.answers import Call
+from tests.tiny import rows, write_csv
+
+
+def test_a_table_is_looked_at_without_a_study(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", rows())
+    code, out, err = call("check", "rows.csv", "--no-cost")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        "columns: clients 'client', target 'y'; all others are features",
+        "rows: 55 rows of 6 clients (2 of them new), 18 of them test rows; smallest new_0 7, median existing_0 9, "
+        "largest existing_1 12",
+    ]
+
+
+def test_a_study_says_what_the_columns_are(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", [{"who": row["client"], "watt": row["y"], "wind": row["wind"]} for row in rows()])
+    (tmp_path / "mine.toml").write_text('[data]\nsource = "other.csv"\nclient = "who"\ntarget = "watt"\n')
+    code, out, err = call("check", "rows.csv", "--study", "mine.toml", "--set", "method.name=ridge", "--json")
+    assert (code, err) == (0, "")
+    got = json.loads(out)
+    assert got["refused"] == [] and got["findings"][0]["clients"]["existing_1"] == 12 and got["cost"]["seconds"] > 0
+
+
+def test_columns_that_are_not_there_are_wrong(call: Call, tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", rows())
+    answer = call("check", "rows.csv", "--target", "watt")
+    assert answer.code == 1 and "has no column 'watt'" in answer.err

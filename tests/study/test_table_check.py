@@ -1,0 +1,64 @@
+"""A look at a table says what a run would refuse and what it would leave out, and reads it as a run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pacbayes_fl.errors import DataError
+from pacbayes_fl.study.init import look
+from pacbayes_fl.study.table_check import check, study_of
+from tests.tiny import Row, write_csv
+
+
+def houses(length: int = 12) -> list[Row]:
+    """Rows of two houses with a gap, a night that comes twice, a word and a blank."""
+    table: list[Row] = []
+    for k, roof in enumerate(("flat", "steep")):
+        for at in range(length):
+            table.append(
+                {
+                    "house": f"house_{k}",
+                    "when": f"2024-05-{at + 1 + 6 * (at > 7):02d}",
+                    "cloud": float("nan") if (k, at) == (1, 3) else 0.1 * at * at,
+                    "roof": roof,
+                    "kw": 0.5 * at - k,
+                }
+            )
+    return table
+
+
+def test_what_a_run_would_refuse_is_told_with_all_else(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "houses.csv", houses())
+    study = study_of(path, look(path, "house"), "ridge")
+    assert (study.data.time, study.data.target, study.data.categorical) == ("when", "kw", ("roof",))
+    got = check(path, study, cost=False)
+    topics = {one.topic: one for one in got.findings}
+    assert [*topics] == ["rows", "words", "missing", "gaps", "client features"]
+    assert topics["missing"].clients == {"house_1": 1.0} and "data.missing = 'drop'" in topics["missing"].advice
+    assert topics["gaps"].clients == {"house_0": 1, "house_1": 1}  # the row that lacks a value leaves none
+    (refused,) = got.refused
+    assert "line 17, column 'cloud'" in refused and got.cost is None
+    better = check(path, study_of(path, look(path, "house"), "ridge", ["data.missing=median"]))
+    assert better.refused == () and better.cost is not None and better.cost.largest == 9
+    assert better.to_json()["cost"]["rounds"] == 1
+    assert any(line.startswith("cost: about") for line in better.lines())
+
+
+def test_repeats_on_both_sides_are_refused_by_the_run_and_said(tmp_path: Path) -> None:
+    table = [{"client": "a", "x": float(k % 6), "y": float(k % 6)} for k in range(16)]
+    path = write_csv(tmp_path / "rows.csv", table)
+    got = check(path, study_of(path, look(path), "ridge"), cost=False)
+    assert [one.clients for one in got.findings if one.topic == "repeats across the split"] == [{"a": 4}]
+    assert len(got.refused) == 1 and "data.duplicate_rows = 'allow'" in got.refused[0]
+    assert not check(path, study_of(path, look(path), "ridge", ["data.duplicate_rows=allow"]), cost=False).refused
+
+
+def test_a_table_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", [{"client": "a", "x": 1.0, "y": 1.0}])
+    study = study_of(path, look(path), "ridge")
+    (refused,) = check(path, study).refused
+    assert "'a'" in refused
+    with pytest.raises(DataError, match="there is no file"):
+        check(tmp_path / "gone.csv", study)
