@@ -23,7 +23,8 @@ from pacbayes_fl.data.user_images import Brought
 from pacbayes_fl.errors import DataError, StudyError, caller_stacklevel
 from pacbayes_fl.options import option
 
-_PUBLISHED_ONLY: Final = ("root", "download", "domains")
+PUBLISHED_ONLY: Final = ("root", "download", "domains")
+"""Options of published images that a user's have not."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _check_keys(where: str, given: Mapping[str, object], owned: bool, known: Map
     own = [field.name for field in fields(OwnerOptions)]
     shared = [*_names(image_federation.ImageOptions), *(key for one in known.values() for key in _names(one.options))]
     for key in given:
-        if key in _PUBLISHED_ONLY:
+        if key in PUBLISHED_ONLY:
             raise StudyError(f"{where}: {key} is for published images", hint="leave it out")
         if owned and key in shared and key not in own:
             what = f"{where}: {key} is for images that nobody owns, and these have a client each"

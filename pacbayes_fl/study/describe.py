@@ -113,7 +113,7 @@ def _families() -> tuple[tuple[tuple[str, ...], Callable[[str], Description]], .
         (tuple(METHODS), _method),
         (tuple(BOUNDS), _bound),
         (tuple(METRICS), _metric),
-        (sources.every(), _source),
+        ((*sources.every(), sources.FOLDER), _source),
         (tuple(KINDS), _model),
         (tuple(PARTITIONS), _partition),
         (tuple(FAMILIES), _weight_family),

@@ -55,9 +55,12 @@ class Source:
     own: bool = False
 
 
+FOLDER: Final = "FOLDER/"
+"""What listings call a folder of a user's images."""
+
 FILES: tuple[tuple[str, str], ...] = (
     ("FILE.npz", "what data_gen wrote; or your own images: x [R, channels, H, W], y, client, and maybe split"),
-    ("FOLDER/", "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; below train/ and test/ or not"),
+    (FOLDER, "your own images: CLIENT/CLASS/*.png, or CLASS/*.png with a partition; below train/ and test/ or not"),
     (
         "FILE.csv",
         "your own rows: a client column, the target y, features (also words, gaps and lags: `describe data`), a time",
@@ -129,7 +132,7 @@ def options_of(name: str) -> dict[str, Option]:
     """List the options of [data.options] for a source.
 
     Args:
-        name: of a generator, or of a set of images, changed or not.
+        name: of a generator, or of a set of images, changed or not; or the path of a user's images.
 
     Returns:
         By name; of images, those of every partition behind those that all partitions have. Nothing for a file.
@@ -140,13 +143,24 @@ def options_of(name: str) -> dict[str, Option]:
     if name not in every() and name in SOURCES:
         return options.options_of(SOURCES[name].options)
     if name not in image_sets.domains():
-        return {}
+        return _own_options() if _own(name) is not None else {}
     from pacbayes_fl.data import image_federation
 
     result = options.options_of(image_federation.ImageOptions)
     for one in PARTITIONS.values():
         result |= {key: option for key, option in options.options_of(one.options).items() if key not in result}
     return result
+
+
+def _own_options() -> dict[str, Option]:
+    """Options of a user's images: with owners, then those of images without."""
+    from pacbayes_fl.data import image_federation, own_images
+
+    kinds = [own_images.ReadOptions, own_images.OwnerOptions, image_federation.ImageOptions]
+    result: dict[str, Option] = {}
+    for kind in (*kinds, *(one.options for one in PARTITIONS.values() if not one.needs_owners)):
+        result |= {key: option for key, option in options.options_of(kind).items() if key not in result}
+    return {key: option for key, option in result.items() if key not in own_images.PUBLISHED_ONLY}
 
 
 def _own(name: str) -> Source | None:

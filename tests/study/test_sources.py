@@ -66,6 +66,9 @@ def test_a_folder_and_an_archive_of_images_are_sources(tmp_path: Path) -> None:
     found = {name: sources.find(name) for name in (f"{tmp_path}", "photos/", "$HOME/photos", "a/b.csv", "photos")}
     assert [name for name, one in found.items() if one is None] == ["a/b.csv", "photos"]
     assert all(one.own and one.classes and not one.rows_independent for one in found.values() if one is not None)
+    options = sources.options_of(sources.FOLDER)
+    assert {"size", "colour", "new", "partition", "alpha", "subsample"} < set(options) and "root" not in options
+    assert all(one.meaning for one in options.values())
     np.savez(tmp_path / "own.npz", x=np.zeros((2, 1, 4, 4)), y=np.arange(2))
     np.savez(tmp_path / "made.npz", x=np.zeros((2, 1)), client_name=np.array(["a"]))
     assert sources.find(str(tmp_path / "own.npz")) is not None and sources.find(str(tmp_path / "made.npz")) is None
