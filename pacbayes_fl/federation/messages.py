@@ -117,10 +117,25 @@ def to_bytes(message: Request | Reply | Refused) -> bytes:
     """
     if isinstance(message, Refused):
         return frames.encode({"refused": message.reason}, {})
+    return frames.encode(message.config, in_bytes(message))
+
+
+def in_bytes(message: Request | Reply) -> dict[str, Serialised]:
+    """Give the arrays of a message that is to travel.
+
+    Args:
+        message: whose arrays are in bytes.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        DeployError: when they are tensors.
+    """
     read = {name: one for name, one in message.arrays.items() if not isinstance(one, Tensor)}
     if len(read) < len(message.arrays):
         raise DeployError("a message's arrays must be in bytes, got tensors", hint="arrays.pack")
-    return frames.encode(message.config, read)
+    return read
 
 
 def answer_from_bytes(data: bytes) -> Reply | Refused:

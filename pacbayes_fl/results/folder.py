@@ -35,6 +35,7 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "scaling.json": Content("what the clients' units have in common, and where learning started"),
         "residuals.json": Content("the federation's leave-one-out residuals, binned"),
         "rows.json": Content("fingerprints of the clients' rows, which are not kept"),
+        "nodes.json": Content("the clients of a deployment, how many rows each has, and their columns"),
         "held_out.npz": Content("which rows the training never saw"),
         "trained.json": Content("which clients ever trained and on which rows, on which certificates rest"),
         "choice.json": Content("what was chosen by held-out rows"),
@@ -57,6 +58,9 @@ FILES: Mapping[str, Content] = MappingProxyType(
     }
 )
 """The files of a run folder and what they hold; its state is in `checkpoints`, tables of bounds in `certificates`."""
+
+NODES: Final = "nodes.json"
+"""The file by which the server's side of a deployment is known."""
 
 RELEASED: Final = "released.json"
 """The file of a release, which is no run folder, that says what it is."""

@@ -26,7 +26,7 @@ from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results import rounds as results_rounds
-from pacbayes_fl.results.folder import RELEASED, refuse_links
+from pacbayes_fl.results.folder import NODES, RELEASED, refuse_links
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord
@@ -126,6 +126,9 @@ class RunFolder:
         if (self.path / RELEASED).is_file():
             what = f"{self.path} is a release of a run, which holds nothing of its clients"
             raise StudyError(what, hint="join takes a release; predict and certify take the run")
+        if (self.path / NODES).is_file():
+            what = f"{self.path} is the server's side of a deployment: the clients' rows and models are at its nodes"
+            raise StudyError(what, hint="release it, and clients join the release with their rows")
         if not (self.path / "study.toml").is_file() or not saved_rows.holds_data(self.path):
             raise results.no_run(self.path, "study.toml or data.npz is missing")
         self._saved, self.fell_back = resuming.newest_round(self.path, self.instances)

@@ -23,16 +23,21 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.scaling import FEDERATED, Shared
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, DataError, PrivacyError, ShapeError, StudyError
+from pacbayes_fl.federation import checkpoint, federation_state
+from pacbayes_fl.federation.arrays import DTYPES
+from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.privacy import ledger
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results.folder import RELEASED, write_atomic
+from pacbayes_fl.results.folder import NODES, RELEASED, write_atomic
 from pacbayes_fl.study import origins, residuals, scaling
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import build, device_of
 from pacbayes_fl.study.residuals import GAUSSIAN, ErrorShape
+from pacbayes_fl.study.resuming import newest_round
 from pacbayes_fl.study.run import Trained, open_run
+from pacbayes_fl.study.saved_meta import SavedMeta
 from pacbayes_fl.tensors import AnyTree
 
 FORMAT_VERSION: Final = 1
@@ -99,6 +104,28 @@ def _class_names(about: JsonMapping) -> JsonMapping:
     return {"class_names": about["class_names"]} if "class_names" in about else {}
 
 
+def _server_side(folder: Path) -> Served:
+    """Open the folder of a deployment's server, which never had a row."""
+    saved, _ = newest_round(folder)
+    study = Study.from_table(SavedMeta.of(saved).study, str(folder))
+    try:
+        nodes = json.loads((folder / NODES).read_text("utf-8"))
+        features = tuple(tables.Column(*pair) for pair in nodes["features"])
+        target, shape = tables.Column(*nodes["target"]), tuple(nodes["feature_shape"])
+        schema = tables.Dataset({}, features, target, {}, nodes["classes"], shape)
+        dtype = DTYPES[nodes["dtypes"][0]]
+    except UNREADABLE as error:
+        raise DataError(f"{folder / NODES} cannot be read: {error}", hint="restore it from a copy") from error
+    method, _ = build(study, schema)
+    start = method.init_server(torch.Generator().manual_seed(study.seed))
+    flat = {name: leaf for name, leaf in saved.tensors.items() if name.startswith("server")}
+    with checkpoint.meant(saved):
+        server = tensors.unleaves({"server": start}, flat, exact=False)["server"]
+    watch, raw = SavedMeta.of(saved).watch, torch.float32 if shape else torch.float64
+    method = federation_state.at_rates(method, FederationState(server, None, saved.round, watch))
+    return Served(study, method, server, saved.round, schema, scaling.read(folder, schema), dtype, raw)
+
+
 def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     """Write the releasable part of a run into another folder.
 
@@ -120,15 +147,14 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     if out.resolve().is_relative_to(folder.resolve()):
         what = f"{out} is inside of the run {folder}, of which nothing else may leave it"
         raise StudyError(what, hint="choose another --out")
-    trained = open_run(folder)
-    if not trained.method.federated:
-        what = f"the server of {trained.study.method.name} is given the clients' rows and holds what it makes of them"
+    known = _server_side(folder) if (folder / NODES).is_file() else served(open_run(folder))
+    name = known.study.method.name
+    if not known.method.federated:
+        what = f"the server of {name} is given the clients' rows and holds what it makes of them"
         raise StudyError(what, hint="release a run of a method whose rows stay with the clients")
-    if trained.method.server_holds is not None:
-        name = trained.study.method.name
-        what = f"the server of {name} holds {trained.method.server_holds}, which a release would give to everybody"
+    if known.method.server_holds is not None:
+        what = f"the server of {name} holds {known.method.server_holds}, which a release would give to everybody"
         raise StudyError(what, hint="release a run of a method whose server holds what clients share")
-    known = served(trained)
     files = {"study.toml": _study(known).to_toml().encode(), _MODEL: _model(known)}
     if not known.schema.feature_shape:
         files[scaling.FILE] = scaling.to_json(_public(known, public_scaling), known.schema)
@@ -141,7 +167,7 @@ def release(folder: Path, out: Path, public_scaling: bool = False) -> str:
     text = _WORDS["clear" if not private else "simulated" if simulated else "private"]
     if public_scaling and scaling.FILE in files:
         text += "; with moments of all clients' rows, which were said to be public"
-    files["labels.json"] = _json(_labels(trained, folder) | {"release": text})
+    files["labels.json"] = _json(_labels(known.study, folder) | {"release": text})
     own = origins.used(_study(known))
     files[SIGN] = _json(_sealed(_about(known) | ({origins.KEY: own} if own else {}), files))
     make_folder(out)
@@ -187,7 +213,7 @@ def _public(known: Served, public: bool) -> Shared:
     return known.shared._replace(average=None, linear=None)
 
 
-def _labels(trained: Trained, folder: Path) -> JsonTable:
+def _labels(study: Study, folder: Path) -> JsonTable:
     """Say what predictions are, and of a private run what was spent; nothing that was measured."""
     try:
         result = json.loads((folder / "labels.json").read_text("utf-8"))
@@ -196,7 +222,7 @@ def _labels(trained: Trained, folder: Path) -> JsonTable:
         what, usual = f"{folder / 'labels.json'} cannot be read: {error}", "finish the run with --resume"
         what, hint = results_ended.unfinished(folder, what, usual)
         raise DataError(what, hint=hint) from error
-    spent = trained.study.privacy.epsilon is not None
+    spent = study.privacy.epsilon is not None
     return kept | ({"privacy": result["privacy"]} if spent and "privacy" in result else {})
 
 

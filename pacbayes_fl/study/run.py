@@ -13,7 +13,6 @@ import torch
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
@@ -27,7 +26,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling
+from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling, training
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -267,7 +266,13 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
-    state = _rounds(begun, folder, aggregator, records, on_round, callbacks)
+    rounds = engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator)
+
+    def scored(record: RoundRecord, state: FederationState, last: bool) -> RoundRecord:
+        return _scored(begun, state, record, aggregator, last)
+
+    going = training.Going(study, begun.clients, folder, aggregator, privacy.checkpoint_every(study))
+    state = going.train(rounds, begun.state, records, scored, on_round, callbacks)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
     errors = begun.errors(state, folder, aggregator)
@@ -275,44 +280,6 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
     notes |= callbacks.notes(state.round, study.plan.rounds) | residuals.labels(study)
     return begun.trained(state, folder, rounds=tuple(records), notes=notes, errors=errors)
-
-
-def _rounds(
-    begun: _Federation,
-    folder: Folder,
-    aggregator: PrivateAggregator | None,
-    records: list[RoundRecord],
-    on_round: OnRound,
-    callbacks: Told,
-) -> FederationState:
-    """Run the rounds that are left and add their records; whatever ends them, the last good round is saved."""
-    study, clients, state = begun.settled.study, begun.clients, begun.state
-    every, rounds = privacy.checkpoint_every(study), study.plan.rounds
-    released = None if aggregator is None else folder.released
-    with folder.listen() as stop, privacy.stop_when_spent():
-        try:
-            for record, after in engine.rounds(begun.method, clients, study.plan, state, aggregator):
-                state, released = after, None if aggregator is None else len(aggregator.ledger)
-                last = record.round == rounds
-                record = _scored(begun, state, record, aggregator, last)
-                records.append(record)
-                on_round(record)
-                folder.append(record)
-                stopping = stop.requested
-                if stopping or last or record.round % every == 0:
-                    folder.save(study, clients, state, released)
-                if stopping:
-                    raise KeyboardInterrupt
-                if callbacks.on_round(record):
-                    privacy.refuse_choice(study, "federation.rounds")
-                    break
-        except (ClientError, NumericalError) as error:
-            folder.save(study, clients, state, released)  # nothing is lost: the last good round is on disk
-            folder.end(state.round, error)
-            raise
-    if state.round == 0 or state.round < rounds:
-        folder.save(study, clients, state, released)
-    return state
 
 
 def _scored(

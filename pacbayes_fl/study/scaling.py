@@ -48,13 +48,14 @@ def inputs(study: Study, dataset: tables.Dataset) -> list[str]:
     return [*names(dataset)[:-1], *own]
 
 
-def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = None) -> Shared:
+def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = None, alone: str = "") -> Shared:
     """Determine how every column of a study is scaled, from its training rows.
 
     Args:
         study: its [data] says how; columns that it says nothing of are looked at.
         dataset: rows in their own units.
         releases: of a private run, makes the one release of all clients' moments; None where none may be made.
+        alone: why no moments of all clients' rows can be had, in words.
 
     Returns:
         What all clients' scaling has in common.
@@ -81,7 +82,7 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
         for name in columns
     ]
     asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
-    why, private = "", study.privacy.epsilon is not None
+    why, private = alone, study.privacy.epsilon is not None
     if private:
         why = "a private run releases nothing else of others' rows"
     elif study.report.certify.scheme == "folds":

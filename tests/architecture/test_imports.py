@@ -27,10 +27,20 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
         "study.origins",
         "study.saved_meta",
     ),
-    ("study.prepare",),
+    ("study.prepare", "study.apart"),
     ("study.evaluate",),
     ("study.search",),
-    ("study.callbacks", "study.resuming", "study.folder", "study.run", "study.check"),
+    (
+        "study.callbacks",
+        "study.resuming",
+        "study.folder",
+        "study.training",
+        "study.run",
+        "study.check",
+        "study.served",
+        "study.node",
+        "study.node_folder",
+    ),
     (
         *("study.compare", "study.predict", "study.forecast", "study.release", "study.describe", "study.init"),
         *(

@@ -1,0 +1,211 @@
+"""Studies whose clients' rows are on different machines: what they can do, what a node says of itself, and a roster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.scaling import Shared
+from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, StudyError
+from pacbayes_fl.federation.arrays import DTYPES, shown
+from pacbayes_fl.federation.remote_player import roster
+from pacbayes_fl.files import JsonMapping, JsonTable
+from pacbayes_fl.study import residuals, scaling
+from pacbayes_fl.study.data import ScaledGroup
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.gp_model import GPModel
+
+ALONE: Final = "every node of a deployment knows its own rows alone"
+
+
+def check(study: Study) -> None:
+    """Refuse a study that takes more of its clients than their updates, before anything is read or trained.
+
+    Args:
+        study: to be deployed.
+
+    Raises:
+        StudyError: naming the option that takes sums or rows of all clients.
+    """
+    recipe, name = study.recipe, study.method.name
+    if not recipe.federated or not recipe.rounds:
+        what = f"{name} has no rounds in which clients keep their rows, so that there is nothing to deploy"
+        raise StudyError(what, hint="a federated method, such as pac-pfl")
+    if study.held_out:
+        asked = study.held_out[0]
+        what = f"{asked.table}.{asked.option} is open and would be chosen by rows of all clients; {ALONE}"
+        raise StudyError(what, hint=f"set {asked.table}.{asked.option} to a value")
+    if isinstance(study.model, GPModel) and study.model.linear == "ridge":
+        what = f"[model] linear = 'ridge' takes sums of all clients' rows; {ALONE}"
+        raise StudyError(what, hint="model.linear = 'zero' learns the linear term from 0")
+    if learned := [column for column in study.data.categorical if column not in study.data.categories]:
+        what = f"[data] categories of {learned[0]!r} would be the words of all clients' rows; {ALONE}"
+        raise StudyError(what, hint=f'data.categories = {{ {learned[0]} = ["...", "..."] }} says them')
+    if residuals.sends(study):
+        key = "[report] intervals = 'conformal'" if study.report.intervals == "conformal" else "residuals = 'mixture'"
+        what = f"{key} takes a histogram of every client's residuals; {ALONE}"
+        raise StudyError(what, hint="report.intervals = 'model', model.residual_share = 0")
+    if study.report.certify.scheme == "folds":
+        what = f"[report.certify] scheme = 'folds' deals all clients into folds; {ALONE}"
+        raise StudyError(what, hint="report.certify.scheme = 'split' or 'none'")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself before the first round.
+
+    Args:
+        clients: by name, number of training rows, or 1 where it is withheld.
+        features: name and unit of every feature.
+        target: of the target.
+        classes: number of classes; None of a regression.
+        feature_shape: of one input that is no flat row.
+        dtypes: of inputs and targets, in the method's units.
+    """
+
+    clients: Mapping[str, int]
+    features: tuple[tuple[str, str], ...]
+    target: tuple[str, str]
+    classes: int | None
+    feature_shape: tuple[int, ...]
+    dtypes: tuple[str, str]
+
+    @classmethod
+    def of(cls, study: Study, dataset: tables.Dataset, group: ScaledGroup) -> Hello:
+        """Describe the clients of a node: what leaves it beside updates.
+
+        Args:
+            study: of the deployment; numbers of rows are withheld where it is private.
+            dataset: of the node.
+            group: its existing clients.
+
+        Returns:
+            Names, numbers of rows and columns.
+        """
+        train = group.train
+        rows = [1] * train.clients if study.privacy.epsilon is not None else [int(m) for m in train.size.tolist()]
+        features = tuple((column.name, column.unit) for column in dataset.features)
+        dtypes = [str(leaf.dtype).removeprefix("torch.") for leaf in (train.x, train.y)]
+        own = dict(zip(train.names, rows, strict=True))
+        target = dataset.target.name, dataset.target.unit
+        return cls(own, features, target, dataset.classes, dataset.feature_shape, (dtypes[0], dtypes[1]))
+
+    def to_json(self) -> JsonTable:
+        """Give everything as JSON."""
+        own: JsonTable = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return own | {"clients": dict(self.clients)}
+
+    @classmethod
+    def from_json(cls, table: JsonMapping) -> Hello:
+        """Read the result of `to_json`.
+
+        Args:
+            table: as received.
+
+        Returns:
+            What the node says.
+
+        Raises:
+            DeployError: when it is nothing that a node says.
+        """
+        try:
+            clients = {str(name): int(rows) for name, rows in table["clients"].items()}
+            features = tuple((str(name), str(unit)) for name, unit in table["features"])
+            target, classes = (str(table["target"][0]), str(table["target"][1])), table["classes"]
+            shape, dtypes = tuple(map(int, table["feature_shape"])), (table["dtypes"][0], table["dtypes"][1])
+            if not clients or min(clients.values()) < 1 or not set(dtypes) <= DTYPES.keys():
+                raise ValueError("no clients, no rows or no such dtype")
+            return cls(clients, features, target, None if classes is None else int(classes), shape, dtypes)
+        except UNREADABLE as error:
+            raise DeployError(f"what a node says of itself cannot be read: {shown(str(error))}") from error
+
+    @property
+    def columns(self) -> object:
+        """What all nodes must have in common."""
+        return self.features, self.target, self.classes, self.feature_shape, self.dtypes
+
+    @property
+    def schema(self) -> tables.Dataset:
+        """The columns as a data set without rows."""
+        features, target = tuple(tables.Column(*one) for one in self.features), tables.Column(*self.target)
+        return tables.Dataset({}, features, target, {}, self.classes, self.feature_shape)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a deployment as the server knows them.
+
+    Args:
+        batch: names, ids and numbers of rows; all else is 0.
+        schema: columns; no rows.
+    """
+
+    batch: ClientBatch
+    schema: tables.Dataset
+
+    def dataset(self, bounds: tuple[float, float]) -> tables.Dataset:
+        """Give the columns as a data set whose inputs are 0, and whose targets every transform takes.
+
+        Args:
+            bounds: of targets.
+
+        Returns:
+            The data set.
+        """
+        lower, upper = bounds
+        if math.isinf(lower):
+            lower = min(upper, 1.0) - 1.0
+        inside = (lower + min(upper, lower + 1.0)) / 2
+        y = self.batch.y + inside if self.batch.y.is_floating_point() else self.batch.y
+        batch = replace(self.batch, y=y)
+        return replace(self.schema, groups={"existing": tables.Group(batch, batch)})
+
+    @classmethod
+    def of(cls, nodes: Sequence[Hello], device: torch.device) -> Roster:
+        """Put the clients of all nodes together.
+
+        Args:
+            nodes: what they say of themselves, at least one.
+            device: of the server.
+
+        Returns:
+            The roster, in the order of the names, which does not depend on who came first.
+
+        Raises:
+            DataError: naming a client that two nodes claim, or that has other columns than the first.
+        """
+        first, clients = nodes[0], dict[str, int]()
+        for node in nodes:
+            name = next(iter(node.clients))
+            if node.columns != first.columns:
+                raise DataError(f"it has other columns or dtypes than {next(iter(first.clients))!r}", client=name)
+            if twice := sorted(clients.keys() & node.clients.keys()):
+                raise DataError("two nodes claim this client", client=twice[0], hint="each client belongs to one node")
+            clients |= node.clients
+        shape = first.feature_shape or (len(first.features),)
+        x = torch.zeros(1, 1, *shape, dtype=DTYPES[first.dtypes[0]], device=device)
+        y = torch.zeros(1, 1, dtype=DTYPES[first.dtypes[1]], device=device)
+        like = ClientBatch(x, y, torch.ones_like(y, dtype=torch.bool), (0,), ("",))
+        return cls(roster(dict(sorted(clients.items())), like), first.schema)
+
+
+def settle(study: Study, dataset: tables.Dataset) -> Shared:
+    """Determine how every column is scaled where nobody knows others' rows.
+
+    Args:
+        study: of the deployment.
+        dataset: of a node.
+
+    Returns:
+        What all clients' scaling has in common.
+
+    Raises:
+        StudyError: when columns are to be scaled by moments of all clients' rows.
+    """
+    return scaling.settle(study, dataset, alone=ALONE)

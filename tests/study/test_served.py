@@ -1,0 +1,187 @@
+"""A study over nodes in memory is the study on one machine, in its run folder too, and it goes on when interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.errors import ClientError, DataError, DeployError, StudyError
+from pacbayes_fl.federation import checkpoint, frames, mail
+from pacbayes_fl.federation.node import InMemory
+from pacbayes_fl.results.rounds import read_rounds
+from pacbayes_fl.study.data import load
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.node import StudyNode
+from pacbayes_fl.study.predict import joined
+from pacbayes_fl.study.release import open_release, release
+from pacbayes_fl.study.run import open_run, run
+from pacbayes_fl.study.served import serve
+from tests.laws.cases import assert_close
+
+SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu"]
+PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
+NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
+
+
+def study_of(*more: str) -> Study:
+    return Study.from_toml("polynomial", [*SMALL, *more])
+
+
+def nodes_of(study: Study, memories: Sequence[Any] = ()) -> dict[int, StudyNode]:
+    """Put every other client on the second of two nodes."""
+    dataset, kept = load(study), memories or (InMemory(), InMemory())
+    return {7 + k: StudyNode(study, dataset, kept[k], NAMES[k::2]) for k in range(2)}
+
+
+def reach(nodes: dict[int, StudyNode], altered: Callable[[int, bytes], bytes] = lambda node, data: data) -> Any:
+    def handle(node: int) -> Callable[[bytes], bytes]:
+        return lambda data: altered(node, nodes[node].answer(data))
+
+    return mail.InMemory({node: handle(node) for node in nodes})
+
+
+def server_of(folder: Path) -> dict[str, Any]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return {name: leaf for name, leaf in saved.tensors.items() if name.startswith("server")}
+
+
+@pytest.mark.parametrize("more", [[], ["federation.cohort=3"], PRIVATE], ids=["all", "cohort", "private"])
+def test_a_study_over_nodes_is_that_on_one_machine(more: list[str], tmp_path: Path) -> None:
+    study = study_of(*more)
+    run(study, tmp_path / "here")
+    result = serve(study, tmp_path / "there", reach(nodes_of(study)))
+    assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-9)
+    here, there = read_rounds(tmp_path / "here"), read_rounds(tmp_path / "there")
+    assert [record.round for record in there] == [1, 2, 3] and result.rounds == there
+    for record, told in zip(here, there, strict=True):
+        assert (told.clients, told.dropped) == (record.clients, record.dropped)
+        assert told.values.keys() <= record.values.keys()
+        both = [name for name in told.values if name != "seconds"]
+        assert [told.values[name] for name in both] == pytest.approx([record.values[name] for name in both], rel=1e-9)
+    labels = json.loads((tmp_path / "there" / "labels.json").read_text())
+    assert labels["round"] == 3 and ("privacy" in labels) == (more is PRIVATE)
+    names = {path.name for path in (tmp_path / "there").iterdir()}
+    assert {"study.toml", "nodes.json", "scaling.json", "rounds.jsonl", "metrics.json", "checkpoints"} <= names
+    assert not {"data.npz", "rows.json"} & names
+
+
+def test_no_value_of_a_row_is_in_a_folder_or_a_message(tmp_path: Path) -> None:
+    study, came = study_of(*PRIVATE), list[bytes]()
+
+    def heard(node: int, data: bytes) -> bytes:
+        came.append(data)
+        return data
+
+    serve(study, tmp_path, reach(nodes_of(study), heard))
+    train = load(study).groups["existing"].train
+    rows = [float(value) for value in train.y[train.mask]]
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(came) == 2 * (2 + 3)
+    for value in rows:
+        as_number = train.y.new_tensor(value).numpy().tobytes()
+        assert not any(as_number in data or repr(value).encode() in data for data in (*files, *came))
+    hello = frames.decode(came[0]).config["hello"]
+    assert set(hello["clients"].values()) == {1}
+
+
+def test_a_server_that_died_goes_on_with_nodes_that_did_not(tmp_path: Path) -> None:
+    """It is gone after the nodes have answered round 2, and before anything of it was saved."""
+    study = study_of()
+    nodes = nodes_of(study)
+
+    class Died(Exception):
+        pass
+
+    def dying(node: int, data: bytes) -> bytes:
+        answers = frames.decode(data).config.get("answers", ())
+        if node == 8 and any(one.get("config", {}).get("round") == 2 for one in answers):
+            raise Died
+        return data
+
+    with pytest.raises(Died):
+        serve(study, tmp_path / "there", reach(nodes, dying))
+    with pytest.raises(StudyError, match="--resume"):
+        serve(study, tmp_path / "there", reach(nodes))
+    serve(study, tmp_path / "there", reach(nodes), resume=True)
+    run(study, tmp_path / "here")
+    assert_close(server_of(tmp_path / "there"), server_of(tmp_path / "here"), 1e-9)
+    assert [record.dropped for record in read_rounds(tmp_path / "there")] == [(), (), ()]
+
+
+def test_a_node_that_lost_its_memory_joins_as_new_and_it_is_said(tmp_path: Path) -> None:
+    serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
+    with pytest.warns(UserWarning, match=f"{NAMES[0]}.*joins as new after round 1"):
+        serve(study_of(), tmp_path, reach(nodes_of(study_of())), resume=True)
+
+
+def test_nodes_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    study = study_of()
+    dataset = load(study)
+    twice = {k: StudyNode(study, dataset, InMemory(), NAMES[:1]) for k in range(2)}
+    with pytest.raises(DataError, match=f"client '{NAMES[0]}': two nodes claim"):
+        serve(study, tmp_path / "a", reach(twice))
+    with pytest.raises(DeployError, match="there is no node"):
+        serve(study, tmp_path / "b", reach({}))
+    silent = mail.InMemory({7: lambda data: frames.encode({"refused": "no"}, {})})
+    with pytest.raises(DeployError, match="node 7 does not take part: 'no'"):
+        serve(study, tmp_path / "c", silent)
+    serve(study_of("federation.rounds=1"), tmp_path / "d", reach(nodes_of(study)))
+    fewer = {7: StudyNode(study, dataset, InMemory(), NAMES[::2])}
+    with pytest.raises(DataError, match=r"it was \d+ rows when the run was started, and is absent"):
+        serve(study, tmp_path / "d", reach(fewer), resume=True)
+
+
+def test_who_answers_for_another_nodes_client_is_not_heard(tmp_path: Path) -> None:
+    study = study_of("federation.rounds=1")
+    nodes = nodes_of(study)
+
+    def lying(node: int, data: bytes) -> bytes:
+        return data.replace(NAMES[1].encode(), NAMES[0].encode()) if node == 8 and b"answers" in data else data
+
+    serve(study, tmp_path, reach(nodes, lying))
+    (record,) = read_rounds(tmp_path)
+    assert NAMES[1] in record.dropped and NAMES[0] not in record.dropped
+    assert any("node 8 for" in name for name in record.reasons)
+
+
+def test_the_folder_of_a_server_has_no_clients_to_predict(tmp_path: Path) -> None:
+    serve(study_of("federation.rounds=1"), tmp_path, reach(nodes_of(study_of())))
+    with pytest.raises(StudyError, match="the clients' rows and models are at its nodes"):
+        open_run(tmp_path)
+
+
+def test_a_release_of_a_servers_folder_is_that_of_the_run_on_one_machine(tmp_path: Path) -> None:
+    study = study_of()
+    run(study, tmp_path / "here")
+    serve(study, tmp_path / "there", reach(nodes_of(study)))
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    (tmp_path / "new.csv").write_text("client,x,y\n" + "".join(f"n,{v:.3f},{v:.3f}\n" for v in x[:4]) + "n,0.9,\n")
+    means = []
+    for name in ("here", "there"):
+        release(tmp_path / name, tmp_path / f"{name} released")
+        ((one,),) = [list(joined(open_release(tmp_path / f"{name} released"), tmp_path / "new.csv"))]
+        means.append(one.mean)
+    torch.testing.assert_close(means[1], means[0], rtol=1e-7, atol=1e-9)
+
+
+def test_all_nodes_gone_end_the_run_and_it_goes_on_later(tmp_path: Path) -> None:
+    study = study_of()
+    nodes = nodes_of(study)
+
+    class Gone(mail.InMemory):
+        def ask(self, letters: Any, seconds: float) -> Any:
+            config = frames.decode(next(iter(letters.values()))).config
+            if config["kind"] == "train" and config["requests"][0]["round"] == 2:
+                return iter(())
+            return super().ask(letters, seconds)
+
+    with pytest.raises(ClientError, match=r"round 2: none of .* clients gave an update"):
+        serve(study, tmp_path, Gone({node: one.answer for node, one in nodes.items()}))
+    assert len(read_rounds(tmp_path)) == 1
+    assert len(serve(study, tmp_path, reach(nodes), resume=True).rounds) == 3

@@ -1,0 +1,9 @@
+"""What becomes of rounds in their folder is the same wherever they are played; runs and deployments test the rest."""
+
+from __future__ import annotations
+
+from pacbayes_fl.study import run, served, training
+
+
+def test_runs_and_deployments_go_through_one_loop() -> None:
+    assert run.training is training and served.training is training
