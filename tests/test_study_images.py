@@ -18,13 +18,13 @@ import torch
 
 from pacbayes_fl import cli, settings
 from pacbayes_fl.data import image_sets
-from pacbayes_fl.errors import DataError, StudyError
+from pacbayes_fl.errors import DataError, PrivacyError, StudyError
 from pacbayes_fl.results import records as results
 from pacbayes_fl.results.metrics import comparison_columns
 from pacbayes_fl.results.records import Result
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import run as study
-from pacbayes_fl.study.data import load_saved
+from pacbayes_fl.study.data import load, load_saved
 from pacbayes_fl.study.predict import ClassPrediction, join, predict
 from tests.data.small_photos import write_clients, write_image
 from tests.tiny_images import ROUNDS, SIDE, assert_same_run, table, tiny_images, write_root
@@ -302,6 +302,29 @@ def test_photographs_of_clients_are_predicted_file_by_file(own: Path, photos: Pa
     assert code == 0 and line == rows[1] | {"file": "b.png"}
     held = call("predict", own, "--data", photos, "--json")[1]
     assert {name: len(one["label"]) for name, one in json.loads(held).items()} == {"anna": 8, "bob": 8, "carl": 8}
+
+
+def test_the_table_of_data_counts_for_photographs_too(photos: Path, tmp_path: Path) -> None:
+    half = "data.options.test_share=0.5"
+    batch = load(own_study(photos, half)).groups["existing"]
+    assert batch.train.size.tolist() == batch.test.size.tolist() == [4, 4]
+    with pytest.raises(StudyError, match=r"\[data\] missing is for the columns of a table"):
+        load(own_study(photos, "data.missing=drop"))
+    root = write_clients(tmp_path / "photos", ("anna", "bob", "carl"), rows=1)
+    for row in range(1, 8):
+        shutil.copy(root / "anna" / "cat" / "0.png", root / "anna" / "cat" / f"{row}.png")
+    with pytest.raises(DataError, match="are one image, learned from and held out"):
+        load(own_study(root, half))
+    load(own_study(root, half, "data.duplicate_rows=allow"))
+
+
+def test_a_private_run_is_told_its_classes(photos: Path) -> None:
+    private = ("privacy.epsilon=3", "method.weighting=uniform")
+    with pytest.raises(
+        PrivacyError, match=r"which no epsilon covers \(state what everybody may know: data\.options\.c"
+    ):
+        load(own_study(photos, *private))
+    assert load(own_study(photos, *private, 'data.options.classes=["cat", "dog"]')).classes == 2
 
 
 def test_who_brings_photographs_joins_a_run_or_its_release(own: Path, tmp_path: Path, call: Out) -> None:

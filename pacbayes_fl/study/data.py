@@ -24,8 +24,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.layout import Layout, span
 from pacbayes_fl.data.scaling import Scaling, Shared
 from pacbayes_fl.data.summaries import summary_inputs, with_inputs
-from pacbayes_fl.errors import UNREADABLE, DataError, StudyError, caller_stacklevel
-from pacbayes_fl.files import JsonMapping
+from pacbayes_fl.errors import UNREADABLE, DataError, PrivacyError, StudyError, caller_stacklevel
+from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.study import sources
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
@@ -98,6 +98,7 @@ def load(study: Study) -> tables.Dataset:
     Raises:
         StudyError: when an environment variable in a path is not set, or the generator refuses an option.
         DataError: when the file or its rows cannot be used.
+        PrivacyError: when a private run would take the names of classes from clients' folders.
     """
     options = {name: _expand(value) for name, value in study.data.options.items()}
     if Path(study.data.source).suffix.lower() not in user_tables.TABLES:
@@ -111,7 +112,7 @@ def load(study: Study) -> tables.Dataset:
         options = {"seed": study.seed} | options
     source = sources.find(study.data.source)
     if source is not None and source.own:
-        options = {"duplicate_rows": study.data.duplicate_rows} | options
+        options = _of_own_images(study) | options
     dataset = study.instances.source(study.data.source)
     if dataset is None:
         dataset = _read_file(study.data) if source is None else source.load(options)
@@ -123,6 +124,14 @@ def load(study: Study) -> tables.Dataset:
             if group.validation is not None:
                 split.assert_disjoint(group.train, group.validation, "validation")
     return dataset
+
+
+def _of_own_images(study: Study) -> JsonTable:
+    """Give a user's images what [data] says of them, unless their options do."""
+    if study.privacy.epsilon is not None and not study.data.options.get("classes"):
+        what = "[data] the classes would be those that clients have images of, which no epsilon covers"
+        raise PrivacyError(what, hint="state what everybody may know: data.options.classes = ['cat', 'dog']")
+    return {"duplicate_rows": study.data.duplicate_rows}
 
 
 def _read_file(part: DataPart) -> tables.Dataset:
