@@ -15,12 +15,14 @@ from torch import Tensor
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference import collapsed_evidence
 from pacbayes_fl.inference.collapsed_evidence import Tempered
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import Way, order, ways
 from pacbayes_fl.models.prior_values import PriorGradients, PriorValues
+from pacbayes_fl.posteriors.functions import student_noise
 from pacbayes_fl.posteriors.functions.gaussian_process import Factor, add_noise, factorise, inverse
 
 
@@ -43,6 +45,8 @@ def particle_scores(
     model: FunctionModel, particles: Tensor, batch: ClientBatch, power: Tensor | None = None
 ) -> ParticleScores:
     """Differentiate the exact log evidence of every client by every particle (PAC-PFL eq. 33).
+
+    Of a prior with Student-t noise it is the lower bound of `posteriors.functions.student_noise` instead.
 
     With a power c it is that of a tempered likelihood, Z(c) = E_f prod_i N(y_i | f(x_i), s_i^2)^c:
 
@@ -70,14 +74,16 @@ def _scores(model: FunctionModel, particles: Tensor, power: Tensor | None, way: 
         power = None if power is None else power[way.at]
     with torch.no_grad():
         if way.points is not None:
+            if model.degrees_of_freedom(particles) is not None:
+                raise StudyError(student_noise.POINTS, hint=student_noise.WITHOUT_POINTS)
             value, score = collapsed_evidence.bound(
                 model, particles, batch, way.points, lambda noise: _temper(noise, batch.mask, power)
             )
             return ParticleScores(score, value, torch.zeros_like(value))
         prior, vjp = model.with_vjp(particles, batch.x)
-        evidence, grad_kernel = _tempered(prior, batch, power)
+        evidence, grad_kernel = (_tempered if prior.dof is None else _heavy_tailed)(prior, batch, power)
         by = evidence.alpha, evidence.grad_noise, grad_kernel, evidence.grad_outputscale, evidence.grad_linear
-        score = vjp(PriorGradients(*by))
+        score = vjp(PriorGradients(*by, evidence.grad_dof))
         bad = torch.where(evidence.factor.ok, 0.0, torch.nan)
         return ParticleScores(score.add_(bad.unsqueeze(-1)), evidence.value + bad, evidence.factor.jitter)
 
@@ -112,6 +118,20 @@ class _Evidence(NamedTuple):
     factor: Factor
     grad_outputscale: Tensor | None = None
     grad_linear: Tensor | None = None
+    grad_dof: Tensor | None = None
+
+
+def _heavy_tailed(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:
+    """Lower bound of the log evidence under Student-t noise, and its gradient: see `functions.student_noise`."""
+    scales = student_noise.scales_of(prior, batch.y, batch.mask, power)
+    dof: Tensor = prior.dof  # type: ignore[assignment]  # of every prior that comes here
+    evidence, grad_kernel = _tempered(prior._replace(noise=prior.noise / scales), batch, power)
+    factor = 1.0 if power is None else power.to(dof).unsqueeze(-1)
+    return evidence._replace(
+        value=evidence.value + factor * student_noise.scale_terms(scales, dof, batch.mask),
+        grad_noise=evidence.grad_noise / scales,
+        grad_dof=factor * student_noise.dof_gradient(scales, dof, batch.mask),
+    ), grad_kernel
 
 
 def _tempered(prior: PriorValues, batch: ClientBatch, power: Tensor | None) -> tuple[_Evidence, Tensor]:

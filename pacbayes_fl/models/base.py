@@ -177,6 +177,11 @@ class FunctionModel(ABC):
         return None
 
     @default
+    def degrees_of_freedom(self, theta: Tensor) -> Tensor | None:
+        """Degrees of freedom [K, P] of Student-t noise at theta [K, P, D], `noise` its squared scale; None: normal."""
+        return None
+
+    @default
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; None where all go alike."""
         return None
@@ -219,7 +224,7 @@ class FunctionModel(ABC):
             kernel = self.covariance(leaf, x) if embedding is None else embedding
             scale = None if embedding is None else self.outputscale(leaf)
             linear = None if embedding is None else self.linear_features(leaf, x)
-            outputs = self.mean(leaf, x), self.noise(leaf, x), kernel, scale, linear
+            outputs = self.mean(leaf, x), self.noise(leaf, x), kernel, scale, linear, self.degrees_of_freedom(leaf)
 
         def vjp(gradients: PriorGradients) -> Tensor:
             pairs = zip(outputs, gradients, strict=True)
@@ -227,7 +232,7 @@ class FunctionModel(ABC):
             return torch.autograd.grad([out for out, _ in reached], leaf, [by for _, by in reached])[0]
 
         mean, noise, kernel = (output.detach() for output in outputs[:3])
-        beside = (None if output is None else output.detach() for output in (scale, linear))
+        beside = (None if output is None else output.detach() for output in outputs[3:])
         return PriorValues(mean, noise, kernel, embedding is not None, *beside), vjp
 
     def prior(self, theta: Tensor, x: Tensor) -> tuple[MultivariateNormal, Tensor]:

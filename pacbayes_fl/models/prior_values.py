@@ -19,6 +19,7 @@ class PriorValues(NamedTuple):
         outputscale: factor [K, P] of the embedding's covariance, in squared units of y; 1 when None.
         linear: features b [K, P, N, R] whose products b' b are added to the embedding's covariance, in units of y; 0
             when None.
+        dof: degrees of freedom [K, P] of Student-t noise, whose squared scale `noise` is then; it is normal when None.
     """
 
     mean: Tensor
@@ -27,6 +28,7 @@ class PriorValues(NamedTuple):
     embedded: bool
     outputscale: Tensor | None = None
     linear: Tensor | None = None
+    dof: Tensor | None = None
 
 
 class PriorGradients(NamedTuple):
@@ -38,6 +40,7 @@ class PriorGradients(NamedTuple):
         kernel: [K, P, N, F] or [K, P, N, N].
         outputscale: [K, P] of a prior that has one.
         linear: [K, P, N, R] of a prior that has them.
+        dof: [K, P] of a prior that has them.
     """
 
     mean: Tensor
@@ -45,6 +48,7 @@ class PriorGradients(NamedTuple):
     kernel: Tensor
     outputscale: Tensor | None = None
     linear: Tensor | None = None
+    dof: Tensor | None = None
 
 
 Pullback = Callable[[PriorGradients], Tensor]

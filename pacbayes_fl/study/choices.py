@@ -168,7 +168,10 @@ def own_defaults(recipe: Recipe, table: JsonMapping) -> JsonTable:
     private = _table(table, "privacy").get("epsilon") not in (None, settings.NONE)
     if private or certify.get("scheme") == "folds":
         return {}
-    return {part: dict(values) for part, values in recipe.own_rows.items()}
+    own = {part: dict(values) for part, values in recipe.own_rows.items()}
+    if _table(table, "model").get("likelihood") == "student-t":  # which says itself what shape errors have
+        own.get("model", {}).pop("residuals", None)
+    return own
 
 
 def unsaid(recipe: Recipe, stated: JsonMapping, parts: Mapping[str, object]) -> JsonTable:
@@ -207,6 +210,8 @@ def with_own_defaults(study: Whole) -> Whole:
         holder = whole.method.options if options else getattr(whole, part)
         known = _table(whole.unsaid, part)
         changed = {n: value for n, value in values.items() if n in known and getattr(holder, n) == known[n]}
+        if part == "model" and getattr(holder, "likelihood", "") == "student-t":
+            changed.pop("residuals", None)
         holder = replace(holder, **changed)
         whole = replace(whole, **{part: replace(whole.method, options=holder) if options else holder})
     return cast(Whole, whole)

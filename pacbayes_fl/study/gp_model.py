@@ -57,6 +57,10 @@ class GPModel:
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
         linear_kernel: whether every client has slopes of its own, by a linear kernel beside the other whose scale is
             learned; "auto" is true where the mean has a linear term.
+        likelihood: noise around the function: "gaussian", as in the paper, or "student-t", with heavier tails. The
+            latter learns a lower bound of the evidence, and says itself what shape errors have, so that `residuals` and
+            conformal intervals are not for it.
+        degrees_of_freedom: of Student-t noise, above 2; "learned" makes them a hyper-parameter.
         residuals: shape of the errors around predicted means, of which neither training nor certificates know:
             "gaussian", as the model has it, or a "mixture" of three normals for each client, fitted after the rounds to
             leave-one-out residuals, its own and the federation's, of which every client sends a histogram once.
@@ -79,6 +83,8 @@ class GPModel:
     noise_widths: Literal["constant", "held-out"] | tuple[int, ...] = option("constant", low=1)
     noise_spread: float = option(0.5, above=0)
     linear_kernel: bool | Literal["auto", "held-out"] = "auto"
+    likelihood: Literal["gaussian", "student-t"] = "gaussian"
+    degrees_of_freedom: float | Literal["learned"] = option("learned", above=2, symbol="nu")
     residuals: Literal["gaussian", "mixture", "held-out"] = "gaussian"
     residual_share: float = option(0.5, low=0, high=1)
     inducing: int | Literal["auto", "none"] = option("auto", low=1, symbol="M")
@@ -149,6 +155,7 @@ class GPModel:
             None if isinstance(self.noise_widths, str) else self.noise_widths,
             self.noise_spread,
             self._has_linear_kernel,
+            self.degrees_of_freedom if self.likelihood == "student-t" else None,
         )
 
     def size(self, inputs: int, classes: int | None) -> ModelSize:
@@ -164,7 +171,7 @@ class GPModel:
         widths = [(inputs, *part, 1) for part in (self.mean_widths, self.noise_widths) if not isinstance(part, str)]
         weights = sum(map(fully_connected, [*widths, (inputs, *self.kernel_widths, self.feature_dim)]))
         weights += 0 if self.linear == "none" else inputs + 2  # of the linear term, its bias and the outputscale
-        weights += self._has_linear_kernel
+        weights += self._has_linear_kernel + (self.likelihood == "student-t" and self.degrees_of_freedom == "learned")
         return ModelSize(weights, "model.mean_widths, model.kernel_widths, model.noise_widths or model.feature_dim")
 
 

@@ -28,6 +28,10 @@ def test_weights_are_counted_before_a_prior_is_made() -> None:
     assert fewer.size(5, None).weights == mean + kernel + 5 + 1 + 1 == fewer.build((5,)).dim - 1
     noisy = GPModel((4,), (6, 3), 2, linear="none", noise_widths=(3,), noise_spread=0.25, linear_kernel=True)
     assert noisy.size(5, None).weights == mean + kernel + (5 + 1) * 3 + (3 + 1) + 1 == noisy.build((5,)).dim - 1
+    heavy = GPModel((4,), (6, 3), 2, linear="none", likelihood="student-t")
+    assert heavy.size(5, None).weights == mean + kernel + 1 == heavy.build((5,)).dim - 1
+    fixed = GPModel((4,), (6, 3), 2, linear="none", likelihood="student-t", degrees_of_freedom=3.0)
+    assert fixed.size(5, None).weights == mean + kernel == fixed.build((5,)).dim - 1
     spreads = noisy.build((5,)).spreads()
     assert spreads is not None and spreads.prior[1] == 0.25  # the first weight of the noise network
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.errors import NumericalError
+from pacbayes_fl.errors import NumericalError, StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.inference.optim import adam, adam_init
 from pacbayes_fl.methods.base import Nothing
@@ -182,8 +182,10 @@ class PooledGP(CentralisedMethod[Server]):
     exact_up_to: int = option(2000, low=0)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, and that the noise is Gaussian."""
         check(self)
+        if self.model.degrees_of_freedom(self.model.location().view(1, 1, -1)) is not None:
+            raise StudyError("a pooled GP takes Gaussian noise", hint="model.likelihood = 'gaussian'")
 
     def init_server(self, generator: torch.Generator) -> Server:
         """Draw theta; no row is known yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, Literal, final
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from pacbayes_fl.data.linear_start import LinearStart
+from pacbayes_fl.errors import StudyError
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior as GPyTorchPrior
 from pacbayes_fl.models.functions.networks import BatchedMLP, Layers, activations, layer_gradients, shared_outputs
@@ -31,11 +32,15 @@ OUTPUTSCALE: Final = "kernel.base.raw_outputscale"
 SLOPES: Final = "kernel.slope_std"
 """Standard deviation of clients' own slopes, whose sign is idle: where it is not needed it can go to 0."""
 
+RAW_DOF: Final = "likelihood.raw_dof"
+"""Raw degrees of freedom r of Student-t noise, nu = 2 + e^r, where they are learned."""
+
 _NOISE: Final = "likelihood"
 _RAW_NOISE: Final = ("raw_noise", "likelihood.raw_noise")  # without a noise network, and with one
 _STD: Final = 0.3  # of the default hyper-prior, to which spreads are relative
 _OUTPUT: Final = 0.01  # of the last layer of a network beside a start
 _OUTPUTSCALE: Final = math.exp(-2.0)  # beside a linear model
+_DOF: Final = 4.0  # of Student-t noise at the start
 _SLOPES: Final = 0.1  # standard deviation of clients' own slopes at the start
 
 
@@ -106,18 +111,24 @@ class DeepKernel(Kernel):
 
 
 class DeepNoise(Likelihood):
-    """Gaussian noise whose size a network reads off the input, y ~ N(f(x), s(x)^2) with s(x) = softplus(r + g(x)).
+    """Noise whose size a network reads off the input, y ~ N(f(x), s(x)^2) with s(x) = softplus(r + g(x)).
+
+    With degrees of freedom it is Student-t around f, y ~ t_nu(f(x), s(x)^2); what is said here is then the normal
+    distribution of a row whose scale is 1, to which `posteriors.functions.student_noise` gives scales.
 
     Args:
-        sizes: numbers of units of the network g from d inputs to 1.
+        sizes: numbers of units of the network g from d inputs to 1; None for g = 0.
         std: s where g is 0, in units of y.
+        dof: degrees of freedom that learning starts from; None where they are not learned.
     """
 
-    def __init__(self, sizes: Sequence[int], std: float) -> None:
-        """Make r and the network."""
+    def __init__(self, sizes: Sequence[int] | None, std: float, dof: float | None = None) -> None:
+        """Make r, the raw degrees of freedom and the network."""
         super().__init__()
         self.raw_noise = nn.Parameter(torch.tensor(inverse_softplus(std), dtype=torch.float64))
-        self.network = BatchedMLP(sizes)
+        raw_dof = None if dof is None else torch.tensor(math.log(dof - 2.0), dtype=torch.float64)
+        self.raw_dof = None if raw_dof is None else nn.Parameter(raw_dof)
+        self.network = None if sizes is None else BatchedMLP(sizes)
 
     def forward(self, function_samples: Tensor, x: Tensor) -> Normal:
         """Distribution of targets.
@@ -129,7 +140,8 @@ class DeepNoise(Likelihood):
         Returns:
             Normal [*, N].
         """
-        raw = self.raw_noise.unsqueeze(-1) + self.network(x).squeeze(-1)
+        raw = self.raw_noise.unsqueeze(-1)
+        raw = raw.expand(*raw.shape[:-1], x.shape[-2]) if self.network is None else raw + self.network(x).squeeze(-1)
         return Normal(function_samples, gaussian_noise(raw).sqrt(), validate_args=False)  # it would stop a GPU
 
 
@@ -138,7 +150,8 @@ class DeepKernelGP(FunctionModel):
     """The paper's prior: tanh mean network, squared-exponential kernel on a tanh network, Gaussian noise.
 
     k(x, x') = exp(-|f(x) - f(x')|^2 / 2), f to 2 dimensions (PAC-PFL section 8.3.2). Lengthscale and outputscale are 1,
-    as in the paper, or learned. The noise has one variance, as in the paper, or that of `DeepNoise`.
+    as in the paper, or learned. The noise has one variance, as in the paper, or that of `DeepNoise`; it is normal, or
+    Student-t.
 
     Learning may start at a linear model of all clients' rows: the mean gets a term w' x + b, the hyper-prior is centred
     there, w ~ N(w_0, (std / 3)^2 I) and the noise at what that model leaves, the outputscale is learned, from e^-2, and
@@ -159,6 +172,8 @@ class DeepKernelGP(FunctionModel):
             one.
         noise_spread: standard deviation of the noise network's weights, relative to that of the hyper-prior.
         linear_kernel: add s^2 (x' x + 1) to the kernel, s a hyper-parameter from .1: slopes of every client's own.
+        dof: degrees of freedom of Student-t noise, above 2; "learned" makes them a hyper-parameter, from 4. Gaussian
+            noise when None.
     """
 
     def __init__(
@@ -174,8 +189,11 @@ class DeepKernelGP(FunctionModel):
         noise_widths: Sequence[int] | None = None,
         noise_spread: float = 0.5,
         linear_kernel: bool = False,
+        dof: float | Literal["learned"] | None = None,
     ) -> None:
         """Build the GPyTorch modules."""
+        if isinstance(dof, float | int) and not dof > 2.0:
+            raise StudyError(f"degrees of freedom must be above 2, where the noise has a variance, got {dof:g}")
         scaled, some = learn_outputscale or linear is not None, mean_widths is not None or linear is not None
         base = RBFKernel().double()
         base.lengthscale = 1.0
@@ -184,9 +202,12 @@ class DeepKernelGP(FunctionModel):
         kernel = DeepKernel(sizes, base, linear_kernel)
         mean = DeepMean(input_dim, mean_widths, linear is not None) if some else ZeroMean()
         std = noise_std if linear is None else linear.noise_std
-        noise = None if noise_widths is None else DeepNoise((input_dim, *noise_widths, 1), std)
+        learned, self._dof = dof == "learned", None if isinstance(dof, str) else dof
+        widths = None if noise_widths is None else (input_dim, *noise_widths, 1)
+        noise = DeepNoise(widths, std, _DOF if learned else None) if widths is not None or learned else None
         self._definition = GPyTorchPrior(mean, kernel, input_dim, NOISE_STD if noise else std, noise)
-        self._noise_network, self._noise_spread = None if noise is None else noise.network, noise_spread
+        self._noise_network: BatchedMLP | None = None if noise is None else noise.network
+        self._noise_spread = noise_spread
         self._raw_noise = _RAW_NOISE[noise is not None]
         self._closed_form = not learn_lengthscale
         self._network = kernel.network
@@ -221,7 +242,7 @@ class DeepKernelGP(FunctionModel):
 
     def spreads(self) -> Spreads | None:
         """How far the default hyper-prior lets each hyper-parameter go; see the base class."""
-        if self._linear is None and self._noise_network is None and SLOPES not in self.shapes:
+        if self._linear is None and self._noise_network is None and not {SLOPES, RAW_DOF} & self.shapes.keys():
             return None
         prior = torch.ones_like(self.location())
         named = self.unflatten(prior)
@@ -234,9 +255,11 @@ class DeepKernelGP(FunctionModel):
         for name, values in named.items():
             if name.startswith(f"{_NOISE}.network."):
                 values.fill_(self._noise_spread)
+        if RAW_DOF in named:
+            named[RAW_DOF].fill_(1 / _STD)
         start = prior.clone()
         first = self.unflatten(start)
-        for name in [OUTPUTSCALE] * (self._linear is not None) + [SLOPES] * (SLOPES in first):
+        for name in {SLOPES, RAW_DOF} & first.keys() | ({OUTPUTSCALE} if self._linear is not None else set()):
             first[name].zero_()
         for network in [_NOISE] if self._linear is None else ["mean", _NOISE]:
             for last in [name for name in first if name.startswith(f"{network}.network.")][-1:]:
@@ -284,6 +307,12 @@ class DeepKernelGP(FunctionModel):
     def outputscale(self, theta: Tensor) -> Tensor | None:
         """Factor [K, P] of the embedding's covariance under theta [K, P, D]; None where it is fixed at 1."""
         return softplus(self.unflatten(theta)[OUTPUTSCALE]) if OUTPUTSCALE in self.shapes else None
+
+    def degrees_of_freedom(self, theta: Tensor) -> Tensor | None:
+        """Degrees of freedom [K, P] of Student-t noise under theta [K, P, D]; None of Gaussian noise."""
+        if RAW_DOF in self.shapes:
+            return 2.0 + self.unflatten(theta)[RAW_DOF].exp()
+        return None if self._dof is None else theta.new_full(theta.shape[:-1], self._dof)
 
     def linear_features(self, theta: Tensor, x: Tensor) -> Tensor | None:
         """Features s (x, 1) [K, P, N, d + 1] under theta [K, P, D] at x [K, N, d]; None without linear kernel."""
@@ -342,7 +371,7 @@ class DeepKernelGP(FunctionModel):
         scale, linear = self.outputscale(theta.detach()), self.linear_features(theta.detach(), x)
 
         def vjp(gradients: PriorGradients) -> Tensor:
-            grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear = gradients
+            grad_mean, grad_noise, grad_embedding, grad_scale, grad_linear, grad_dof = gradients
             score = flat.new_empty(len(flat), groups, self.dim)
             named = self.unflatten(score)
             by_row = grad_noise if _NOISE in networks else grad_noise.sum(-1, keepdim=True)
@@ -361,12 +390,15 @@ class DeepKernelGP(FunctionModel):
                 beside[LINEAR].copy_(torch.cat((grad_mean @ x, grad_mean.sum(-1, keepdim=True)), -1))
             if grad_scale is not None:
                 beside[OUTPUTSCALE].copy_(grad_scale * self.unflatten(theta.detach())[OUTPUTSCALE].sigmoid())
+            if grad_dof is not None and RAW_DOF in beside:
+                beside[RAW_DOF].copy_(grad_dof * self.unflatten(theta.detach())[RAW_DOF].exp())
             if grad_linear is not None:
                 beside[SLOPES].copy_((grad_linear * _with_one(x).unsqueeze(1)).sum((-2, -1)))
             return by_client
 
-        scale = None if scale is None else scale.expand(mean.shape[:2])
-        return PriorValues(mean, noise, outputs["kernel"], True, scale, linear), vjp
+        dof = self.degrees_of_freedom(theta.detach())
+        scale, dof = (None if one is None else one.expand(mean.shape[:2]) for one in (scale, dof))
+        return PriorValues(mean, noise, outputs["kernel"], True, scale, linear, dof), vjp
 
     def _with_linear_term(self, mean: Tensor, theta: Tensor, x: Tensor) -> Tensor:
         """Add w' x to a mean [K, P, N] under theta [P, D] or [K, P, D] at x [K, N, d], if there is such a term."""

@@ -13,9 +13,10 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.inducing import order, ways
-from pacbayes_fl.posteriors.functions import gaussian_process
+from pacbayes_fl.posteriors.functions import gaussian_process, student_noise
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
 from pacbayes_fl.posteriors.functions.inducing import InducingPosterior, condition_on_points
+from pacbayes_fl.posteriors.functions.student_noise import StudentPosterior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
 from pacbayes_fl.posteriors.weights.mixture import log_mixture_kl
@@ -79,7 +80,7 @@ class MixedPosterior:
         return torch.cat([*parts])[self.order.to(parts[0].device)]
 
 
-Conditioned = GPPosterior | InducingPosterior | MixedPosterior
+Conditioned = GPPosterior | InducingPosterior | MixedPosterior | StudentPosterior
 """A posterior over functions, given rows."""
 
 
@@ -98,8 +99,10 @@ def condition(
         weighting: of the particles, by "evidence" (PAC-PFL eq. 37b) or "equal".
 
     Returns:
-        The posterior; see `gaussian_process.condition` and `inducing.condition_on_points`.
+        The posterior; see `gaussian_process.condition`, `student_noise.condition` and `inducing.condition_on_points`.
     """
+    if model.degrees_of_freedom(theta) is not None:
+        return student_noise.condition(model, theta, batch, weighting)
     parts = ways(model.inducing, batch)
     found: list[GPPosterior | InducingPosterior] = []
     for at, rows, points in parts:
@@ -125,9 +128,11 @@ def function_kl(posterior: Conditioned, prior: Conditioned, seen: ClientBatch) -
         [K, P], in nats; NaN where one of them is not known.
 
     Raises:
-        TypeError: when P has points and Q has none.
+        TypeError: when P has points and Q has none, or one of them alone is of Student-t noise.
     """
-    if isinstance(prior, GPPosterior) and not isinstance(posterior, MixedPosterior):
+    if isinstance(posterior, StudentPosterior) and isinstance(prior, StudentPosterior):
+        return gaussian_process.function_kl(posterior.inner, prior.inner, seen)
+    if isinstance(prior, GPPosterior) and not isinstance(posterior, MixedPosterior | StudentPosterior):
         return gaussian_process.function_kl(posterior, prior, seen)
     if isinstance(posterior, InducingPosterior) and isinstance(prior, InducingPosterior):
         return posterior.kl_from(prior)

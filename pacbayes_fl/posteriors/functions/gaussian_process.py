@@ -160,6 +160,7 @@ class GPPosterior:
         factor_jitter: jitter that was added [K, P], in squared units of y.
         train_embedding: features of the training inputs [K, P, N, F], if the prior has an embedding.
         weighting: whether mixture weights follow the evidence or are equal.
+        given_noise: variances of the rows [K, P, N], in squared units of y, where they are not what the prior says.
     """
 
     model: FunctionModel
@@ -173,14 +174,17 @@ class GPPosterior:
     factor_jitter: Tensor
     train_embedding: Tensor | None
     weighting: Literal["evidence", "equal"] = "evidence"
+    given_noise: Tensor | None = None
 
     @cached_property
     def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
         return self.model.bind(self.theta)
 
-    def row_noise(self, x: Tensor) -> Tensor:
-        """Noise that rows at x [K, N, d] are taken to have [K, P, N], in squared units of y: jitter is noise too."""
-        return self.model.noise(self.theta, x) + self.factor_jitter.unsqueeze(-1)
+    @property
+    def row_noise(self) -> Tensor:
+        """Noise that the rows are taken to have [K, P, N], in squared units of y: jitter is noise too."""
+        noise = self.model.noise(self.theta, self.x) if self.given_noise is None else self.given_noise
+        return noise + self.factor_jitter.unsqueeze(-1)
 
     def predict(self, x: Tensor) -> NormalMixture:
         """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p(x*)^2.
@@ -263,7 +267,7 @@ class GPPosterior:
             [K, P], in nats; 0 for a client without rows.
         """
         real = self.mask.unsqueeze(1)
-        noise = torch.where(real, self.row_noise(self.x), 1.0)
+        noise = torch.where(real, self.row_noise, 1.0)
         rows = real.sum(-1, dtype=noise.dtype)
         diagonal = torch.where(real, self.whitener.diagonal(dim1=-2, dim2=-1), 1.0)
         log_determinant = -2.0 * diagonal.log().sum(-1)
@@ -345,6 +349,7 @@ def condition(
     theta: Tensor,
     batch: ClientBatch,
     weighting: Literal["evidence", "equal"] = "evidence",
+    given: tuple[Tensor, Tensor] | None = None,
 ) -> GPPosterior:
     """Condition every particle's GP on every client's rows.
 
@@ -355,6 +360,8 @@ def condition(
         theta: particles [K, P, D].
         batch: rows x [K, N, d], y [K, N].
         weighting: "evidence" or "equal".
+        given: variances of the rows [K, P, N], in squared units of y, and what is added to the log evidence [K, P] in
+            the weights; those of the prior, and 0, when None.
 
     Returns:
         The posterior; NaN in the mixture of a client whose covariance could not be factored under any particle.
@@ -366,7 +373,8 @@ def condition(
         else:
             linear = model.linear_features(theta, batch.x)
             covariance = embedded_covariance(embedding, embedding, model.outputscale(theta), linear, linear)
-        log_evidence, factor = _log_evidence(mean, covariance, model.noise(theta, batch.x), batch.y, batch.mask)
+        noise, beside = (model.noise(theta, batch.x), 0.0) if given is None else given
+        log_evidence, factor = _log_evidence(mean, covariance, noise, batch.y, batch.mask)
         real = batch.mask.unsqueeze(1)
         identity = torch.diag_embed(real.to(batch.x.dtype))
         whitener = torch.linalg.solve_triangular(factor.cholesky, identity.expand_as(factor.cholesky), upper=False)
@@ -374,14 +382,14 @@ def condition(
         alpha = (whitener.mT @ (whitener @ residual.unsqueeze(-1))).squeeze(-1)
         # A particle that cannot be factored for a client gets weight 0 there; alone, it leaves NaN to be reported.
         weighed = torch.where(
-            factor.ok, log_evidence if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf
+            factor.ok, log_evidence + beside if weighting == "evidence" else torch.zeros_like(log_evidence), -torch.inf
         )
         usable = factor.ok[..., None]
         alpha = torch.where(usable, alpha, torch.where(factor.ok.any(1)[:, None, None], 0.0, torch.nan))
         whitener = torch.where(usable[..., None], whitener, 0.0)
         log_weights = torch.log_softmax(weighed, 1)
     kept = model, theta, batch.x, batch.mask, alpha, whitener, log_evidence, log_weights, factor.jitter, embedding
-    return GPPosterior(*kept, weighting)
+    return GPPosterior(*kept, weighting, None if given is None else noise)
 
 
 def function_kl(posterior: ConditionedFunctions, prior: GPPosterior, seen: ClientBatch) -> Tensor:
@@ -402,6 +410,6 @@ def function_kl(posterior: ConditionedFunctions, prior: GPPosterior, seen: Clien
     """
     function = posterior.function(seen.x)
     squares = (seen.y.unsqueeze(1) - function.means).square() + function.variances
-    noise = prior.row_noise(seen.x)
+    noise = prior.row_noise
     misfit = torch.where(seen.mask.unsqueeze(1), 0.5 * (squares / noise + (2 * math.pi * noise).log()), 0.0).sum(-1)
     return (posterior.kl() + misfit + prior.log_evidence).clamp_min(0.0)
