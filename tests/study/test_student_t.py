@@ -13,7 +13,7 @@ from pacbayes_fl.errors import StudyError
 from pacbayes_fl.study import run
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.gp_model import GPModel
-from pacbayes_fl.study.predict import join, predict
+from pacbayes_fl.study.predict import Prediction, join, predict
 from tests.tiny import assert_same_results, assert_same_state, on_csv, quick, rows, write_csv
 
 STUDENT = ("model.likelihood=student-t", "federation.rounds=4")
@@ -36,12 +36,17 @@ def test_a_run_with_student_t_noise_goes_on_and_is_predicted_joined_and_certifie
     assert not torch.equal(raw, torch.full_like(raw, math.log(2.0)))  # it has learned
     own = [{k: v for k, v in row.items() if k in ("lag_1", "wind")} for row in rows()[:3]]
     asked = predict(trained, "existing_0", write_csv(tmp_path / "ask.csv", own))
-    assert asked.mean.isfinite().all() and (asked.lower < asked.mean).all() and (asked.mean < asked.upper).all()
+    assert (
+        isinstance(asked, Prediction)
+        and asked.mean.isfinite().all()
+        and (asked.lower < asked.mean).all()
+        and (asked.mean < asked.upper).all()
+    )
     named = [{k: v for k, v in row.items() if k not in ("split", "group")} | {"client": "n"} for row in rows()[:6]]
     (joined,) = join(
         trained, write_csv(tmp_path / "join.csv", [*named[:4], *(r | {"y": math.nan} for r in named[4:])])
     ).values()
-    assert joined.mean.isfinite().all() and (joined.std > 0).all()
+    assert isinstance(joined, Prediction) and joined.mean.isfinite().all() and (joined.std > 0).all()
     certified = certify(trained)
     assert len(certified.clients) == 6 and not any(certified.reasons.values())
     assert all(certified.low < one.bound <= certified.high for one in certified.clients)

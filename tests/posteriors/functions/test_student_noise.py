@@ -16,6 +16,7 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.evidence import particle_scores
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.inducing import Inducing
 from pacbayes_fl.posteriors.functions import gaussian_process
 from pacbayes_fl.posteriors.functions.conditioning import condition, refined
 from pacbayes_fl.posteriors.functions.student_noise import (
@@ -237,9 +238,9 @@ def test_what_needs_normal_noise_is_refused_by_name() -> None:
     with pytest.raises(StudyError, match="no leave-one-out residuals"):
         checked(condition(model, theta, BATCH))
     with pytest.raises(StudyError, match="inducing points are for Gaussian noise"):
-        condition(model.with_inducing(3), theta, BATCH)
+        condition(model.with_inducing(Inducing(3)), theta, BATCH)
     with pytest.raises(StudyError, match="inducing points are for Gaussian noise"):
-        particle_scores(model.with_inducing(3), theta, BATCH)
+        particle_scores(model.with_inducing(Inducing(3)), theta, BATCH)
     with pytest.raises(StudyError, match="above 2"):
         DeepKernelGP(3, dof=2.0)
 
