@@ -22,7 +22,7 @@ from pacbayes_fl.server.robust import Aggregate
 
 SEEN: Final = (
     *("scale", "column_scale", "client_inputs", "lower_bound", "upper_bound"),
-    *("transform", "transform_lambda"),
+    *("transform", "transform_lambda", "ranges"),
 )
 """Options of [data] that say how methods see the columns, and nothing of which rows there are."""
 _LEAST: Final = 1e-8  # epsilon for which accounts are computed, and the inverse of the largest
@@ -118,6 +118,9 @@ class DataPart:
             and scores are of y, NLPD with ln t'(y), while certificates are of t. "log1p" and "yeo-johnson" bend most
             where y is around 1, so that they depend on its unit.
         transform_lambda: power of "yeo-johnson": 1 leaves y as it is, less draws large values in, 0 as ln(1 + y) does.
+        ranges: by name of a column, its least and largest value in its own units, known without the rows. Private runs
+            need them of columns that they scale across clients, and of the target for summaries: what lies beyond
+            counts as the end.
     """
 
     source: str = "polynomial"
@@ -146,6 +149,7 @@ class DataPart:
     upper_bound: float | None = None
     transform: str = option("none", names=lambda: ("none", *TRANSFORMS))
     transform_lambda: float = option(0.5, low=0, high=2, symbol="lambda")
+    ranges: Mapping[str, Any] = option(factory=dict)
 
     def __post_init__(self) -> None:
         """Check the ranges, the ways to scale a column, and that no column has two roles."""
@@ -161,7 +165,11 @@ class DataPart:
             if kind not in get_args(ColumnScale):
                 known = ", ".join(map(repr, get_args(ColumnScale)))
                 raise StudyError(f"[data] column_scale of {name!r} must be one of {known}, got {shown(kind)}")
-
+        for name, ends in self.ranges.items():
+            two = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(one) in (int, float) for one in ends)
+            if not two or not -math.inf < ends[0] < ends[1] < math.inf:
+                what = f"[data] ranges of {name!r} must be two finite numbers, the lesser first, got {shown(ends)}"
+                raise StudyError(what, hint=f"such as data.ranges.{name} = [0, 1]")
         self._check_columns()
 
     def _check_columns(self) -> None:
@@ -364,8 +372,6 @@ class PrivacyPart:
         multiplier: the noise's scale per clip, on the sum of a cohort; None takes the least that lasts for all rounds.
         side_share: share of `epsilon` that each message outside of the rounds takes, such as the residuals of
             `model.residuals = "mixture"`; the noise of rounds is the least with which all together keep the budget.
-        ranges: by name of a column, its least and largest value in its own units, known without the rows, of columns
-            that are scaled across clients (and of the target, for summaries): what lies beyond counts as the end.
         randomness: of noise and cohorts. That of the "system" cannot be repeated; that of a "simulation" comes from the
             seed, and hides nothing from whoever knows it.
     """
@@ -378,7 +384,6 @@ class PrivacyPart:
     neighbours: Neighbours | None = None
     multiplier: float | None = option(None, above=0)
     side_share: float = option(0.1, above=0, high=0.3)
-    ranges: Mapping[str, Any] = option(factory=dict)
     randomness: Literal["system", "simulation"] = "system"
 
     def __post_init__(self) -> None:
@@ -387,8 +392,3 @@ class PrivacyPart:
         if kinds.MECHANISMS[self.mechanism].claim is not None and self.multiplier is not None:
             what = f"[privacy] multiplier is not for {self.mechanism}, whose noise follows from epsilon and the rounds"
             raise PrivacyError(what, hint="change epsilon, or the mechanism")
-        for name, ends in self.ranges.items():
-            two = isinstance(ends, list | tuple) and len(ends) == 2 and all(type(one) in (int, float) for one in ends)
-            if not two or not -math.inf < ends[0] < ends[1] < math.inf:
-                what = f"[privacy] ranges of {name!r} must be two finite numbers, the lesser first, got {shown(ends)}"
-                raise PrivacyError(what, hint=f"such as privacy.ranges.{name} = [0, 1]")

@@ -75,20 +75,12 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
     for name in data.column_scale:
         if name not in columns and name not in data.categorical:
             raise StudyError(f"[data] column_scale: no column {name!r}", hint=settings.nearest(name, columns))
-    default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
-    usual, table = data.layout.same_for_all(columns), data.layout
-    asked = [
-        data.column_scale.get(name) or data.column_scale.get(table.column_of(name)) or usual.get(name, default)
-        for name in columns
-    ]
-    asked[-1] = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
+    asked = _asked(study, dataset)
     why, private = alone, study.privacy.epsilon is not None
     if private:
         why = "a private run releases nothing else of others' rows"
     elif study.report.certify.scheme == "folds":
         why = "with report.certify.scheme = 'folds' a client's prior knows nothing of its rows"
-    if dataset.classes is not None:
-        asked[-1] = "none"
     message = outside(study, dataset)
     paid = message is not None and releases is not None
     if why and not paid and (taken := [at for at, kind in enumerate(asked) if kind in FEDERATED]):
@@ -128,6 +120,19 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
     return shared._replace(summaries=settle_summaries(train))
 
 
+def _asked(study: Study, dataset: tables.Dataset) -> list[ColumnScale | None]:
+    """Say how a study scales every column, whatever its rows are; None of a column that it leaves open."""
+    data, columns = study.data, names(dataset)
+    default: ColumnScale | None = None if data.scale in ("client", "held-out") else cast(ColumnScale, data.scale)
+    usual, table = data.layout.same_for_all(columns), data.layout
+    asked = [
+        data.column_scale.get(name) or data.column_scale.get(table.column_of(name)) or usual.get(name, default)
+        for name in columns
+    ]
+    last = asked[-1] or "client"  # a target that tells clients apart is for a method to learn
+    return [*asked[:-1], "none" if dataset.classes is not None else last]
+
+
 def _released(message: MomentMessage, train: ClientBatch, columns: list[str], releases: Releases) -> Shared:
     """Scale columns by the mean of the clients' messages; what it is a function of beside the rows is public."""
     about = json.dumps([columns, message.kinds, message.low.tolist(), message.high.tolist(), message.summaries])
@@ -152,28 +157,23 @@ def outside(study: Study, dataset: tables.Dataset) -> MomentMessage | None:
     data, columns = study.data, names(dataset)
     if study.privacy.epsilon is None or dataset.feature_shape:
         return None
-    default = "client" if data.scale in ("client", "held-out") else data.scale
-    kinds = [cast(ColumnScale, data.column_scale.get(name, default)) for name in columns]
+    kinds = [kind or "client" for kind in _asked(study, dataset)]
     summaries = data.client_inputs == "summaries" and dataset.classes is None
-    if dataset.classes is not None:
-        kinds[-1] = "none"
     needed = [at for at, kind in enumerate(kinds) if kind in FEDERATED]
     if summaries and len(columns) - 1 not in needed:
         needed.append(len(columns) - 1)
     if not needed:
         return None
-    known = study.privacy.ranges
+    known = data.ranges
     if missing := [columns[at] for at in needed if columns[at] not in known]:
-        what = (
-            f"moments of {', '.join(missing)} are released within public ranges, and [privacy] ranges has none of them"
-        )
-        hint = f"privacy.ranges.{missing[0]} = [low, high], known without the rows; or data.scale = 'client'"
+        what = f"moments of {', '.join(missing)} are released within public ranges, and [data] ranges has none of them"
+        hint = f"data.ranges.{missing[0]} = [low, high], known without the rows; or data.scale = 'client'"
         raise PrivacyError(what, hint=hint)
     ranges = {at: (float(known[columns[at]][0]), float(known[columns[at]][1])) for at in needed}
     if data.target_transform is not None and (last := len(columns) - 1) in ranges:
         ends = data.target_transform.forward(torch.tensor(ranges[last], dtype=torch.float64)).tolist()
         if not all(map(math.isfinite, ends)):
-            what = f"[privacy] ranges of {columns[-1]}: their ends have no finite {data.target_transform.title}"
+            what = f"[data] ranges of {columns[-1]}: their ends have no finite {data.target_transform.title}"
             raise PrivacyError(what, hint="choose ends inside of its domain")
         ranges[last] = (ends[0], ends[1])
     return MomentMessage.of(kinds, ranges, summaries)

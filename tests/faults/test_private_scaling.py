@@ -19,7 +19,7 @@ from pacbayes_fl.study.folder import RunFolder
 from pacbayes_fl.study.predict import Prediction, join, predict
 from tests.tiny import assert_same_results, on_csv, rows, write_csv
 
-RANGES = ("privacy.ranges.lag_1=[-4, 4]", "privacy.ranges.wind=[-4, 4]", "privacy.ranges.y=[-8, 8]")
+RANGES = ("data.ranges.lag_1=[-4, 4]", "data.ranges.wind=[-4, 4]", "data.ranges.y=[-8, 8]")
 BUDGET = ("privacy.epsilon_if_noise_were_secret=50", "privacy.delta=0.01", "federation.rounds=2")
 KINDS = {
     "shrunk": ("data.scale=shrunk",),
@@ -129,7 +129,7 @@ def test_other_ranges_are_another_message(table: Path, tmp_path: Path, monkeypat
         run.run(study(table), tmp_path / "run")
     monkeypatch.undo()
     with pytest.warns(UserWarning, match="the run ends before its last round"):  # both were seen
-        result = run.run(study(table, "shrunk", "privacy.ranges.y=[-9, 9]"), tmp_path / "run")
+        result = run.run(study(table, "shrunk", "data.ranges.y=[-9, 9]"), tmp_path / "run")
     assert paid(tmp_path / "run") == [scaling.MESSAGE] * 2 + ["round"]
     assert result.labels["privacy"]["epsilon_if_noise_were_secret"] <= 50 * (1 + 1e-9)
     assert results.load(tmp_path / "run").labels["privacy"] == result.labels["privacy"]

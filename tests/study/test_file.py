@@ -182,7 +182,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 26, "model": 13, "method": 18, "federation": 15, "report": 10, "privacy": 10}
+    fields = {"data": 27, "model": 13, "method": 18, "federation": 15, "report": 10, "privacy": 9}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"

@@ -128,6 +128,12 @@ def test_parts_are_values() -> None:
 
 def test_how_methods_see_columns_is_nothing_of_which_rows_there_are() -> None:
     given: dict[str, Any] = {"scale": "shrunk", "column_scale": {"y": "none"}, "client_inputs": "summaries"}
-    given |= {"lower_bound": 0.0, "upper_bound": 1.0, "transform": "logit", "transform_lambda": 1.0}
+    given |= {
+        "lower_bound": 0.0,
+        "upper_bound": 1.0,
+        "transform": "logit",
+        "transform_lambda": 1.0,
+        "ranges": {"y": [0, 1]},
+    }
     assert set(given) == set(SEEN) and DataPart(**given).rows == DataPart().rows == DataPart()
     assert DataPart(source="mine.csv", scale="pooled").rows != DataPart().rows
