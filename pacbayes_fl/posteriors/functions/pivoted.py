@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from pacbayes_fl.posteriors.functions.gaussian_process import embedded_covarianc
 
 _EXHAUSTED = 1e-12  # of a row's prior variance: what is left below is rounding
 
-SLACK = 1e-5
+SLACK = 1e-4
 """Nats of the bound's trace term below which no further point is chosen: it would gain next to nothing."""
 
 
@@ -50,11 +51,20 @@ class EmbeddedKernel:
 
     def column(self, at: Tensor) -> Tensor:
         """Covariance [K, P, N] of all rows with one of them, which stands at [K, P]."""
-        z = _row(self.embedding, at)
-        column = (self.embedding - z).square_().sum(-1).mul_(-0.5).exp_()
+        z, half = self._centred
+        column = (z @ _row(z, at).mT).squeeze(-1)
+        column -= half
+        column -= half.gather(-1, at.unsqueeze(-1))
+        column.clamp_(max=0.0).exp_()
         if self.outputscale is not None:
             column *= self.outputscale.unsqueeze(-1)
         return column if self.linear is None else column.add_((self.linear @ _row(self.linear, at).mT).squeeze(-1))
+
+    @cached_property
+    def _centred(self) -> tuple[Tensor, Tensor]:
+        """Features [K, P, N, F] less those of a row, as an offset would cost digits, and half their squares [K, P, N]."""
+        z = self.embedding - self.embedding[..., :1, :]
+        return z, 0.5 * z.square().sum(-1)
 
     def points(self, at: Tensor) -> EmbeddedKernel:
         """The same covariance at those of the rows that stand at [K, P, M]."""
