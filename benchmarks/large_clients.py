@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
 from data_gen import features, pv_series, weather
 from data_gen.pv import station_beam
 from data_gen.pv_series import PVConfig
-
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.linear_start import linear_moments, pooled_ridge
 from pacbayes_fl.federation import engine

@@ -26,7 +26,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import held_rows, privacy, residuals, saved_rows, scaling, training
+from pacbayes_fl.study import duration, held_rows, privacy, residuals, saved_rows, scaling, training
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -264,6 +264,7 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     aggregator = privacy.open_private(study, *opening, 0 if message is None else message.coordinates)
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
+    duration.announce(study, begun.method, begun.clients, begun.state.round)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
     rounds = engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator)

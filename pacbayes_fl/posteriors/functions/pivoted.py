@@ -62,7 +62,7 @@ class EmbeddedKernel:
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:
-        """Features [K, P, N, F] less those of a row, as an offset would cost digits, and half their squares [K, P, N]."""
+        """Features [K, P, N, F] less a row's, as an offset would cost digits, and half their squares [K, P, N]."""
         z = self.embedding - self.embedding[..., :1, :]
         return z, 0.5 * z.square().sum(-1)
 
