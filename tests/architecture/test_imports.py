@@ -22,7 +22,15 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
         *("study.sources", "study.schema", "study.choices"),
     ),
     (
-        *("study.data", "study.scaling", "study.size", "study.fingerprints", "study.held_rows", "study.saved_rows"),
+        *(
+            "study.data",
+            "study.scaling",
+            "study.size",
+            "study.duration",
+            "study.fingerprints",
+            "study.held_rows",
+            "study.saved_rows",
+        ),
         *("study.privacy", "study.residuals", "study.table_checks"),
         "study.origins",
         "study.saved_meta",
