@@ -66,7 +66,7 @@ def read(
     return encoded(table, learned, data.layout, made, _medians(groups) if data.missing == "median" else {})
 
 
-LAGS: Final = "; what lags are made of stands in the table, or in the run's own rows"
+LAGS: Final = "; a lag needs the value that long before, in this table or in the rows that the run has"
 """What messages add on lags."""
 
 
@@ -142,5 +142,5 @@ def require_all(table: user_tables.Table, client: str, ask: Tensor) -> None:
     bad = torch.where(ask & ~gap_free(table)[client])[0]
     if len(bad):
         what = f"{len(bad)} of its {int(ask.sum())} rows to predict lack a value: {lacks(table, client, bad)}{LAGS}"
-        hint = "fill them in; pacbayes-fl predict RUN --out FILE leaves such predictions blank"
+        hint = "fill them in, or leave these rows out; a forecast of a whole table leaves such predictions blank"
         raise DataError(what, client=client, hint=hint)

@@ -137,3 +137,24 @@ def test_how_methods_see_columns_is_nothing_of_which_rows_there_are() -> None:
     }
     assert set(given) == set(SEEN) and DataPart(**given).rows == DataPart().rows == DataPart()
     assert DataPart(source="mine.csv", scale="pooled").rows != DataPart().rows
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        (
+            {"time": "t", "zone": "Europe/Zurih"},
+            r"zone: there is no time zone 'Europe/Zurih' \(did you mean 'Europe/Zur",
+        ),
+        ({"zone": "UTC"}, r"\[data\] zone needs \[data\] time"),
+        ({"test": HeldOutPart(last="1 day")}, r"\[data\.test\] last needs \[data\] time"),
+        ({"horizon": "soon"}, r"horizon must be a length of time, got 'soon' \(such as \"24h\""),
+        ({"features": ("y",)}, "features must be columns of their own, each once, got 'y'"),
+        ({"categorical": ("roof", "roof")}, "categorical must be columns of their own, each once, got 'roof'"),
+        ({"categories": {"roof": ["flat"]}}, r"'roof' is not in \[data\] categorical"),
+        ({"categorical": ("roof",), "categories": {"roof": ["a", "a"]}}, "must be a list of words, each once"),
+    ],
+)
+def test_keys_of_columns_that_cannot_be_meant_are_refused(given: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(StudyError, match=fragment):
+        DataPart(**given)
