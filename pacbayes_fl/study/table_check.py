@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pacbayes_fl.data import cells, user_tables
-from pacbayes_fl.data.cells import Cells
+from pacbayes_fl.data import user_tables
 from pacbayes_fl.data.inspection import Finding, inspect
 from pacbayes_fl.data.tables import Dataset
-from pacbayes_fl.errors import DataError, PacBayesFLError
+from pacbayes_fl.errors import PacBayesFLError
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -54,7 +53,7 @@ def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequen
 
     Args:
         path: of the table.
-        columns: roles of its columns, as `study.init.look` guesses them; columns of words are taken for categories.
+        columns: roles of its columns, as `study.init.look` guesses them.
         method: name of a method.
         sets: assignments to values of the study.
 
@@ -67,24 +66,12 @@ def study_of(path: Path, columns: Columns, method: str = "pac-pfl", sets: Sequen
     data: JsonTable = {"source": str(path.resolve()), "client": columns.client, "target": columns.target}
     if columns.time is not None:
         data["time"] = columns.time
-    if words := _words(path, columns):
-        data["categorical"] = words
+    if columns.features:
+        data["features"] = [*columns.features]
+    if columns.categorical:
+        data["categorical"] = [*columns.categorical]
     table = {"name": path.stem, "data": data, "method": {"name": method}}
     return Study.from_table(table, str(path), sets)
-
-
-def _words(path: Path, columns: Columns) -> list[str]:
-    """Name the columns that hold other texts than numbers, True and False."""
-    given, places = user_tables.read_columns(path)
-    result = []
-    for name, values in given.items():
-        if name in (columns.client, columns.target, columns.time, "split", "group"):
-            continue
-        try:
-            cells.numbers(Cells(path, name, values, places), cells.GAPS)
-        except DataError:
-            result.append(name)
-    return result
 
 
 def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
@@ -112,7 +99,7 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
         '18 rows of 2 clients, 4 of them test rows; smallest a 9, median a 9, largest b 9'
     """
     path = Path(path)
-    user_tables.read_columns(path)
+    columns, _ = user_tables.read_columns(path)
     asked = replace(study, data=replace(study.data, source=str(path.resolve())))
     missing = "drop" if study.data.missing == "refuse" else study.data.missing
     lenient = replace(asked, data=replace(asked.data, missing=missing, duplicate_rows="allow"))
@@ -126,7 +113,7 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
         if "left_out" in dataset.provenance and missing == "drop":
             whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
         found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
-        found[1:1] = [*_words_of(study), *_left_out(study, dataset)]
+        found[1:1] = [*_words_of(study), *_unused(study, list(columns)), *_left_out(study, dataset)]
         refused, price = list[str](), None
         try:
             load(asked)
@@ -145,6 +132,16 @@ def _words_of(study: Study) -> list[Finding]:
         return []
     names = list(study.data.categorical)
     return [Finding("words", f"{', '.join(names)}: columns of 0 and 1, one a word", f"data.categorical = {names}")]
+
+
+def _unused(study: Study, columns: Sequence[str]) -> list[Finding]:
+    """Name the columns that are in no feature."""
+    data = study.data
+    roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
+    made_of = {*data.features, *(name.rpartition(" of ")[2] for name in data.features)}
+    left = [name for name in columns if name not in roles | made_of] if data.features else []
+    text = f"{', '.join(left)}: no features (data.features)"
+    return [Finding("not used", text)] if left else []
 
 
 def _left_out(study: Study, dataset: Dataset) -> list[Finding]:

@@ -40,6 +40,9 @@ def test_what_a_run_would_refuse_is_told_with_all_else(tmp_path: Path) -> None:
     assert topics["gaps"].clients == {"house_0": 1, "house_1": 1}  # the row that lacks a value leaves none
     (refused,) = got.refused
     assert "line 17, column 'cloud'" in refused and got.cost is None
+    few = study_of(path, look(path, "house"), "ridge", ['data.features=["lag:2 days of cloud"]', "data.missing=drop"])
+    said = {one.topic: one.text for one in check(path, few, cost=False).findings}
+    assert said["not used"] == "roof: no features (data.features)"
     better = check(path, study_of(path, look(path, "house"), "ridge", ["data.missing=median"]))
     assert better.refused == () and better.cost is not None and better.cost.largest == 9
     assert better.to_json()["cost"]["rounds"] == 1
