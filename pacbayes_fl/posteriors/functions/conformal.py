@@ -7,7 +7,9 @@ have seen none of them (Barber, Candes, Ramdas and Tibshirani, Annals of Statist
 blocks, less sqrt(2 / m); their proofs hold for any score of a row under a model). That is so for clients that never
 trained and whose units are not made of their own rows: a mean and a standard deviation of m rows hold a little of the
 row that is left out, about 1 / m of it. The priors of clients that trained have seen it too, and rows of a series are
-not exchangeable: for these nothing is guaranteed in finite samples.
+not exchangeable: for these nothing is guaranteed in finite samples. Inducing points stay where a row is left out, and
+its input was among those that they were chosen from: of such posteriors too, the interval is near to the guarantee
+rather than under it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl.posteriors.functions.conditioning import MixedPosterior
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior
+from pacbayes_fl.posteriors.functions.inducing import InducingPosterior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import LeaveOneOut, RecalibratedPosterior, quantile_of_size
 
@@ -103,8 +107,8 @@ class ConformalPosterior:
         shown, known = self.shown.predict(x), self.inner.predict(x)
         half = quantile_of_size(self.others, 1 - ALPHA).to(known.means) * known.variance.sqrt()
         band = torch.stack((known.mean - half, known.mean + half))
-        if isinstance(self.inner, GPPosterior) and self.inner.mask.shape[1]:
-            own = jackknife_plus(self.inner, x, self.blocks)
+        own = _jackknife_plus(self.inner, x, self.blocks)
+        if own is not None:
             band = torch.where(own.isinf().any(0), band, own)
         return Banded(shown.log_weights, shown.means, shown.variances, band)
 
@@ -117,6 +121,7 @@ class _Left(NamedTuple):
         mask: which of them are rows [K, G, b].
         cholesky: of the blocks' part of A^-1 [K, P, G, b, b].
         residual: y - mu of the rows without their block [K, P, G, b].
+        unexplained: prior variance that inducing points leave of the rows [K, P, G, b].
         weights: of the particles without the block [K, P, G].
     """
 
@@ -124,6 +129,7 @@ class _Left(NamedTuple):
     mask: Tensor
     cholesky: Tensor
     residual: Tensor
+    unexplained: Tensor
     weights: Tensor
 
     def scores(self) -> Tensor:
@@ -133,7 +139,7 @@ class _Left(NamedTuple):
         half = torch.linalg.solve_triangular(self.cholesky, identity.expand_as(self.cholesky), upper=False)
         mean = (weights * self.residual).sum(1)
         between = (self.residual - mean.unsqueeze(1)).square()
-        variance = (weights * (half.square().sum(-2) + between)).sum(1)
+        variance = (weights * (half.square().sum(-2) + self.unexplained + between)).sum(1)
         scores: Tensor = mean.abs() / variance.sqrt()
         return scores
 
@@ -159,10 +165,11 @@ def blocks_of(mask: Tensor, blocks: int | None) -> tuple[Tensor, Tensor]:
     return torch.where(inside, at, 0), inside
 
 
-def left_out(posterior: GPPosterior, blocks: int | None) -> _Left:
+def left_out(posterior: GPPosterior | InducingPosterior, blocks: int | None) -> _Left:
     """Leave each block of rows out of a posterior.
 
-    With L = [A^-1]_BB, A = K + D: y_B - mu_-B = L^-1 alpha_B, its covariance is L^-1, and
+    With L = [A^-1]_BB, A = K + D (or Q + D with inducing points, which stay, and what these leave of the prior variance
+    beside it): y_B - mu_-B = L^-1 alpha_B, its covariance is L^-1, and
     ln p(y_B | y_-B) = (ln |L| - alpha_B' L^-1 alpha_B - b ln 2 pi) / 2 takes the block out of a particle's evidence
     (Rasmussen and Williams 2006, eqs. 5.10-5.12, for more than one row).
 
@@ -174,11 +181,9 @@ def left_out(posterior: GPPosterior, blocks: int | None) -> _Left:
         What is left.
     """
     at, mask = blocks_of(posterior.mask, blocks)
-    clients, particles, rows = posterior.alpha.shape
+    clients, particles, _ = posterior.alpha.shape
     count, width = at.shape[1:]
-    inverse = (posterior.whitener.mT @ posterior.whitener).flatten(2)
-    pairs = (at.unsqueeze(-1) * rows + at.unsqueeze(-2)).flatten(1).unsqueeze(1).expand(-1, particles, -1)
-    part = inverse.gather(2, pairs).view(clients, particles, count, width, width)
+    part = posterior.precision_at(at)
     real = mask.unsqueeze(1)
     usable = (posterior.log_weights > -torch.inf)[..., None, None] & real
     both = usable.unsqueeze(-1) & usable.unsqueeze(-2)
@@ -186,16 +191,29 @@ def left_out(posterior: GPPosterior, blocks: int | None) -> _Left:
     cholesky = torch.linalg.cholesky_ex(torch.where(both, part, 0.0) + diagonal).L
     flat = at.flatten(1).unsqueeze(1).expand(-1, particles, -1)
     alpha = torch.where(real, posterior.alpha.gather(2, flat).view(clients, particles, count, width), 0.0)
+    unexplained = torch.where(real, posterior.unexplained.gather(2, flat).view_as(alpha), 0.0)
     residual = torch.cholesky_solve(alpha.unsqueeze(-1), cholesky).squeeze(-1)
     log_weights = posterior.log_weights.unsqueeze(-1).expand(-1, -1, count)
     if posterior.weighting == "evidence":
         log_determinant = cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         density = log_determinant - 0.5 * (alpha * residual).sum(-1) - 0.5 * math.log(2 * math.pi) * real.sum(-1)
+        if isinstance(posterior, InducingPosterior):  # the bound's trace term
+            noise = posterior.model.noise(posterior.theta, posterior.x).gather(2, flat).view_as(alpha)
+            density = density - 0.5 * (unexplained / noise).sum(-1)
         log_weights = torch.log_softmax(log_weights - density, 1)
-    return _Left(at, mask, cholesky, residual, log_weights.exp())
+    return _Left(at, mask, cholesky, residual, unexplained, log_weights.exp())
 
 
-def jackknife_plus(posterior: GPPosterior, x: Tensor, blocks: int | None = None) -> Tensor:
+def _jackknife_plus(posterior: object, x: Tensor, blocks: int | None) -> Tensor | None:
+    """Ends [2, K, M] at inputs x [K, M, d] of posteriors of clients' own rows; None of others and without rows."""
+    if isinstance(posterior, MixedPosterior):
+        each = [jackknife_plus(one, x[at], blocks) for one, at in zip(posterior.parts, posterior.at, strict=True)]
+        return torch.cat(each, 1)[:, posterior.order.to(x.device)]
+    known = isinstance(posterior, GPPosterior | InducingPosterior) and bool(posterior.mask.shape[1])
+    return jackknife_plus(posterior, x, blocks) if known else None  # type: ignore[arg-type]
+
+
+def jackknife_plus(posterior: GPPosterior | InducingPosterior, x: Tensor, blocks: int | None = None) -> Tensor:
     """Jackknife+ interval with scores R_i = |y_i - mu_-i(x_i)| / s_-i(x_i), or CV+ with blocks.
 
     from the floor(alpha (m + 1))-th smallest of mu_-i(x*) - R_i s_-i(x*)
@@ -216,10 +234,9 @@ def jackknife_plus(posterior: GPPosterior, x: Tensor, blocks: int | None = None)
     return torch.cat([_ends(posterior, left, scores, part) for part in x.split(_AT_ONCE, 1)], 2)
 
 
-def _ends(posterior: GPPosterior, left: _Left, scores: Tensor, x: Tensor) -> Tensor:
+def _ends(posterior: GPPosterior | InducingPosterior, left: _Left, scores: Tensor, x: Tensor) -> Tensor:
     """Return the ends [2, K, M] at a few inputs."""
-    known, cross = posterior.predict(x), posterior.cross(x)[1]
-    through = cross @ posterior.whitener.mT @ posterior.whitener  # [K, P, M, N]
+    known, through = posterior.predict(x), posterior.through(x)  # [K, P, M, N]
     clients, particles, asked, _ = through.shape
     at = left.at.flatten(1)[:, None, None].expand(-1, particles, asked, -1)
     moved = through.gather(3, at).view(clients, particles, asked, *left.at.shape[1:])

@@ -258,6 +258,22 @@ class GPPosterior:
         precision = torch.where(precision > 0, precision, 1.0)  # no row, or a particle of weight 0
         return Residuals(self.log_weights, self.alpha * precision.rsqrt(), self.mask)
 
+    def precision_at(self, at: Tensor) -> Tensor:
+        """Blocks [K, P, G, b, b] of A^-1 at rows that stand at [K, G, b], A = K + D."""
+        particles, rows = self.alpha.shape[1:]
+        inverse = (self.whitener.mT @ self.whitener).flatten(2)
+        pairs = (at.unsqueeze(-1) * rows + at.unsqueeze(-2)).flatten(1).unsqueeze(1).expand(-1, particles, -1)
+        return inverse.gather(2, pairs).view(len(at), particles, *at.shape[1:], at.shape[-1])
+
+    def through(self, x: Tensor) -> Tensor:
+        """What each row's target adds to the mean at inputs x [K, M, d], k_p*' A^-1 [K, P, M, N]."""
+        return self.cross(x)[1] @ self.whitener.mT @ self.whitener
+
+    @property
+    def unexplained(self) -> Tensor:
+        """Prior variance of the rows [K, P, N] that other rows cannot explain, in squared units of y: none."""
+        return torch.zeros_like(self.alpha)
+
     def kl(self) -> Tensor:
         """KL divergence of every particle's GP posterior from its prior: over functions, which is that at the rows.
 

@@ -130,6 +130,43 @@ class InducingPosterior:
         spread = (variance - features.square().sum(-1)).clamp_min(0.0) + noise / left
         return Residuals(self.log_weights, missed / left * spread.rsqrt(), self.mask)
 
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Noise [K, P, N], phi W' / s [K, P, N, M] with W the whitener, 0 at padding, and k - phi' phi [K, P, N]."""
+        _, variance, features = self.features(self.x)
+        noise, real = self.model.noise(self.theta, self.x), self.mask.unsqueeze(1)
+        shared = (features @ self.whitener.mT) * noise.rsqrt().unsqueeze(-1)
+        left = (variance - features.square().sum(-1)).clamp_min(0.0)
+        return noise, torch.where(real.unsqueeze(-1), shared, 0.0), torch.where(real, left, 0.0)
+
+    @cached_property
+    def alpha(self) -> Tensor:
+        """(Q + D)^-1 (y - m) [K, P, N], Q = phi' phi and D the rows' noise, in 1 / units of y; 0 at padding."""
+        _, _, features = self.features(self.x)
+        missed = self.residual - (features @ self.mean.unsqueeze(-1)).squeeze(-1)
+        return torch.where(self.mask.unsqueeze(1), missed / self._rows[0], 0.0)
+
+    def precision_at(self, at: Tensor) -> Tensor:
+        """Blocks [K, P, G, b, b] of (Q + D)^-1 at rows that stand at [K, G, b]: (I - U U') between D^(-1/2)."""
+        noise, shared, _ = self._rows
+        flat = at.flatten(1).unsqueeze(1).expand(-1, noise.shape[1], -1)
+        inverse_std = noise.rsqrt().gather(2, flat).unflatten(2, at.shape[1:])
+        u = rows_at(shared, flat).unflatten(2, at.shape[1:])
+        inner = torch.eye(at.shape[-1], dtype=u.dtype, device=u.device) - u @ u.mT
+        blocks: Tensor = inner * inverse_std.unsqueeze(-1) * inverse_std.unsqueeze(-2)
+        return blocks
+
+    def through(self, x: Tensor) -> Tensor:
+        """What each row's target adds to the mean at inputs x [K, M, d], phi' B^-1 A D^-1 [K, P, M, N]."""
+        noise, shared, _ = self._rows
+        here = self.features(x)[2] @ self.whitener.mT
+        return (here @ shared.mT) * noise.rsqrt().unsqueeze(-2)
+
+    @property
+    def unexplained(self) -> Tensor:
+        """Prior variance of the rows [K, P, N] that the points do not explain, in squared units of y."""
+        return self._rows[2]
+
     def kl(self) -> Tensor:
         """KL divergence of every particle's posterior from its prior, over functions.
 

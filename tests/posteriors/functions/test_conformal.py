@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.models.functions.deep_kernel_gp import DeepKernelGP
+from pacbayes_fl.models.inducing import Inducing
+from pacbayes_fl.posteriors.functions import conditioning, inducing, pivoted
 from pacbayes_fl.posteriors.functions.conformal import (
     ALPHA,
     LEVELS,
@@ -21,6 +23,7 @@ from pacbayes_fl.posteriors.functions.conformal import (
     ConformalPosterior,
     blocks_of,
     jackknife_plus,
+    left_out,
 )
 from pacbayes_fl.posteriors.functions.gaussian_process import GPPosterior, condition
 from pacbayes_fl.posteriors.predictive import NormalMixture
@@ -193,3 +196,43 @@ def test_a_posterior_of_everybodys_rows_has_the_federations_quantile_alone() -> 
 
     result = ConformalPosterior(Pooled(), Pooled(), NORMAL, None).predict(torch.zeros(2, 4, 1))
     torch.testing.assert_close(result.band[1] - result.band[0], 2 * 1.96 * known.stds[:, 0], rtol=3e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("blocks", [None, 4])
+def test_intervals_with_all_rows_as_points_are_the_exact_ones(
+    monkeypatch: pytest.MonkeyPatch, blocks: int | None
+) -> None:
+    monkeypatch.setattr(pivoted, "SLACK", 0.0)
+    batch, new = clients(), draw(4, 3, 2, seed=7)
+    theta, others = particles(MODEL, 2, 4), NORMAL
+    bands = []
+    for rule in (None, Inducing(40), Inducing(40, above=20)):  # the last: one client exactly, the other by points
+        known = conditioning.condition(MODEL.with_inducing(rule), theta, batch)
+        bands.append(ConformalPosterior(known, known, others, blocks).predict(new).band)
+    assert isinstance(known, conditioning.MixedPosterior)
+    torch.testing.assert_close(bands[1], bands[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(bands[2], bands[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_row_that_is_left_out_of_points_is_one_that_never_moved_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The points stay, and the posterior of their values is that of the other rows, with the weights of these."""
+    batch, theta = clients().select(torch.tensor([0])), particles(MODEL, 2, 1)
+    known = inducing.condition_on_points(MODEL, theta, batch, 3)
+    chosen = inducing.choose
+    left = left_out(known, None)
+    for row in (0, 7):
+        without = batch.mask.clone()
+        without[0, row] = False
+
+        def held(kernel: Any, noise: Tensor, mask: Tensor, count: int) -> Any:
+            points = chosen(kernel, noise, batch.mask, count)
+            return points._replace(left=torch.where(mask.unsqueeze(1), points.left, 0.0))
+
+        monkeypatch.setattr(inducing, "choose", held)
+        rest = inducing.condition_on_points(MODEL, theta, replace(batch, mask=without), 3)
+        predicted = rest.predict(batch.x[:, row : row + 1])
+        torch.testing.assert_close(left.weights[0, :, row], rest.log_weights[0].exp(), rtol=1e-8, atol=1e-8)
+        missed = batch.y[:, row] - predicted.means[0, :, 0]
+        torch.testing.assert_close(left.residual[0, :, row, 0], missed, rtol=1e-8, atol=1e-8)
+        variance = left.cholesky[0, :, row, 0, 0] ** -2 + left.unexplained[0, :, row, 0]
+        torch.testing.assert_close(variance, predicted.variances[0, :, 0], rtol=1e-8, atol=1e-8)
