@@ -73,6 +73,26 @@ def encoded(
     return table._replace(clients=clients, features=tuple(names), words={})
 
 
+def check_client_features(table: Table, layout: Layout) -> None:
+    """Refuse features that are said to tell clients apart and vary inside one.
+
+    Args:
+        table: as `encoded` gives it.
+        layout: has their names.
+
+    Raises:
+        DataError: naming the client, the feature and two of its values.
+    """
+    for j, name in enumerate(table.features):
+        column = layout.column_of(name)
+        for client, (x, _) in table.clients.items() if column in layout.client_features else ():
+            values = x[:, j].unique()
+            if len(values) > 1:
+                two = "it varies" if column in layout.categorical else f"{float(values[0]):g} and {float(values[-1]):g}"
+                what = f"column {column!r} of data.client_features must be constant inside a client, got {two}"
+                raise DataError(what, client=client, hint="leave it to data.features; data.column_scale scales it")
+
+
 def _categories(
     table: Table, learned: Mapping[str, Tensor], layout: Layout, j: int, made: Sequence[str] | None
 ) -> list[str]:

@@ -16,7 +16,7 @@ from pacbayes_fl.data import history, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
-from pacbayes_fl.data.encoding import encoded
+from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import Layout, Span
 from pacbayes_fl.data.leaks import check_leaks
@@ -369,6 +369,7 @@ def _of_table(
     held = {name: user_tables.held_out(table, name, *test) for name in table.clients}
     check_leaks(table, held, layout)
     table = encoded(table, {name: ~own for name, own in held.items()}, layout)
+    check_client_features(table, layout)
     groups, new = {}, set(table.new)
     for label in ("existing", "new"):
         members = [name for name in table.clients if (name in new) == (label == "new")]

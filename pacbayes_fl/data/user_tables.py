@@ -69,12 +69,13 @@ class Table(NamedTuple):
         Returns:
             The table of these rows, in that order.
         """
-        return self._replace(
-            clients={name: (x[rows[name]], y[rows[name]]) for name, (x, y) in self.clients.items()},
-            split=None if self.split is None else {name: own[rows[name]] for name, own in self.split.items()},
-            times=None if self.times is None else {name: own[rows[name]] for name, own in self.times.items()},
-            unclear=None if self.unclear is None else {name: own[rows[name]] for name, own in self.unclear.items()},
-        )
+
+        def taken(own: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+            return None if own is None else {name: own[name][rows[name]] for name in self.clients}
+
+        clients = {name: (x[rows[name]], y[rows[name]]) for name, (x, y) in self.clients.items()}
+        split, times, unclear = (taken(own) for own in (self.split, self.times, self.unclear))
+        return self._replace(clients=clients, split=split, times=times, unclear=unclear)
 
     def gaps(self, client: str) -> Tensor:
         """Find what rows of a client lack: whether a clear time, and which features, bool [m, 1 + d]."""
@@ -188,7 +189,7 @@ def _owned(owners: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def without_gaps(table: Table, layout: Layout, need_target: bool = True) -> Table:
-    """Leave out rows that lack a value which is not filled in, and warn of them.
+    """Leave out rows that lack a value which is not filled in, and clients of which none is left, and warn of them.
 
     Args:
         table: as read.
@@ -215,8 +216,12 @@ def without_gaps(table: Table, layout: Layout, need_target: bool = True) -> Tabl
     rows, count = sum(len(y) for _, y in table.clients.values()), sum(sum(one.values()) for one in left_out.values())
     each = [f"{name} {', '.join(f'{n} ({column})' for column, n in own.items())}" for name, own in left_out.items()]
     what = f"{count} of {rows} rows lack a value and are left out: {listed(each)}"
+    empty = [name for name, own in kept.items() if not bool(own.any())] if layout.missing != "refuse" else []
+    if empty:
+        what += f"; nothing is left of {listed(empty)}, left out as clients"
     warnings.warn(what, stacklevel=caller_stacklevel())
-    return table.select(kept)._replace(left_out=left_out)
+    clients = {name: own for name, own in table.clients.items() if name not in empty}
+    return table._replace(clients=clients).select(kept)._replace(left_out=left_out)
 
 
 def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:

@@ -109,10 +109,10 @@ def _words(values: Sequence[object]) -> set[str]:
 def _client(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
     if "client" in columns:
         return "client"
-    texts = [name for name, values in columns.items() if any(times.read(value) is None for value in values if value)]
+    texts = [name for name, values in columns.items() if _words(values) and not _dates(values)]
     if len(texts) != 1:
         what = f"{path} has no column 'client', and {len(texts) or 'none'} of its columns hold texts"
-        raise StudyError(what, hint=f"name the column of clients with --client, one of {', '.join(columns)}")
+        raise StudyError(what, hint=f"name the column of clients with --client, one of {', '.join(texts or columns)}")
     return texts[0]
 
 

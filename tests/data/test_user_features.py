@@ -21,7 +21,7 @@ LAYOUT: dict[str, Any] = {
     "target": "power",
     "time": "timestamp",
     "zone": ZONE,
-    "features": ("cloud", "battery", "hour:cyclic", "lag:24h", "roll:3h of temp", "lag:2h of cloud"),
+    "features": ("cloud", "battery", "hour:cyclic", "lag:24h", "roll:3h of temp", "lag:2h of cloud", "roll:3h"),
     "categorical": ("roof",),
     "missing": "drop",
 }
@@ -68,6 +68,7 @@ def test_rows_are_those_that_pandas_makes(dataset: tables.Dataset) -> None:
         made["lag"] = own.power.shift(freq="24h").reindex(own.index)
         made["roll"] = own.temp.rolling("3h").mean()
         made["cloud_lag"] = own.cloud.shift(freq="2h").reindex(own.index)
+        made["power_roll"] = own.power.rolling("3h", closed="left").mean()
         for roof in ("flat", "south", "west"):
             made[roof] = (own.roof == roof).astype(float)
         expected = made.assign(power=own.power).dropna()
@@ -140,6 +141,38 @@ def test_an_hour_that_clocks_skip_or_show_twice_is_named(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"data\.zone is for local datetimes, and column 'when' holds dates"):
         (tmp_path / "d.csv").write_text("client,when,x,y\na,2024-03-31,1,1\na,2024-04-01,2,2\n")
         tables.read(tmp_path / "d.csv", Layout(time="when", zone=ZONE))
+
+
+def test_a_rolling_mean_of_the_target_ends_at_the_horizon(tmp_path: Path) -> None:
+    plain = {"features": ("temp", "roll:3h"), "categorical": (), "zone": None, "missing": "median", "horizon": "6h"}
+    frame = FRAME[~FRAME.timestamp.str.match("2024-10-27 02:.*")]
+    got = rows(read(tmp_path / "t.csv", frame, **plain))
+    for name, own in frame.groupby("house"):
+        own = own.set_index(pd.to_datetime(own.timestamp)).sort_index()
+        hours = pd.date_range(own.index[0], own.index[-1], freq="h")
+        expected = own.power.reindex(hours).rolling(3, min_periods=1).mean().shift(6).reindex(own.index)
+        sure = expected.notna()[own.power.notna()].to_numpy()
+        np.testing.assert_allclose(got[str(name)][sure, 1], expected[own.power.notna()][sure], atol=1e-12)
+
+
+def test_a_split_that_leaks_targets_is_refused_and_so_are_client_features_that_vary(tmp_path: Path) -> None:
+    frame = FRAME.assign(split=np.where(np.arange(len(FRAME)) % 4, "train", "test"))
+    with pytest.raises(
+        DataError, match=r"client 'house_.*': \d+ of its \d+ training rows have 'lag:24h' from its test"
+    ):
+        read(tmp_path / "t.csv", frame)
+    with pytest.raises(DataError, match=r"client 'house_.*': column 'cloud' of data\.client_features must"):
+        read(tmp_path / "t.csv", FRAME, client_features=("cloud",))
+
+
+def test_a_client_of_which_no_row_is_left_is_left_out(tmp_path: Path) -> None:
+    frame = FRAME.copy()
+    frame.loc[frame.house == "house_02", "temp"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="nothing is left of house_02, left out as clients"):
+        dataset = tables.read(tmp_path / "t.csv", Layout(**LAYOUT | {"features": ("temp",)}))
+    assert "house_02" not in rows(dataset) and len(rows(dataset)) == 3
+    assert tables.from_arrays(tables.to_arrays(dataset), {}).history is None
 
 
 def test_a_clear_sky_is_that_of_every_rows_position(tmp_path: Path) -> None:

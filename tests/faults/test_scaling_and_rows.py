@@ -345,7 +345,7 @@ def test_the_order_of_the_file_moves_no_number_once_a_column_says_when(tmp_path:
 
 def test_a_time_is_for_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert command("run", "polynomial", "--set", "data.time=at", "--out", tmp_path / "run", "--quiet") == 1
-    assert "[data] time names a column of a table, and 'polynomial' is none" in capsys.readouterr().err
+    assert "[data] time is for the columns of a table, and 'polynomial' is none" in capsys.readouterr().err
 
 
 # --- rows that are conditioned on already ---
