@@ -185,7 +185,6 @@ def _of_owners(made: Images, own: OwnerOptions, brought: Brought) -> tables.Data
     for number, name in enumerate(made.owner_names):
         parts = _parts(np.flatnonzero(owner == number), name, made, own, brought.test is not None)
         clients.append(Client(name, domain, name in own.new, parts))
-    clients.sort(key=lambda client: client.new)  # stable: those that train first, each kind in the order of names
     given = {**settings.as_table(own), "partition": "natural"}
     return image_federation.assembled(made.name, {made.name: made}, clients, made.classes, given)
 

@@ -54,6 +54,8 @@ def test_clients_are_folders_and_hold_their_pixels(photos: Path) -> None:
 def test_a_client_more_or_less_changes_no_other(photos: Path, tmp_path: Path) -> None:
     whole, again, other = (own_images.federation(photos, {"seed": seed}) for seed in (0, 0, 1))
     assert parts_of(whole, "carl") == parts_of(again, "carl") != parts_of(other, "carl")
+    tested = {tuple(row % 8 for row in parts_of(whole, name)[1]) for name in ("anna", "bob", "carl")}
+    assert len(tested) > 1  # nor are they split alike
     shutil.copytree(photos / "anna", tmp_path / "photos" / "anna")
     alone = own_images.federation(tmp_path / "photos", {})
     assert parts_of(alone, "anna") == parts_of(whole, "anna")  # she comes first in both
@@ -73,6 +75,9 @@ def test_folders_say_what_is_tested_on(tmp_path: Path) -> None:
         DataError, match=r"client 'bob': .*bob/dgo/0\.png: no client that trains has an image of class 'd"
     ):
         own_images.federation(tmp_path, {})
+    shutil.copytree(tmp_path / "test" / "bob" / "dgo", tmp_path / "train" / "bob" / "dgo")
+    with pytest.raises(DataError, match=r"client 'bob': .*bob/dgo/0\.png: no client that trains has an image"):
+        own_images.federation(tmp_path, {"new": ["bob"]})
     with pytest.raises(DataError, match=r"client 'bob': .*dgo/0\.png: there is no class 'dgo' \(did you mean 'dog'"):
         own_images.federation(tmp_path, {"classes": ["dog", "cat"]})
 
@@ -92,6 +97,7 @@ def test_a_partition_shares_out_what_nobody_owns(tmp_path: Path) -> None:
     told = tables.to_positions(dataset)
     assert sorted(told["position"].tolist()) == list(range(20)) and told["client_new"].tolist() == [False, False, True]
     assert dataset.provenance["options"]["partition"] == "dirichlet"
+    one_of_each = {"labels_per_client": 1, "clients": 2, "train": 3, "test": 1, "validation": 0}
     labels = {"partition": "labels", "labels_per_client": 1, "clients": 2, "train": 5, "test": 2, "validation": 1}
     by_label = own_images.federation(tmp_path, labels).groups["existing"]
     assert [set(batch) for batch in by_label.train.y.tolist()] == [{0}, {1}]
@@ -105,6 +111,12 @@ def test_a_partition_shares_out_what_nobody_owns(tmp_path: Path) -> None:
             own_images.federation(tmp_path, given)
     with pytest.raises(DataError, match="has no writers"):
         own_images.federation(tmp_path, {"partition": "natural"})
+    write_image(tmp_path / "whole" / "test" / "cat" / "a.png")
+    write_image(tmp_path / "whole" / "test" / "dog" / "b.png")
+    shutil.copytree(tmp_path / "cat", tmp_path / "whole" / "train" / "cat")
+    shutil.copytree(tmp_path / "dog", tmp_path / "whole" / "train" / "dog")
+    official = own_images.federation(tmp_path / "whole", {"partition": "labels", **one_of_each})
+    assert sorted(row for name in ("client_00", "client_01") for row in parts_of(official, name)[1]) == [20, 21]
 
 
 def test_arrays_of_a_file_are_the_same_images(photos: Path, tmp_path: Path) -> None:
@@ -112,7 +124,13 @@ def test_arrays_of_a_file_are_the_same_images(photos: Path, tmp_path: Path) -> N
     x = image_files.read(files, Look()).numpy()
     y, client = (np.array([file.parts[at] for file in files]) for at in (-2, -3))
     of_folder = own_images.federation(photos, {}).groups["existing"]
-    for given in ({"x": x}, {"x": np.moveaxis(x, 1, 3)}, {"x": x / 255.0}, {"x": x.astype(np.int64)}):
+    for given in (
+        {"x": x},
+        {"x": np.moveaxis(x, 1, 3)},
+        {"x": x / 255.0},
+        {"x": (x - 0.4).clip(0)},
+        {"x": x.astype(np.int64)},
+    ):
         np.savez(tmp_path / "own.npz", **given, y=y, client=client)
         made = own_images.federation(tmp_path / "own.npz", {}).groups["existing"]
         assert torch.equal(made.train.x, of_folder.train.x) and torch.equal(made.test.y, of_folder.test.y)
@@ -138,6 +156,10 @@ def test_copies_are_found(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=leak):
         own_images.federation(root, {"test_share": 0.5})
     own_images.federation(root, {"test_share": 0.5, "duplicate_rows": "allow"})
+    shutil.copytree(root, tmp_path / "parts" / "train")
+    write_clients(tmp_path / "parts" / "test", rows=1)
+    with pytest.raises(DataError, match="are one image, learned from and held out"):  # for validation
+        own_images.federation(tmp_path / "parts", {"validation_share": 0.5})
     shutil.copy(root / "bob" / "cat" / "2.png", root / "anna" / "dog" / "3.png")
     with pytest.warns(UserWarning) as seen:
         own_images.federation(root, {"duplicate_rows": "allow"})
