@@ -15,7 +15,7 @@ from pacbayes_fl.certificates.clients import certify
 from pacbayes_fl.errors import CheckpointError, DataError, StudyError
 from pacbayes_fl.results import folder as results_folder
 from pacbayes_fl.results.updates import FOLDER, Since, since
-from pacbayes_fl.study import run, updates
+from pacbayes_fl.study import run
 from pacbayes_fl.study.forecast import forecast
 from pacbayes_fl.study.later import Count
 from pacbayes_fl.study.predict import Prediction, predict
@@ -108,15 +108,23 @@ def test_known_rows_change_nothing_bit_for_bit(start: Start, tmp_path: Path, ask
     assert unchanged == {one: data for one, data in files.items() if one.name != "manifest.json"}
 
 
-def test_networks_that_have_gone_on_learn_again_from_where_they_are(start: Start, tmp_path: Path, ask: Path) -> None:
-    """The state of a filtered posterior is kept; where more rounds have followed, the rows are filtered anew."""
-    folder, path = start("pfedbayes"), write_csv(tmp_path / "later.csv", later())
-    update(run.open_run(folder), path)
-    opened = run.open_run(folder)
-    stale = opened.state._replace(round=7)  # as of a run that was resumed for more rounds
-    again, kept = updates.updated(replace(opened, state=stale)), updates.updated(opened)
-    torch.testing.assert_close(again.state.kept.together().q.loc, kept.state.kept.together().q.loc)
-    assert not torch.equal(kept.state.kept.together().q.loc, opened.state.kept.together().q.loc)
+def test_a_run_that_goes_on_ends_where_one_ends_that_is_updated_after_all_rounds(
+    start: Start, tmp_path: Path, ask: Path
+) -> None:
+    """The state of a filtered posterior is kept for its round; after more rounds the rows are filtered anew."""
+    path, results = write_csv(tmp_path / "later.csv", later()), []
+    for first in (True, False):
+        folder = start("pfedbayes")
+        study = run.open_run(folder).study
+        longer = replace(study, federation=replace(study.federation, rounds=2))
+        for step in (first, not first):
+            if step:
+                update(run.open_run(folder), path)
+            else:
+                run.run(longer, folder, resume=True)
+        results.append(predicted(folder, ask))
+    assert run.open_run(folder).round == 2
+    assert all(torch.equal(values, results[1][name]) for name, values in results[0].items())
 
 
 def test_certificates_are_of_the_run_before_and_say_so(start: Start, tmp_path: Path) -> None:
@@ -175,6 +183,9 @@ def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
         update(replace(opened, folder=None), path)
     with pytest.raises(StudyError, match="FedAvg does not learn from later rows"):
         update(run.open_run(start("fedavg")), path)
+    kept = replace(opened.study, report=replace(opened.study.report, keep="no-rows"))
+    with pytest.raises(StudyError, match=r"keeps no rows .*predict --later takes them at every call"):
+        update(replace(opened, study=kept), path)
     assert since(folder) is None and update(opened, path, ["new_0"]).found == {"new_0": Count(4)}
 
 
