@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.federation import federation_state
 from pacbayes_fl.federation.client_calls import cut_calls, parts, prepared
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.noise import Noise
@@ -92,7 +93,7 @@ def estimate(study: Study, dataset: tables.Dataset, budget: float = 4.0) -> Esti
     order = sorted(range(len(sizes)), key=lambda k: sizes[k])
     chosen = [order[round(at)] for at in np.linspace(0, len(order) - 1, min(len(order), _CLIENTS))]
     batch = clients.select(torch.tensor(chosen))
-    message = method.broadcast(method.init_server(torch.Generator().manual_seed(study.seed)))
+    message = method.broadcast(federation_state.start(method, batch, study.plan).server)
     largest, cuts, seconds = max(sizes), list[int](), list[float]()
     n, left = min(_FIRST, largest), budget
     while True:
@@ -117,16 +118,15 @@ def _seconds(
     cut = batch.trim(min(n, batch.mask.shape[1]))
     known = [min(m, n) for m in sizes]
     result = []
-    for _ in range(2):
+    for _ in range(2):  # the first may load code
         begun = time.perf_counter()
-        for positions, rows in cut_calls(cut, known, parts(method, known, list(range(len(known))), study.plan)):
+        for _, rows in cut_calls(cut, known, parts(method, known, list(range(len(known))), study.plan)):
             noise = Noise(study.plan.seed, 1, rows.ids, rows.x.device, study.plan.noise)
             state = method.init_clients(message, rows)
             if study.recipe.rounds:
                 method.client(message, state, rows, noise)
             else:
                 method.personalise(message, state, rows, noise)
-            del positions
         if cut.x.is_cuda:
             torch.cuda.synchronize()
         result.append(time.perf_counter() - begun)
