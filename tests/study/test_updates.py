@@ -127,6 +127,19 @@ def test_a_run_that_goes_on_ends_where_one_ends_that_is_updated_after_all_rounds
     assert all(torch.equal(values, results[1][name]) for name, values in results[0].items())
 
 
+def test_shapes_of_errors_take_the_residuals_of_all_rows_of_a_client(tmp_path: Path, ask: Path) -> None:
+    """As `--later` does, whose rows are those of one call; what the federation sent stays as it is."""
+    sets = ("model.residuals=mixture", "report.intervals=conformal", "federation.rounds=1")
+    run.run(on_csv(write_csv(tmp_path / "rows.csv", TABLE), *sets), tmp_path / "run")
+    opened, path = run.open_run(tmp_path / "run"), write_csv(tmp_path / "later.csv", later())
+    before, sent = forecast(opened, ask, ["existing_0"]).predicted, (tmp_path / "run/residuals.json").read_bytes()
+    expected = forecast(opened, ask, ["existing_0"], later=path).predicted
+    update(opened, path)
+    got = forecast(run.open_run(tmp_path / "run"), ask, ["existing_0"]).predicted
+    assert_same(dict(got), dict(expected), 1e-12)
+    assert bool((got["upper"] != before["upper"]).all()) and (tmp_path / "run/residuals.json").read_bytes() == sent
+
+
 def test_certificates_are_of_the_run_before_and_say_so(start: Start, tmp_path: Path) -> None:
     folder, path = start("pac-pfl/split"), write_csv(tmp_path / "later.csv", later())
     before = certify(run.open_run(folder))
