@@ -52,7 +52,7 @@ def test_value_and_gradient_are_those_of_the_definition_under_autograd(name: str
             with torch.no_grad():
                 points = choose(ModelKernel(model, leaf, x), model.noise(leaf, x), mask, 4)
             inducing = x[:, points.at[0, 0][points.used[0, 0]]]
-            value = collapsed_bound(model, leaf, inducing, x, y, mask)
+            value = collapsed_bound(model, leaf, inducing, ClientBatch(x, y, mask, (k,), (str(k),)))
             assert found.log_evidence[k, p].item() == pytest.approx(value.item(), rel=1e-9)
             close(found.score[k : k + 1, p : p + 1], torch.autograd.grad(value.sum(), leaf)[0], 1e-7)
 

@@ -6,7 +6,6 @@ inducing inputs are learned together with the hyper-parameters; with every row a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -25,6 +24,7 @@ from pacbayes_fl.methods.recipe import MethodSummary, Recipe
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
+from pacbayes_fl.posteriors.functions.collapsed import collapsed_bound, pieces
 from pacbayes_fl.posteriors.hyper_posterior import CentredFlatHyperPrior
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
@@ -56,43 +56,6 @@ class Parameters(NamedTuple):
 
     theta: Tensor
     inducing: Tensor
-
-
-def _pieces(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Return L = chol K_uu, A = L^-1 K_uf S^-1/2, chol(I + AA'), A S^-1/2 r, the residual r and the noise S [R]."""
-    theta, inducing = p.theta.view(1, 1, -1), p.inducing.unsqueeze(0)
-    noise = model.noise(theta, x.unsqueeze(0)).squeeze(0, 1)
-    k_uu = model.covariance(theta, inducing).squeeze()
-    k_uf = model.covariance(theta, inducing, x.unsqueeze(0)).squeeze(0, 1)
-    identity = torch.eye(len(p.inducing), dtype=x.dtype, device=x.device)
-    lower = torch.linalg.cholesky(k_uu + _JITTER * identity)
-    a = torch.linalg.solve_triangular(lower, k_uf, upper=False) / noise.sqrt()
-    inner = torch.linalg.cholesky(identity + a @ a.T)
-    residual = y - model.mean(theta, x.unsqueeze(0)).squeeze(0, 1)
-    return lower, a, inner, a @ (residual / noise.sqrt()), residual, noise
-
-
-def collapsed_bound(model: FunctionModel, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
-    """Lower bound on the log evidence with inducing inputs.
-
-    ln N(y | m, Q + S) - tr(S^-1 (K - Q)) / 2,  Q = K_fu K_uu^-1 K_uf      (Titsias 2009, eq. 9: S = s^2 I)
-
-    Args:
-        model: the prior.
-        p: theta [D] and inducing inputs [I, d].
-        x: inputs [R, d].
-        y: targets [R].
-
-    Returns:
-        [], in nats.
-    """
-    _, a, inner, projected, residual, noise = _pieces(model, p, x, y)
-    white = torch.linalg.solve_triangular(inner, projected.unsqueeze(-1), upper=False)
-    quadratic: Tensor = (residual.square() / noise).sum() - white.square().sum()
-    log_determinant = 2 * inner.diagonal().log().sum() + noise.log().sum()
-    prior_variance = model.variance(p.theta.view(1, 1, -1), x.unsqueeze(0)).squeeze(0, 1)
-    lost = (prior_variance / noise).sum() - a.square().sum()
-    return -0.5 * (quadratic + log_determinant + len(y) * math.log(2 * math.pi) + lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +170,8 @@ class PooledGP(CentralisedMethod[Server]):
                 chosen = torch.randperm(len(y), generator=generator)[: self.inducing].to(x.device)
                 p = self._fit_inducing(Parameters(server.theta, x[chosen]), x, y)
             with torch.no_grad():
-                lower, _, inner, projected, _, _ = _pieces(self.model, p, x, y)
+                one = pieces(self.model, p.theta.view(1, 1, -1), p.inducing.unsqueeze(0), _everybody(x, y), _JITTER)
+                lower, inner, projected = one.lower, one.inner, one.projected
                 identity = torch.eye(len(lower), dtype=x.dtype, device=x.device)
                 from_prior = torch.cholesky_solve(identity, lower)
                 whitened = torch.linalg.solve_triangular(lower.T, torch.cholesky_inverse(inner), upper=True)
@@ -218,7 +182,7 @@ class PooledGP(CentralisedMethod[Server]):
         return Server(p.theta, p.inducing, weight, reduction, server.seed)
 
     def _fit_exact(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        everybody = ClientBatch.pad([(x, y)], ["everybody"], dtype=x.dtype).to(x.device)
+        everybody = _everybody(x, y)
         moments, exact = adam_init(theta), self.model.with_inducing(None)
         for _ in range(self.steps):
             score = particle_scores(exact, theta.view(1, -1), everybody).score
@@ -226,11 +190,12 @@ class PooledGP(CentralisedMethod[Server]):
         return theta
 
     def _fit_inducing(self, p: Parameters, x: Tensor, y: Tensor) -> Parameters:
-        moments = adam_init(p)
+        moments, everybody = adam_init(p), _everybody(x, y)
         for _ in range(self.steps):
             with torch.enable_grad():
                 leaf = Parameters(p.theta.detach().requires_grad_(True), p.inducing.detach().requires_grad_(True))
-                loss = -collapsed_bound(self.model, leaf, x, y)
+                own = leaf.theta.view(1, 1, -1), leaf.inducing.unsqueeze(0)
+                loss = -collapsed_bound(self.model, *own, everybody, _JITTER).squeeze()
                 gradient = Parameters(*torch.autograd.grad(loss, leaf))
             p, moments = adam(Parameters(leaf.theta.detach(), leaf.inducing.detach()), gradient, moments, self.rate)
         return p
@@ -242,6 +207,11 @@ class PooledGP(CentralisedMethod[Server]):
     def personalise(self, message: Server, state: Nothing, batch: ClientBatch, noise: Noise) -> PooledPosterior:
         """Give every client the same GP."""
         return PooledPosterior(self.model, message, batch)
+
+
+def _everybody(x: Tensor, y: Tensor) -> ClientBatch:
+    """Take all rows [R, d], [R] as those of one client."""
+    return ClientBatch.pad([(x, y)], ["everybody"], dtype=x.dtype).to(x.device)
 
 
 RECIPE = Recipe(

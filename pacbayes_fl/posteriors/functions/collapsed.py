@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 
 
@@ -69,8 +70,61 @@ def collapse(factor: Tensor, left: Tensor, residual: Tensor, noise: Tensor, mask
     return Collapsed(torch.where(usable, value, torch.nan), white, aim, inverse_std, inner, mean)
 
 
+class Pieces(NamedTuple):
+    """Factors behind the bound with any inducing inputs; D is the diagonal of the rows' noise, 1 at padding.
+
+    For one client under one particle they have no dimensions K and P.
+
+    Args:
+        lower: L, Cholesky factors of K_zz and the jitter [K, P, M, M].
+        white: A D^(-1/2) [K, P, M, N], 0 at padding.
+        inner: Cholesky factors of B [K, P, M, M].
+        projected: A D^-1 (y - m) [K, P, M].
+        residual: y - m [K, P, N], in units of y; 0 at padding.
+        noise: D [K, P, N], in squared units of y.
+    """
+
+    lower: Tensor
+    white: Tensor
+    inner: Tensor
+    projected: Tensor
+    residual: Tensor
+    noise: Tensor
+
+
+def pieces(model: FunctionModel, theta: Tensor, inducing: Tensor, batch: ClientBatch, jitter: float = 0.0) -> Pieces:
+    """Factor what the bound is made of; differentiable by autograd.
+
+    Args:
+        model: the prior.
+        theta: particles [K, P, D].
+        inducing: inputs [K, M, d], the same for all particles of a client.
+        batch: rows x [K, N, d], y [K, N].
+        jitter: noise of the inducing values, with which the bound holds too, in squared units of y.
+
+    Returns:
+        The factors.
+
+    Raises:
+        RuntimeError: when K_zz is not positive definite (torch's LinAlgError).
+    """
+    real, x = batch.mask.unsqueeze(1), batch.x
+    identity = torch.eye(inducing.shape[1], dtype=x.dtype, device=x.device)
+    k_zz, k_zx = model.covariance(theta, inducing), model.covariance(theta, inducing, x)
+    k_zx = torch.where(real.unsqueeze(-2), k_zx, 0.0)
+    noise = torch.where(real, model.noise(theta, x), 1.0)
+    residual = torch.where(real, batch.y.unsqueeze(1) - model.mean(theta, x), 0.0)
+    if batch.clients == theta.shape[1] == 1:  # products of matrices, not of batches of one
+        k_zz, k_zx, noise, residual = (part[0, 0] for part in (k_zz, k_zx, noise, residual))
+    lower = torch.linalg.cholesky(k_zz + jitter * identity)
+    white = torch.linalg.solve_triangular(lower, k_zx, upper=False) / noise.sqrt().unsqueeze(-2)
+    inner = torch.linalg.cholesky(identity + white @ white.mT)
+    projected = (white @ (residual / noise.sqrt()).unsqueeze(-1)).squeeze(-1)
+    return Pieces(lower, white, inner, projected, residual, noise)
+
+
 def collapsed_bound(
-    model: FunctionModel, theta: Tensor, inducing: Tensor, x: Tensor, y: Tensor, mask: Tensor, jitter: float = 0.0
+    model: FunctionModel, theta: Tensor, inducing: Tensor, batch: ClientBatch, jitter: float = 0.0
 ) -> Tensor:
     """Lower bound on the log evidence with any inducing inputs: the definition, differentiable by autograd.
 
@@ -78,19 +132,21 @@ def collapsed_bound(
         model: the prior.
         theta: particles [K, P, D].
         inducing: inputs [K, M, d], the same for all particles of a client.
-        x: inputs [K, N, d].
-        y: targets [K, N].
-        mask: [K, N] bool.
-        jitter: noise of the inducing values, with which the bound holds too, in squared units of y.
+        batch: rows x [K, N, d], y [K, N].
+        jitter: as of `pieces`.
 
     Returns:
         [K, P], in nats.
+
+    Raises:
+        RuntimeError: as `pieces`.
     """
-    real = mask.unsqueeze(1)
-    k_zz = model.covariance(theta, inducing)
-    lower = torch.linalg.cholesky(k_zz + jitter * torch.eye(k_zz.shape[-1], dtype=x.dtype, device=x.device))
-    k_zx = torch.where(real.unsqueeze(-2), model.covariance(theta, inducing, x), 0.0)
-    factor = torch.linalg.solve_triangular(lower, k_zx, upper=False)
-    left = torch.where(real, model.variance(theta, x), 0.0) - factor.square().sum(-2)
-    residual = torch.where(real, y.unsqueeze(1) - model.mean(theta, x), 0.0)
-    return collapse(factor, left, residual, model.noise(theta, x), mask).value
+    _, white, inner, projected, residual, noise = pieces(model, theta, inducing, batch, jitter)
+    half = torch.linalg.solve_triangular(inner, projected.unsqueeze(-1), upper=False)
+    quadratic = (residual.square() / noise).sum(-1) - half.square().sum((-2, -1))
+    log_determinant = 2 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1) + noise.log().sum(-1)
+    variance = torch.where(batch.mask.unsqueeze(1), model.variance(theta, batch.x), 0.0)
+    lost = (variance / noise).sum(-1) - white.square().sum((-2, -1))
+    rows = batch.mask.sum(-1, dtype=noise.dtype).unsqueeze(1)
+    bound: Tensor = -0.5 * (quadratic + log_determinant + rows * math.log(2 * math.pi) + lost)
+    return bound

@@ -11,6 +11,7 @@ from gpytorch.kernels import InducingPointKernel, RBFKernel
 from gpytorch.means import ZeroMean
 from torch import Tensor
 
+from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.functions.gpytorch_prior import GPyTorchPrior
 from pacbayes_fl.models.likelihoods import inverse_softplus
 from pacbayes_fl.posteriors.functions.collapsed import collapse, collapsed_bound
@@ -18,6 +19,7 @@ from pacbayes_fl.posteriors.functions.collapsed import collapse, collapsed_bound
 X = torch.tensor([[-1.0], [-0.2], [0.5], [1.3]], dtype=torch.float64)
 Y = torch.tensor([0.3, -0.1, 0.8, 0.4], dtype=torch.float64)
 Z = torch.tensor([[-0.5], [0.9]], dtype=torch.float64)
+BATCH = ClientBatch.pad([(X, Y)])
 VARIANCE = 0.1
 PRIOR = GPyTorchPrior(ZeroMean(), RBFKernel(), 1)
 THETA = torch.tensor([inverse_softplus(VARIANCE**0.5), math.log(math.expm1(1.0))], dtype=torch.float64)
@@ -25,8 +27,7 @@ EXACT = -4.085692257428
 
 
 def bound(inducing: Tensor) -> Tensor:
-    mask = torch.ones(1, len(X), dtype=torch.bool)
-    return collapsed_bound(PRIOR, THETA.view(1, 1, -1), inducing.unsqueeze(0), X.unsqueeze(0), Y.unsqueeze(0), mask)
+    return collapsed_bound(PRIOR, THETA.view(1, 1, -1), inducing.unsqueeze(0), BATCH)
 
 
 @pytest.mark.quick
@@ -80,6 +81,12 @@ def test_a_point_more_never_lowers_it_and_none_takes_it_above_the_evidence() -> 
 
 
 def test_noise_of_the_points_lowers_it() -> None:
-    mask = torch.ones(1, len(X), dtype=torch.bool)
-    args = PRIOR, THETA.view(1, 1, -1), Z.unsqueeze(0), X.unsqueeze(0), Y.unsqueeze(0), mask
+    args = PRIOR, THETA.view(1, 1, -1), Z.unsqueeze(0), BATCH
     assert collapsed_bound(*args, jitter=0.1) < collapsed_bound(*args)
+
+
+def test_padding_changes_nothing() -> None:
+    batch = ClientBatch.pad([(X, Y), (X[:2], Y[:2])])
+    both = collapsed_bound(PRIOR, THETA.expand(2, 1, -1), Z.expand(2, -1, -1), batch)
+    alone = collapsed_bound(PRIOR, THETA.view(1, 1, -1), Z.unsqueeze(0), ClientBatch.pad([(X[:2], Y[:2])]))
+    torch.testing.assert_close(both, torch.cat((bound(Z), alone)), rtol=1e-12, atol=0)
