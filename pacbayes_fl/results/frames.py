@@ -26,5 +26,5 @@ def frame(columns: Mapping[str, Sequence[object]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError as error:
-        raise PacBayesFLError("a data frame needs pandas", hint="pip install 'pacbayes_fl[tables]'") from error
+        raise PacBayesFLError("a data frame needs pandas", hint="pip install pandas") from error
     return DataFrame({name: list(values) for name, values in columns.items()})
