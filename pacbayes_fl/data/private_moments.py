@@ -21,6 +21,7 @@ from pacbayes_fl.data.shrinkage import log_std
 from pacbayes_fl.data.summaries import SummaryScale, summarise
 
 _LEAST: Final = 0.02  # of half a range: scales of clients below count as this
+_APART: Final = 1.0 / 3.0  # standard deviation of what is released about what is usual, in halves of the ranges
 _ENOUGH: Final = 0.25  # share of clients whose rows tell a scale, below which it is that between clients
 _POOLED, _SHRUNK, _SUMMARY = 2, 5, 3  # numbers of a message for each column or summary
 _CLIENT: Final = 2  # numbers for a client with shrunk columns: 1 / m, and the error of the logarithm of a scale
@@ -136,20 +137,35 @@ class MomentMessage:
     def _are(self, kind: ColumnScale) -> Tensor:
         return torch.tensor([one == kind for one in self.kinds])
 
-    def shared(self, mean: Tensor) -> Shared:
+    @property
+    def usual(self) -> Tensor:
+        """Mean of the messages of clients that fill their ranges and are much alike [D], known without any rows."""
+        level = 1.0 - 2.0 * math.log(0.5) / math.log(_LEAST)
+        of = [0.0, 1.0 / 3.0] * self.kinds.count("pooled")
+        if "shrunk" in self.kinds:
+            of += [0.0, 0.1, level, level**2 + 0.01, 1.0] * self.kinds.count("shrunk") + [0.1, 0.02]
+        if self.summaries:
+            of += [0.0, 0.1, 1.0] * (len(self.kinds) + 1) + [0.05, 0.05, 0.1]
+        return torch.tensor(of, dtype=torch.float64)
+
+    def shared(self, mean: Tensor, noise_std: float = 0.0) -> Shared:
         """Scale columns by the mean of the clients' messages, a function of nothing else.
 
         Every client counts alike, whatever its rows. Of shrunk columns, with E over clients,
         spread^2 = E l^2 - (E l)^2 - E var(l),   std = exp(E l),
         between^2 = E u^2 - (E u)^2 - E 1/m exp(2 E l + 2 spread^2), 0 at least.
+        What is released is first drawn towards `usual` as the best linear prediction is of numbers that lie about it
+        with standard deviation 1/3, and no variance is taken to be less than the noise that is left.
 
         Args:
             mean: noisy mean [D].
+            noise_std: of each of its numbers, public.
 
         Returns:
             What the maps have in common, without an average.
         """
-        mean = mean.double().cpu()
+        trust = _APART**2 / (_APART**2 + noise_std**2)
+        mean, rest_std = self.usual + trust * (mean.double().cpu() - self.usual), trust * noise_std
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         loc, std = torch.zeros_like(middle), torch.ones_like(middle)
         between, spread = torch.zeros_like(middle), torch.zeros_like(middle)
@@ -159,7 +175,7 @@ class MomentMessage:
         first, second = of_pooled.view(-1, _POOLED).unbind(1)
         first = first.clamp(-1.0, 1.0)
         loc[pooled] = middle[pooled] + half[pooled] * first
-        std[pooled] = half[pooled] * (second - first.square()).clamp_min(_LEAST**2).sqrt()
+        std[pooled] = half[pooled] * (second - first.square()).clamp_min(max(_LEAST**2, rest_std)).sqrt()
         if bool(shrunk.any()):
             values = _population(of_shrunk.view(-1, _SHRUNK), of_client)
             loc[shrunk] = middle[shrunk] + half[shrunk] * values[0]

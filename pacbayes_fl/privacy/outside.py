@@ -64,6 +64,9 @@ class Releases(Protocol):
             [D], float64.
         """
 
+    def noise_std(self, message: str, longest: tuple[float, float]) -> float:
+        """Give the standard deviation of the noise on each number of that mean."""
+
 
 class Rehearsal:
     """Means without noise, for checks before anything is paid for: nothing that follows from them may be kept."""
@@ -82,6 +85,18 @@ class Rehearsal:
             [D], float64.
         """
         return rows.double().mean(0)
+
+    def noise_std(self, message: str, longest: tuple[float, float]) -> float:
+        """There is no noise.
+
+        Args:
+            message: not looked at.
+            longest: not looked at.
+
+        Returns:
+            0.
+        """
+        return 0.0
 
 
 @dataclass(frozen=True)

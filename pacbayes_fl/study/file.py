@@ -27,7 +27,7 @@ from pacbayes_fl.study.gp_model import GPModel
 from pacbayes_fl.study.instances import NO_INSTANCES, Instances, Model
 from pacbayes_fl.study.listing import BUNDLED
 from pacbayes_fl.study.models import InstanceModel, NetworkModel
-from pacbayes_fl.study.parts import DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
+from pacbayes_fl.study.parts import SEEN, DataPart, FederationPart, MethodPart, PrivacyPart, ReportPart
 from pacbayes_fl.study.plugins import METHODS, METRICS, check_task
 
 PARTS: tuple[tuple[str, type], ...] = (
@@ -201,7 +201,12 @@ class Study:
             _check_own(known, own, f"{where} [methods.{known}")
         given_model = instances.method is not None or instances.model is not None
         usual = {part: values for part, values in recipe.presets[preset].items() if part != "model" or not given_model}
-        stated = settings.merge(settings.merge(table, methods.get(name, {})), given)
+        rest = {part: values for part, values in methods.get(name, {}).items() if part != "data"}
+        common = settings.merge(settings.merge(table, rest), given)
+        own = (
+            {} if preset == "paper" else methods.get(name, {})
+        )  # a study's columns are tuned for its recommended values
+        stated = settings.merge(settings.merge(settings.merge(table, rest), own), given)
         if preset == "recommended" and not given_model:
             usual = settings.merge(usual, choices.own_defaults(recipe, stated))
         layered = settings.merge(usual, stated)
@@ -225,7 +230,7 @@ class Study:
             raise StudyError(f"{where} seed must be a whole number from 0 to 2**32 - 1, got {shown(seed)}")
         parts |= {"instances": instances, "data": data, "method": method}
         if preset == "recommended" and not given_model:
-            parts["unsaid"] = choices.unsaid(recipe, stated, parts)
+            parts["unsaid"] = choices.unsaid(recipe, common, parts)
         return cls(_name(full.get("name", where), where), seed, **parts)
 
     @classmethod
@@ -334,7 +339,13 @@ def assigned(table: JsonMapping, sets: Sequence[str]) -> tuple[JsonMapping, Json
             if key in after and after[key] != chosen:  # NaN is not itself
                 dropped = (part, "model") if part == "method" and _model(chosen) != _model(after[key]) else (part,)
                 table = {name: value for name, value in table.items() if name not in dropped}
+                if part == "data" and isinstance(methods := table.get("methods"), Mapping):
+                    table = {**table, "methods": {name: _without_data(own) for name, own in methods.items()}}
     return table, given
+
+
+def _without_data(own: Any) -> Any:
+    return {part: values for part, values in own.items() if part != "data"} if isinstance(own, Mapping) else own
 
 
 def _budgeted(table: JsonMapping, where: str) -> JsonMapping:
@@ -374,8 +385,14 @@ def _check_own(method: str, own: Any, where: str) -> None:
             models.parse(recipe.model, values, f"{where}.model]")
         elif part in kinds:
             settings.parse(kinds[part], values, f"{where}.{part}]")
+        elif part == "data":  # how the method sees the columns, and not which rows there are
+            settings.parse(DataPart, values, f"{where}.data]")
+            if others := [key for key in values if key not in SEEN]:
+                what = f"{where}.data]: {others[0]} says which rows there are, which all methods of a study share"
+                raise StudyError(what, hint=f"give it in [data]; of one method's own: {', '.join(SEEN)}")
         else:
-            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: method, model, {', '.join(dict(PARTS))}")
+            known = ", ".join(("method", "model", "data", *dict(PARTS)))
+            raise StudyError(f"{where}]: unknown part {part!r}", hint=f"valid: {known}")
 
 
 def read_table(path: Path | str) -> tuple[JsonTable, str]:

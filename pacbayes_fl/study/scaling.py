@@ -136,7 +136,8 @@ def _asked(study: Study, dataset: tables.Dataset) -> list[ColumnScale | None]:
 def _released(message: MomentMessage, train: ClientBatch, columns: list[str], releases: Releases) -> Shared:
     """Scale columns by the mean of the clients' messages; what it is a function of beside the rows is public."""
     about = json.dumps([columns, message.kinds, message.low.tolist(), message.high.tolist(), message.summaries])
-    return message.shared(releases.mean(MESSAGE, message.of_clients(train), message.longest, 0, about))
+    mean = releases.mean(MESSAGE, message.of_clients(train), message.longest, 0, about)
+    return message.shared(mean, releases.noise_std(MESSAGE, message.longest))
 
 
 def outside(study: Study, dataset: tables.Dataset) -> MomentMessage | None:

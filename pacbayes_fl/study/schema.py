@@ -21,7 +21,7 @@ from pacbayes_fl.results.records import SIMULATED_EPSILON
 from pacbayes_fl.study import sources as study_sources
 from pacbayes_fl.study.file import PARTS, Study
 from pacbayes_fl.study.models import KINDS, kinds_over
-from pacbayes_fl.study.parts import DataPart, MethodPart
+from pacbayes_fl.study.parts import SEEN, DataPart, MethodPart
 
 Schema = JsonTable
 
@@ -191,6 +191,8 @@ def _overrides() -> Schema:
     for name, recipe in METHODS.items():
         parts = {"method": _method(name), "model": _model(recipe.model), **{part: part for part, _ in PARTS}}
         properties = {part: _defined(place) for part, place in parts.items()}
+        seen = {key: {"$ref": f"#/properties/data/properties/{key}"} for key in SEEN}
+        properties["data"] = {"type": "object", "properties": seen, "additionalProperties": False}
         own[name] = {"type": "object", "properties": properties, "additionalProperties": False}
     text = "Values for single methods, such as [methods.pac-pfl.method]; they stand above those of the study's tables."
     return {"description": text, "type": "object", "properties": own, **_own_methods()}

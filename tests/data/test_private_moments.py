@@ -105,7 +105,7 @@ def test_whatever_the_noise_moments_are_numbers_that_can_scale(size: float) -> N
     message, sent = of(batch)
     for seed in range(20):
         noise = size * torch.randn(message.coordinates, generator=torch.Generator().manual_seed(seed))
-        shared = message.shared(sent.mean(0) + noise)
+        shared = message.shared(sent.mean(0) + noise, size)
         assert shared.between is not None and shared.spread is not None and shared.summaries is not None
         leaves = (shared.mean, shared.std, shared.between, shared.spread, *shared.summaries)
         assert all(bool(leaf.isfinite().all()) for leaf in leaves)
@@ -137,3 +137,13 @@ def test_one_client_is_told_no_better_than_the_norm_allows() -> None:
     ]
     above = [float((one.sum(1) > message.coordinates / 2).double().mean()) for one in noisy]
     assert above[0] > math.exp(2.0) * above[1]
+
+
+def test_what_noise_hides_is_taken_to_be_usual() -> None:
+    """Of noise alone columns keep the scale of their ranges, and nothing is divided by what is left of it."""
+    message, sent = of(federation(), summaries=False)
+    for seed in range(20):
+        noise = 3.0 * torch.randn(message.coordinates, generator=torch.Generator().manual_seed(seed))
+        shared = message.shared(sent.mean(0) + noise, 3.0)
+        share = shared.std[[1, 3]] / (0.5 * (message.high - message.low))[[1, 3]]
+        assert bool((share > 0.1).all() & (share < 1.5).all())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl.errors import PrivacyError, StudyError
 from pacbayes_fl.federation.plan import FederationPlan
@@ -96,7 +97,8 @@ def test_assigned_leaves_the_table_as_it_was() -> None:
         ({"methods": {"rigde": {}}}, "s.toml: unknown method 'rigde' (did you mean 'ridge'?)"),
         ({"methods": {"pac-pfl": {"methods": {}}}}, "s.toml [methods.pac-pfl]: unknown part 'methods' (valid: method,"),
         ({"methods": {"pac-pfl": {"report": {"evaluate_every": 0}}}}, "[report] evaluate_every must be at least 1"),
-        ({"methods": {"pfedgp": {"data": {}}}}, "s.toml [methods.pfedgp]: unknown part 'data'"),
+        ({"methods": {"pfedgp": {"data": {"time": "t"}}}}, "s.toml [methods.pfedgp.data]: time says which rows there"),
+        ({"methods": {"pfedgp": {"data": {"scale": "big"}}}}, "s.toml [methods.pfedgp.data] scale must be one of"),
         ({"methods": {"pfedgp": {"method": {"tau": 1}}}}, "s.toml [methods.pfedgp.method]: unknown key 'tau'"),
         ({"methods": {"pfedgp": {"model": 3}}}, "s.toml [methods.pfedgp.model] must be a table, got 3"),
         ({"methods": {"pfedgp": 3}}, "s.toml [methods.pfedgp] must be a table, got 3"),
@@ -182,7 +184,7 @@ def test_a_resolved_study_reads_back_as_itself(name: str, preset: str, tmp_path:
 
 def test_a_resolved_study_implies_nothing() -> None:
     table = tiny().table()
-    fields = {"data": 27, "model": 13, "method": 18, "federation": 15, "report": 10, "privacy": 9}
+    fields = {"data": 27, "model": 15, "method": 18, "federation": 15, "report": 10, "privacy": 9}
     assert {part: len(table[part]) for part in fields} == fields
     assert set(table) == {"name", "seed", *fields}
     assert table["federation"]["cohort"] == "none"
@@ -345,3 +347,17 @@ def test_only_the_bundled_studies_that_were_tuned_without_it_have_no_linear_term
         for method in ("pac-pfl", "pfedgp"):
             model = Study.from_toml(name, [f"method.name={method}"]).model
             assert isinstance(model, GPModel) and model.linear == "none"
+
+
+def test_a_method_may_see_the_columns_in_a_way_of_its_own() -> None:
+    """Not in the paper's preset, and not where another source of data is named: it was settled for these rows."""
+    table = {"methods": {"pac-pfl": {"data": {"scale": "pooled"}}}}
+    assert Study.from_table(table).data.scale == "pooled"
+    assert Study.from_table({**table, "method": {"name": "pfedgp"}}).data.scale == "client"
+    assert Study.from_table(table, sets=["data.scale=shrunk"]).data.scale == "shrunk"
+    assert Study.from_table({**table, "method": {"preset": "paper"}}).data.scale == "client"
+    assert Study.from_table(table, sets=["data.source=mine.csv"]).data.scale == "shrunk"
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    assert Study.from_table(table).with_instances(data={"a": (x, x[:, 0])}).data.scale == "shrunk"
+    assert Study.from_toml("polynomial").data.scale == "pooled"
+    assert Study.from_toml("polynomial", ["method.name=ridge"]).data.scale == "client"

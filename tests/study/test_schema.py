@@ -88,7 +88,7 @@ def test_a_private_study_and_a_simulation_are_valid() -> None:
             "$.method: Additional properties are not allowed ('particles'",
         ),
         ({"methods": {"rigde": {}}}, "$.methods: 'rigde' does not match any of the regexes"),
-        ({"methods": {"pfedgp": {"data": {}}}}, "$.methods.pfedgp: Additional properties are not allowed ('data'"),
+        ({"methods": {"pfedgp": {"data": {"time": "t"}}}}, "$.methods.pfedgp.data: Additional properties"),
         ({"methods": {"pfedgp": {"method": {"tau": 1}}}}, "$.methods.pfedgp.method: Additional properties"),
         ({"methods": {"fedavg": {"model": {"mean_widths": "zero"}}}}, "$.methods.fedavg.model: Additional properties"),
         ({"method": {"name": "fedavg"}, "model": {"feature_dim": 2}}, "$.model: Additional properties are not allowed"),
