@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.far_clients import without_far
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
@@ -175,7 +176,8 @@ def settle(
     """Determine how every column is scaled, and compute the moments of columns scaled across clients.
 
     A column that is left open is scaled by client, unless it is constant inside all clients and differs between them,
-    such as an orientation or a capacity: a client's own moments would make 0 of it everywhere.
+    such as an orientation or a capacity: a client's own moments would make 0 of it everywhere. Clients that are far
+    from all others in such columns are left out of what is common (`data.far_clients`), and a warning names them.
 
     Args:
         batch: training rows of all clients, x [K, N, d], y [K, N].
@@ -192,6 +194,11 @@ def settle(
     names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
     every = columns_of(batch)
     inside = moments_of(every, batch.mask)
+    across = [kind in FEDERATED or (kind is None and one) for kind, one in zip(asked, inside.flat.all(0), strict=True)]
+    if not alone and any(across):
+        batch = without_far(batch, every, names, across, "the moments of all clients")
+        every = columns_of(batch)
+        inside = moments_of(every, batch.mask)
     flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
     whole = moments_of(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
     between = (flat_inside & ~whole.flat[0]).tolist()

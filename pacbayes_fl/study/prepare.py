@@ -10,8 +10,9 @@ from types import MappingProxyType
 import torch
 
 from pacbayes_fl.data import tables
+from pacbayes_fl.data.far_clients import without_far
 from pacbayes_fl.data.linear_start import LinearStart, linear_moments, pooled_ridge
-from pacbayes_fl.data.scaling import Shared, untouched
+from pacbayes_fl.data.scaling import Shared, columns_of, untouched
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.methods.base import AnyMethod
 from pacbayes_fl.methods.pac_pfl.folds import CrossFitted
@@ -107,7 +108,9 @@ def build(study: Study, schema: tables.Dataset) -> tuple[AnyMethod, torch.dtype 
 def _with_linear_start(study: Study, dataset: tables.Dataset, shared: Shared) -> ScaledGroup:
     """Scale the existing clients and add the ridge regression of their training rows, where learning starts."""
     existing = scale(dataset.groups["existing"], shared, device_of(study), None, scaling.names(dataset))
-    start = pooled_ridge(linear_moments(existing.train.to("cpu")))  # on every device alike
+    train, names = existing.train.to("cpu"), [*scaling.inputs(study, dataset), dataset.target.name]
+    train = without_far(train, columns_of(train), names, [True] * len(names), "the regression where learning starts")
+    start = pooled_ridge(linear_moments(train))  # on every device alike
     return replace(existing, shared=shared._replace(linear=start))
 
 

@@ -1,0 +1,85 @@
+"""Clients whose columns lie far from everybody else's are left out of what is common to all clients."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.moments import Moments, log_in, moments_of, power_of_two
+from pacbayes_fl.errors import caller_stacklevel
+
+_FAR: Final = math.log(30.0)  # times the size of the client in the middle, at least, is far
+_DEVIATIONS: Final = 6.0  # of the logarithms of sizes, in standard deviations of what is normal
+_NORMAL: Final = 1.4826  # standard deviation per median absolute deviation
+_FEWEST: Final = 4  # clients of whom more than one half can be outvoted
+_SHOWN: Final = 5  # names in a warning
+
+
+def far(moments: Moments, has_rows: Tensor) -> Tensor:
+    """Say which clients are far from the others in which column.
+
+    A client's size is a_k = sqrt(std_k^2 + (mean_k - median of the means)^2). It is far where ln a_k exceeds the median
+    over clients by more than ln 30 and by more than six times 1.4826 MAD, the deviation that half of the clients do not
+    exceed (Huber and Ronchetti, Robust Statistics, 2009, section 5.1). As both are medians, fewer than half of the
+    clients cannot move them far, whatever they send.
+
+    Args:
+        moments: of K clients.
+        has_rows: [K] bool; others are never far.
+
+    Returns:
+        [K, c] bool; False where half of the clients have nothing but one and the same value, or there are fewer than 4.
+    """
+    result = torch.zeros_like(moments.flat)
+    if int(has_rows.sum()) < _FEWEST:
+        return result
+    mean, std = (leaf[has_rows].double() for leaf in moments[:2])
+    unit = power_of_two(torch.maximum(mean.abs(), std).median(0).values)
+    size = torch.hypot(std / unit, mean / unit - (mean / unit).median(0).values)
+    usual = size.median(0).values
+    logs = log_in(torch.where(size > 0, size, 1.0), torch.ones_like(unit))
+    middle = log_in(torch.where(usual > 0, usual, 1.0), torch.ones_like(unit))
+    spread = (logs - middle).abs().median(0).values
+    limit = (_DEVIATIONS * _NORMAL * spread).clamp_min(_FAR)
+    result[has_rows] = (logs - middle > limit) & (size > 0) & (usual > 0) | ~size.isfinite()
+    return result
+
+
+def without_far(
+    batch: ClientBatch, columns: Tensor, names: Sequence[str], used: Sequence[bool], what: str
+) -> ClientBatch:
+    """Leave clients that are far out of a batch, and say who they are.
+
+    Args:
+        batch: rows of K clients.
+        columns: theirs [K, N, c], in units of each.
+        names: of the c columns.
+        used: whether a column counts [c].
+        what: they are left out of, in words.
+
+    Returns:
+        The other clients; the same batch where nobody is far.
+
+    Warns:
+        UserWarning: naming the clients, and the columns.
+    """
+    away = far(moments_of(columns, batch.mask), batch.mask.any(1)) & torch.tensor([*used], device=columns.device)
+    out = away.any(1)
+    if not bool(out.any()):
+        return batch
+    who = [name for name, one in zip(batch.names, out.tolist(), strict=True) if one]
+    where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
+    text = f"{_first(who)}: {_first(where)} far from that of all other clients, and left out of {what}"
+    warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
+    return batch.select((~out).nonzero().flatten().cpu())
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
