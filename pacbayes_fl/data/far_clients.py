@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.moments import Moments, log_in, moments_of, power_of_two
+from pacbayes_fl.data.shrinkage import Population
 from pacbayes_fl.errors import caller_stacklevel
 
 _FAR: Final = math.log(30.0)  # times the size of the client in the middle, at least, is far
@@ -49,6 +50,24 @@ def far(moments: Moments, has_rows: Tensor) -> Tensor:
     limit = (_DEVIATIONS * _NORMAL * spread).clamp_min(_FAR)
     result[has_rows] = (logs - middle > limit) & (size > 0) & (usual > 0) | ~size.isfinite()
     return result
+
+
+def beyond(moments: Moments, population: Population) -> Tensor:
+    """Say which clients' columns are none of a population's, so that they are not drawn towards it.
+
+    sqrt(std_k^2 + (mean_k - mean)^2) > 30 exp(6 spread) sqrt(std^2 + between^2), of a column that varies
+
+    Args:
+        moments: of K clients.
+        population: of the c columns.
+
+    Returns:
+        [K, c] bool.
+    """
+    mean, std, between, spread = (leaf.to(moments.mean.device, torch.float64) for leaf in population)
+    unit = torch.hypot(std, between) * math.exp(_FAR) * (_DEVIATIONS * spread).clamp_max(200.0).exp()
+    size = torch.hypot(moments.std.double() / unit, moments.mean.double() / unit - mean / unit)
+    return (size > 1.0) & ~moments.flat
 
 
 def without_far(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.far_clients import without_far
+from pacbayes_fl.data.far_clients import beyond, without_far
 from pacbayes_fl.data.linear_start import LinearStart
 from pacbayes_fl.data.moments import moments_of, standardised
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
@@ -153,7 +153,10 @@ class Shared(NamedTuple):
         if self.between is None or self.spread is None or "shrunk" not in self.kinds:
             return result
         population = Population(self.mean, self.std, self.between, self.spread)
-        mean, std = shrunk(moments_of(columns_of(batch), batch.mask), batch.size, population)
+        moments = moments_of(columns_of(batch), batch.mask)
+        mean, std = shrunk(moments, batch.size, population)
+        alone = beyond(moments, population)
+        mean, std = torch.where(alone, moments.mean, mean), torch.where(alone, moments.std, std)
         return result.replaced(torch.tensor([kind == "shrunk" for kind in self.kinds], device=mean.device), mean, std)
 
 

@@ -67,3 +67,14 @@ def test_moments_are_those_of_the_others_and_a_warning_says_of_whom(kind: Column
         clean = scaling.settle(batch_of(columns), [kind, kind], ["a", "y"])
         scaling.settle(batch_of(hostile), ["client", "client"], ["a", "y"])
     assert torch.equal(shared.mean, clean.mean) and torch.equal(shared.std, clean.std)
+
+
+def test_a_client_that_is_none_of_the_population_keeps_its_own_units() -> None:
+    columns = torch.cat((rows(), 1e12 * rows(1)))
+    batch = batch_of(columns)
+    with pytest.warns(UserWarning, match="^c12: "):
+        shared = scaling.settle(batch, ["shrunk", "shrunk"], ["a", "y"])
+    own = scaling.fit(batch, shared)
+    used = shared.used(own, batch)
+    assert torch.equal(used.x_mean[12], own.x_mean[12]) and torch.equal(used.y_std[12], own.y_std[12])
+    assert not bool((used.x_mean[:12] == own.x_mean[:12]).any())
