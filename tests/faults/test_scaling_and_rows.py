@@ -213,7 +213,7 @@ def test_a_run_goes_on_in_the_units_that_it_began_in(tmp_path: Path) -> None:
         run.run(on_csv(path, *sets, "federation.rounds=2"), folder, resume=True)
     assert (folder / "scaling.json").read_bytes() == before
     anew = prepare(on_csv(path, *sets), study_data.load(on_csv(path, *sets)))[1]["existing"].shared
-    assert float(anew.mean[0]) > 1 + json.loads(before)["columns"][0]["mean"]
+    assert float(anew.mean[0]) > 0.5 + json.loads(before)["columns"][0]["mean"]
 
 
 @pytest.mark.parametrize("asked", [*(f"scale={kind}" for kind in get_args(ColumnScale)), "client_inputs=summaries"])
