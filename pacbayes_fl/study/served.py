@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pacbayes_fl.errors import UNREADABLE, DataError, DeployError, caller_stacklevel
 from pacbayes_fl.federation import engine, frames
@@ -42,6 +43,9 @@ class Waits:
     round: float = 600.0
 
 
+PATIENT: Final = Waits()
+
+
 def serve(
     study: Study,
     out: Path | str,
@@ -49,7 +53,8 @@ def serve(
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[Callback] = (),
-    waits: Waits = Waits(),
+    waits: Waits = PATIENT,
+    claims: Mapping[int, Sequence[str]] | None = None,
 ) -> Result:
     """Run a study whose clients are at nodes; the run folder holds what the server knows, and no row.
 
@@ -64,6 +69,7 @@ def serve(
         on_round: called after every round with its record.
         callbacks: told of every round; each can end the run.
         waits: how long it waits.
+        claims: names of the clients of each node, by its number, where the server knows whose key it has.
 
     Returns:
         The result, without scores, which the nodes can give.
@@ -83,6 +89,7 @@ def serve(
     with folder.lock():
         study, notes = folder.recall(study, resume)
         hellos = _greeted(mail, waits.nodes)
+        _check_claims(hellos, claims)
         known = Roster.of([*hellos.values()], device_of(study))
         run = _recalled(folder.path, known, folder)
         method, _ = build(study, known.schema)
@@ -131,6 +138,16 @@ def _greeted(mail: Mail, seconds: float) -> dict[int, Hello]:
         raise DeployError("there is no node", hint="start nodes, and see that their keys are registered")
     answers = _asked(mail, nodes, {"kind": "hello"}, seconds)
     return {node: Hello.from_json(answers[node].get("hello") or {}) for node in nodes}
+
+
+def _check_claims(hellos: Mapping[int, Hello], claims: Mapping[int, Sequence[str]] | None) -> None:
+    """Refuse a node that is nobody's, or that claims a client of another's."""
+    for node, hello in hellos.items() if claims is not None else ():
+        own = (claims or {}).get(node, ())
+        for name in hello.clients:
+            if name not in own:
+                what = f"node {node} claims it, and its key belongs to the node of {', '.join(own[:5]) or 'nobody'}"
+                raise DataError(what, client=name)
 
 
 def _joined(mail: Mail, nodes: Sequence[int], run: str, round: int, seconds: float) -> None:

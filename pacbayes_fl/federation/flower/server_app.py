@@ -1,0 +1,57 @@
+"""Flower's ServerApp: it passes messages of the server, which is another process and outlives it, to the nodes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from pacbayes_fl.federation import frames, sockets
+from pacbayes_fl.federation.frames import Array
+
+app = ServerApp()
+
+_PAUSE: Final = 0.05  # seconds between two looks for replies: `Grid.send_and_receive` waits for 3
+
+
+@app.main()  # type: ignore[untyped-decorator,unused-ignore]
+def main(grid: Grid, context: Context) -> None:
+    """Serve the server until it hangs up.
+
+    Args:
+        grid: Flower's network.
+        context: its `run_config` has "server", the path of a socket.
+    """
+    with sockets.connect(Path(str(context.run_config["server"]))) as line:
+        while True:
+            config, letters = frames.decode(line.receive())
+            if config["do"] == "end":
+                return
+            if config["do"] == "nodes":
+                line.send(frames.encode({"nodes": [str(node) for node in grid.get_node_ids()]}, {}))
+                continue
+            _asked(grid, line, {int(node): one.data for node, one in letters.items()}, float(config["seconds"]))
+
+
+def _asked(grid: Grid, line: sockets.Line, letters: dict[int, bytes], seconds: float) -> None:
+    """Send all messages, and pass answers on as they come."""
+    until = time.monotonic() + seconds
+    messages = [
+        Message(RecordDict({"letter": ConfigRecord({"data": data})}), dst_node_id=node, message_type="train")
+        for node, data in letters.items()
+    ]
+    waiting = {sent for sent in grid.push_messages(messages) if sent}
+    while waiting and time.monotonic() < until:
+        for reply in grid.pull_messages(list(waiting)):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            node = str(reply.metadata.src_node_id)
+            if reply.has_content():
+                data = bytes(reply.content["letter"]["data"])
+            else:
+                data = frames.encode({"refused": f"Flower: {reply.error.reason}"[:200]}, {})
+            line.send(frames.encode({"node": node}, {"": Array("", (), "", data)}))
+        time.sleep(_PAUSE)
+    line.send(frames.encode({"over": True}, {}))
