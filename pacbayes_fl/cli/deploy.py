@@ -23,9 +23,13 @@ def arguments(command: AddCommand) -> None:
     )
     study_options(sub)
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder of the server")
-    sub.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes to which clients are dealt (default: 4)")
-    sub.add_argument("--port", type=int, metavar="P", help="of the SuperLink; SuperNodes have P + 1, P + 2, ...")
-    sub.add_argument("--seconds", type=float, default=600.0, metavar="S", help="that a round waits for its clients")
+    sub.add_argument(
+        "--nodes", type=int, default=4, metavar="N", help="nodes to which clients are dealt (default: %(default)s)"
+    )
+    sub.add_argument("--port", type=int, metavar="P", help="of the SuperLink; SuperNodes have those after it")
+    sub.add_argument(
+        "--seconds", type=float, default=600.0, metavar="S", help="that a round waits (default: %(default)s)"
+    )
     sub.add_argument("--resume", action="store_true", help="go on from the folder's last intact checkpoint")
 
 

@@ -53,7 +53,11 @@ def classes(cls: type[object]) -> Iterator[type]:
 
 def test_no_concrete_method_is_replaced() -> None:
     for module in pkgutil.walk_packages(pacbayes_fl.__path__, "pacbayes_fl."):
-        import_module(module.name)
+        try:
+            import_module(module.name)
+        except ModuleNotFoundError as error:  # Flower has an environment of its own
+            if error.name != "flwr":
+                raise
     result = {cls for cls in classes(object) if own(cls) == "pacbayes_fl"}
     assert len(result) > 300
     complain(sorted(line for cls in result for line in replaced(cls)))
