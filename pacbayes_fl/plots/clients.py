@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -112,7 +113,8 @@ def client_boxes(result: Result) -> Figure:
 def particle_ablation(results: Sequence[Result], metric: str | None = None, group: str = "existing") -> Figure:
     """Draw a metric against the number of SVGD particles (PAC-PFL, Figure 3).
 
-    A point is the mean over seeds of the mean over clients; the bar is one sample standard deviation over seeds.
+    A point is the mean over seeds of the mean over clients; the bar is one sample standard deviation over seeds,
+    and is not there where a point has one seed alone.
 
     Args:
         results: finished runs that differ in their seed and in `labels["particles"]`; one line a study, and a
@@ -146,12 +148,12 @@ def particle_ablation(results: Sequence[Result], metric: str | None = None, grou
         for number, (line, by_count) in enumerate(scores.items()):
             x = sorted(by_count)
             mean = [statistics.fmean(by_count[count]) for count in x]
-            std = [statistics.stdev(by_count[count]) if len(by_count[count]) > 1 else 0.0 for count in x]
+            std = [statistics.stdev(by_count[count]) if len(by_count[count]) > 1 else math.nan for count in x]
             axis.errorbar(x, mean, std, fmt="o-", capsize=3, color=CYCLE[number % len(CYCLE)], label=line)
         axis.set(xlabel="particles", ylabel=metric_label(metric, results[0]), xticks=counts)
         seeds = {len(runs) for by_count in scores.values() for runs in by_count.values()}
         trials = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{max(seeds)}"
-        axis.set_title(f"mean ± standard deviation over {trials} seed{'' if seeds == {1} else 's'}")
+        axis.set_title("one seed" if seeds == {1} else f"mean ± standard deviation over {trials} seeds")
         axis.legend()
     return figure
 

@@ -139,6 +139,14 @@ def test_particles_of_several_methods_are_lines_of_their_own(made: Maker) -> Non
     assert [text.get_text() for text in legend.get_texts()] == ["pac_pfl, polynomial", "other, polynomial"]
 
 
+def test_one_seed_has_no_spread(made: Maker) -> None:
+    (axis,) = particle_ablation([made("pac_pfl", particles=count) for count in (1, 2)]).axes
+    bars = axis.containers[0][2][0]
+    assert isinstance(bars, LineCollection)
+    assert axis.get_title() == "one seed"
+    assert not any(np.size(segment) and np.isfinite(segment).all() for segment in bars.get_segments())
+
+
 def test_what_is_missing_is_named(result: Result) -> None:
     with pytest.raises(NothingToDrawError, match="mine"):
         box_plots([result], ["mine"])

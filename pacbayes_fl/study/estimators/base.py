@@ -213,6 +213,7 @@ def _taken(X: Any, group: str | int) -> tuple[Values, Any]:
     """Take a column out: of a table with names, or of an array."""
     if hasattr(X, "columns"):
         names = [*X.columns]
+        _require_place(group, len(names))
         column = names[group] if isinstance(group, int) else group
         if column not in names:
             raise ValueError(f"X has no column {column!r}, which holds the groups; it has {', '.join(map(str, names))}")
@@ -222,7 +223,13 @@ def _taken(X: Any, group: str | int) -> tuple[Values, Any]:
         raise ValueError(f"group={group!r} is the name of a column, and X has no names: give its position")
     if array.ndim != 2:
         return np.empty(0), array  # refused as every other array of such a shape
+    _require_place(group, array.shape[1])
     return array[:, group], np.delete(array, group, axis=1)
+
+
+def _require_place(group: str | int, columns: int) -> None:
+    if isinstance(group, int) and not -columns <= group < columns:
+        raise ValueError(f"group={group} is the position of a column, and X has {columns}")
 
 
 def _name(label: object) -> str:

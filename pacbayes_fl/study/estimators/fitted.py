@@ -15,6 +15,7 @@ from pacbayes_fl.federation import federation_state
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.files import JsonTable
+from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.held_rows import TrainingHistory
@@ -164,7 +165,12 @@ class Fitted:
         """Take the federation apart as run folders do: what the study says, rows, and tensors."""
         one = self.trained
         state = one.state._replace(kept=Kept.of(one.state.kept, one.groups[_EXISTING].train.clients).together())
-        kept = {"dataset": one.dataset, "groups": dict(one.groups), "history": one.history, "rounds": one.rounds}
+        kept = {
+            "dataset": one.dataset,
+            "groups": dict(one.groups),
+            "history": one.history,
+            "rounds": [*map(_thawed, one.rounds)],
+        }
         return {"study": one.study.table(), "state": state, "errors": one.errors, "others": dict(self.others), **kept}
 
     def __setstate__(self, saved: JsonTable) -> None:
@@ -174,11 +180,17 @@ class Fitted:
         method, _ = build(study, saved["dataset"])
         errors: ErrorShape = saved["errors"]
         history: TrainingHistory = saved["history"]
-        more = {"rounds": saved["rounds"], "history": history, "errors": errors}
-        method = federation_state.at_rates(method, state)
-        trained = Trained(study, method, state, saved["groups"], saved["dataset"], **more)
+        rounds: tuple[RoundRecord, ...] = tuple(saved["rounds"])
+        method, groups, data = federation_state.at_rates(method, state), saved["groups"], saved["dataset"]
+        trained = Trained(study, method, state, groups, data, rounds=rounds, history=history, errors=errors)
         object.__setattr__(self, "trained", trained)
         object.__setattr__(self, "others", saved["others"])
+
+
+def _thawed(record: RoundRecord) -> RoundRecord:
+    """Take the tables of a round out of views that cannot be pickled."""
+    values, histograms, reasons = dict(record.values), dict(record.histograms), dict(record.reasons)
+    return replace(record, values=values, histograms=histograms, reasons=reasons)
 
 
 def _dataset(rows: Rows, columns: Sequence[str], classes: int | None) -> tables.Dataset:

@@ -120,6 +120,8 @@ def test_what_cannot_be_used_is_refused_as_scikit_learn_does(fitted: fl.PacPFLRe
         fl.PacPFLRegressor(group=0).fit(small, table.y[:4], groups=["a"] * 4)
     with pytest.raises(ValueError, match="X has no names"):
         fl.PacPFLRegressor(group="house").fit(small, table.y[:4])
+    with pytest.raises(ValueError, match="group=7 is the position of a column, and X has 2"):
+        fl.PacPFLRegressor(group=7).fit(small, table.y[:4])
     with pytest.raises(ValueError, match="requires y"):
         fl.PacPFLRegressor(group=0).fit(small, None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'particle'"):
