@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from textwrap import wrap
 
-from pacbayes_fl.cli.arguments import AddCommand
+from pacbayes_fl.cli.arguments import AddCommand, json_option
 from pacbayes_fl.cli.layout import room
 from pacbayes_fl.cli.output import say
 
@@ -40,7 +40,7 @@ def arguments(command: AddCommand) -> None:
         help="change a value of the study, such as data.missing=drop; may be repeated",
     )
     sub.add_argument("--no-cost", action="store_true", help="do not time a round")
-    sub.add_argument("--json", action="store_true", help="print JSON instead of the lines")
+    json_option(sub, "lines", "findings", "refused", "cost")
 
 
 def act(options: argparse.Namespace) -> None:

@@ -33,6 +33,7 @@ LINES = {
     "update": ("first", "--data", "later.csv"),
     "score": ("first", "--data", "truth.csv"),
     "describe": ("pac-pfl",),
+    "check": ("rows.csv", "--no-cost"),
 }
 """A line of every command that prints a table, beside what a run folder holds."""
 CSV = ("join", "predict")
@@ -118,7 +119,7 @@ def test_json_is_one_document_with_the_keys_that_the_help_says(command: str, out
 def test_no_line_of_a_table_is_wider_than_the_terminal(
     command: str, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("output", "listing", "describe", "update"):
+    for module in ("output", "listing", "describe", "update", "check"):
         monkeypatch.setattr(f"pacbayes_fl.cli.{module}.room", lambda: 80)
     printed = output(command)
     assert printed
