@@ -42,6 +42,8 @@ WITHOUT = {
     "release": "prints what was written",
     "init": "prints the roles of columns",
     "schema": "prints JSON anyhow",
+    "deploy": "prints where the run folder is, whose table `show` prints",
+    "node": "prints what it does",
 }
 Output = Callable[[str, Sequence[str]], str]
 
