@@ -18,8 +18,8 @@ def arguments(command: AddCommand) -> None:
     sub = command(
         "deploy",
         "run a study over Flower on this machine, every node in processes of its own",
-        "pacbayes-fl deploy polynomial --nodes 4 --out runs/deployed",
-        "pacbayes-fl deploy polynomial --nodes 4 --out runs/deployed --resume",
+        "pacbayes-fl deploy polynomial --set data.scale=client --nodes 4 --out runs/deployed",
+        "pacbayes-fl deploy polynomial --set data.scale=client --nodes 4 --out runs/deployed --resume",
     )
     study_options(sub)
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder of the server")

@@ -8,10 +8,10 @@ from pacbayes_fl.cli import main
 
 
 def test_a_nodes_owner_is_told_what_would_leave(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["node", "check", "polynomial", "--client", "poly_03", "--set", "method.particles=2"]) == 0
+    assert main(["node", "check", "polynomial", "--client", "poly_03", "--set", "data.scale=client"]) == 0
     said = capsys.readouterr().out
     assert "names of clients: poly_03\n" in said and "numbers of training rows: poly_03 " in said
-    assert main(["node", "check", "polynomial", "--client", "x"]) == 1
+    assert main(["node", "check", "polynomial", "--client", "x", "--set", "data.scale=client"]) == 1
     assert "client 'x': it is not in the data" in capsys.readouterr().err
     assert main(["node", "check", "polynomial", "--set", "data.scale=pooled"]) == 1
     assert "every node of a deployment knows its own rows alone" in capsys.readouterr().err

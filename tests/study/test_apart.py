@@ -57,6 +57,6 @@ def test_a_roster_does_not_depend_on_who_came_first() -> None:
     ids=str,
 )
 def test_columns_are_scaled_by_client_where_nobody_knows_the_others(change: list[str]) -> None:
-    study = Study.from_toml("polynomial", [f"data.{one}" for one in change])
+    study = Study.from_toml("polynomial", ["data.scale=client", *(f"data.{one}" for one in change)])
     shared = apart.settle(study, Roster.of([ONE], CPU).dataset(study.data.bounds))
     assert shared.kinds == ("client",) * 3 and not shared.mean.any()

@@ -24,7 +24,9 @@ from pacbayes_fl.study.run import run
 from tests.laws.cases import assert_close
 from tests.study.test_served import server_of
 
-STUDY = Study.from_toml("polynomial", ["federation.rounds=2", "method.particles=2", "federation.device=cpu"])
+STUDY = Study.from_toml(
+    "polynomial", ["federation.rounds=2", "method.particles=2", "federation.device=cpu", "data.scale=client"]
+)
 HELLO = frames.encode({"kind": "hello"}, {})
 
 

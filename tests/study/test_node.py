@@ -13,7 +13,8 @@ from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.node import StudyNode
 
-STUDY = Study.from_toml("polynomial", ["method.particles=2", "federation.device=cpu"])
+STUDY = Study.from_toml("polynomial", ["method.particles=2", "federation.device=cpu", "data.scale=client"])
+SMALL = ("method.particles=2", "data.scale=client")
 DATA = load(STUDY)
 TRAIN = DATA.groups["existing"].train
 NODE = StudyNode(STUDY, DATA, InMemory(), TRAIN.names[2:4])
@@ -35,7 +36,7 @@ def test_what_leaves_is_told_before_anything_does() -> None:
     text = "\n".join(NODE.leaves)
     assert "poly_02, poly_03" in text and f"poly_02 {NODE.hello.clients['poly_02']}" in text
     assert "bytes a client: score" in text and "y" in text
-    private = Study.from_toml("polynomial", ["method.particles=2", "privacy.epsilon=1", "privacy.clip=1"])
+    private = Study.from_toml("polynomial", [*SMALL, "privacy.epsilon=1", "privacy.clip=1"])
     node = StudyNode(private, load(private), InMemory())
     assert "numbers of training rows: withheld" in node.leaves and "hidden by noise at the server" in node.leaves[-1]
     assert set(node.hello.clients.values()) == {1}
@@ -68,4 +69,4 @@ def test_messages_are_answered_by_kind_and_others_refused() -> None:
 )
 def test_what_takes_sums_of_all_clients_is_refused_by_name(change: str, text: str) -> None:
     with pytest.raises(StudyError, match=text):
-        StudyNode(Study.from_toml("polynomial", [change]), DATA, InMemory())
+        StudyNode(Study.from_toml("polynomial", ["data.scale=client", change]), DATA, InMemory())

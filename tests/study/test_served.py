@@ -23,7 +23,7 @@ from pacbayes_fl.study.run import open_run, run
 from pacbayes_fl.study.served import serve
 from tests.laws.cases import assert_close
 
-SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu"]
+SMALL = ["federation.rounds=3", "method.particles=2", "federation.device=cpu", "data.scale=client"]
 PRIVATE = ["privacy.epsilon=1e3", "privacy.clip=10", "privacy.randomness=simulation", "privacy.delta=1e-3"]
 NAMES = load(Study.from_toml("polynomial", SMALL)).groups["existing"].train.names
 
