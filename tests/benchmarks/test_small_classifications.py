@@ -1,0 +1,37 @@
+"""Federations of labels beside which defaults are measured: who has which rows, and a table of one of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.small_classifications import TABLES, main
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "rows", "labels"),
+    [
+        ("digits", 20, {24}, {3}),
+        ("wine", 8, set(range(10, 14)), {2, 3}),
+        ("tumours", 12, {23, 24}, {2}),
+        ("shifted", 12, {24}, {4}),
+        ("few", 16, {4}, {4}),
+    ],
+)
+def test_every_client_has_the_rows_and_labels_that_are_said(
+    name: str, clients: int, rows: set[int], labels: set[int]
+) -> None:
+    table = TABLES[name](0)
+    train = table[table["split"] == "train"].groupby("client")
+    assert len(train) == clients == table[table["split"] == "test"]["client"].nunique()
+    assert set(train.size()) <= rows and set(table.groupby("client")["y"].nunique()) <= labels
+    assert table.equals(TABLES[name](0)) and not table.equals(TABLES[name](1))
+    assert np.isfinite(table.drop(columns=["client", "split"]).to_numpy(float)).all()
+
+
+def test_the_table_has_a_line_for_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["few", "--methods", "fedavg,local", "--set", "federation.rounds=2", "--seeds", "1"])
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines] == [["| few", "fedavg"], ["| few", "local"]]
+    assert len({line.count("|") for line in (head, *lines)}) == 1
+    assert lines[0].split(" | ")[2] == lines[1].split(" | ")[2]
