@@ -1,9 +1,9 @@
 """Default settings beside training alone on small federations of labels: `python -m benchmarks.small_classifications`.
 
-What a user meets who names only a table. Three are scikit-learn's: digits by label, wines by their ash, tumours by
-their texture. Two are made: "shifted", whose classes lie elsewhere at every client, and "few", four rows a client. The
-last two are images, read below `PACBAYES_FL_DATA`: "writers", 20 digits of every writer of FEMNIST, and "mnist", 20
-digits of five labels.
+What a user meets who names only a table. "digits" are scikit-learn's by label, "wine" and "cancer" those of
+`benchmarks.real_federations`. Two are made: "shifted", whose classes lie elsewhere at every client, and "few", four
+rows a client. The last two are images, read below `PACBAYES_FL_DATA`: "writers", 20 digits of every writer of FEMNIST,
+and "mnist", 20 digits of five labels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import pacbayes_fl as fl
+from benchmarks.real_federations import cancer, dealt, wine
 from pacbayes_fl.results.records import Result
 
 Array = NDArray[np.float64]
@@ -50,30 +51,6 @@ def digits(seed: int) -> pd.DataFrame:
     return pd.concat(clients)
 
 
-def _by_quantile(table: pd.DataFrame, column: str, clients: int, seed: int) -> pd.DataFrame:
-    """Clients are quantiles of a column, which is left out; every other row is a test row."""
-    random = np.random.default_rng(seed)
-    table["client"] = [f"quantile_{part}" for part in pd.qcut(table.pop(column), clients, labels=False)]
-    table = table.iloc[random.permutation(len(table))].sort_values("client", kind="stable")
-    table["split"] = np.where(table.groupby("client").cumcount() % 2 == 0, "train", "test")
-    return table
-
-
-def wine(seed: int) -> pd.DataFrame:
-    """Deal scikit-learn's 178 wines of three growers out to 8 clients by their ash."""
-    from sklearn.datasets import load_wine
-
-    return _by_quantile(load_wine(as_frame=True).frame.rename(columns={"target": "y"}), "ash", 8, seed)
-
-
-def tumours(seed: int) -> pd.DataFrame:
-    """Deal scikit-learn's 569 tumours out to 12 clients by their mean texture."""
-    from sklearn.datasets import load_breast_cancer
-
-    table = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "y"})
-    return _by_quantile(table, "mean texture", 12, seed)
-
-
 def _made(seed: int, clients: int, classes: int, rows: int, shift: float) -> pd.DataFrame:
     """Normal classes in ten dimensions whose means are the federation's, moved by `shift` at every client."""
     random = np.random.default_rng([seed, rows])
@@ -99,7 +76,13 @@ def few(seed: int) -> pd.DataFrame:
 
 
 TABLES: Mapping[str, Callable[[int], pd.DataFrame]] = MappingProxyType(
-    {"digits": digits, "wine": wine, "tumours": tumours, "shifted": shifted, "few": few}
+    {
+        "digits": digits,
+        "wine": lambda seed: dealt(wine(), seed, "classification"),
+        "cancer": lambda seed: dealt(cancer(), seed, "classification"),
+        "shifted": shifted,
+        "few": few,
+    }
 )
 IMAGES: Mapping[str, Sequence[str]] = MappingProxyType(
     {"writers": ("femnist-20",), "mnist": ("mnist-small", "data.options.train=4", "data.options.validation=1")}

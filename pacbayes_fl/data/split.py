@@ -155,9 +155,7 @@ def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch
         DataError: when a client has fewer rows than folds, or there are fewer than two folds.
     """
     sizes = _enough(batch, count)
-    starts = [torch.tensor([m * fold // count for fold in range(count)]) for m in sizes]
-    dealt = [torch.bucketize(torch.arange(m), first, right=True) - 1 for m, first in zip(sizes, starts, strict=True)]
-    return _by_fold(batch, dealt, count)
+    return _by_fold(batch, [_blocks(m, count) for m in sizes], range(count))
 
 
 def stratified_folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:
@@ -174,12 +172,41 @@ def stratified_folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, 
         DataError: when a client has fewer rows than folds, or there are fewer than two folds.
     """
     sizes = _enough(batch, count)
+    dealt = [_labelled(batch.y[k, :m], count) for k, m in enumerate(sizes)]
+    return _by_fold(batch, dealt, range(count))
+
+
+def held_out(batch: ClientBatch, count: int) -> tuple[ClientBatch, ClientBatch]:
+    """Hold the first of `count` parts of every client's rows out: a block of a series, or of labels some of each.
+
+    Args:
+        batch: training rows, as for `folds` or, with labels, `stratified_folds`.
+        count: number of parts, at least 2.
+
+    Returns:
+        The rest and what is held out, of all clients: one row of a client with fewer rows than parts, and none of a
+        single one.
+    """
     dealt = []
-    for k, m in enumerate(sizes):
-        fold = torch.empty(m, dtype=torch.int64)
-        fold[batch.y[k, :m].cpu().argsort(stable=True)] = torch.arange(m) % count
-        dealt.append(fold)
-    return _by_fold(batch, dealt, count)
+    for k, m in enumerate(int(size) for size in batch.size.tolist()):
+        if m < count:
+            dealt.append(torch.arange(m) + (m == 1))
+        else:
+            dealt.append(_blocks(m, count) if batch.y.is_floating_point() else _labelled(batch.y[k, :m], count))
+    return _by_fold(batch, dealt, [0])[0]
+
+
+def _blocks(m: int, count: int) -> Tensor:
+    """The fold of every row of a series [m]."""
+    first = torch.tensor([m * fold // count for fold in range(count)])
+    return torch.bucketize(torch.arange(m), first, right=True) - 1
+
+
+def _labelled(y: Tensor, count: int) -> Tensor:
+    """The fold of every row with a label [m]."""
+    fold = torch.empty(len(y), dtype=torch.int64)
+    fold[y.cpu().argsort(stable=True)] = torch.arange(len(y)) % count
+    return fold
 
 
 def _enough(batch: ClientBatch, count: int) -> list[int]:
@@ -193,10 +220,12 @@ def _enough(batch: ClientBatch, count: int) -> list[int]:
     return sizes
 
 
-def _by_fold(batch: ClientBatch, dealt: Sequence[Tensor], count: int) -> list[tuple[ClientBatch, ClientBatch]]:
-    """Cut a batch by the fold [m_k] of every row of each client."""
+def _by_fold(
+    batch: ClientBatch, dealt: Sequence[Tensor], wanted: Sequence[int]
+) -> list[tuple[ClientBatch, ClientBatch]]:
+    """Cut a batch by the fold [m_k] of every row of each client, for each of the wanted ones."""
     pairs = []
-    for fold in range(count):
+    for fold in wanted:
         rest, held = [], []
         for k, folds in enumerate(dealt):
             x, y = batch.x[k, : len(folds)], batch.y[k, : len(folds)]

@@ -36,7 +36,8 @@ def check(study: Study, dataset: tables.Dataset) -> None:
         division = held_rows.divide(study, dataset)
         history = TrainingHistory().extended(study, dataset, division.dataset)
         if study.held_out:
-            study = held_out.first(study, held_rows.rows_for_tuning(study, division))
+            held_rows.rows_for_tuning(study, division)  # or refuse, where all are certified
+            study = held_out.first(study)
         folds = history.fold_of(dataset.groups["existing"].train)
         method, groups = prepare(study, division.dataset, folds, None, Rehearsal())
         clients = groups["existing"].train

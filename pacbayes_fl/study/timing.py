@@ -84,7 +84,8 @@ def estimate(study: Study, dataset: tables.Dataset, budget: float = 4.0) -> Esti
     history = TrainingHistory().extended(study, dataset, division.dataset)
     open_rounds = any(one.option == "rounds" for one in study.held_out)
     if study.held_out:
-        study = held_out.first(study, held_rows.rows_for_tuning(study, division))
+        held_rows.rows_for_tuning(study, division)  # or refuse, where all are certified
+        study = held_out.first(study)
     method, groups = prepare(study, division.dataset, history.fold_of(dataset.groups["existing"].train))
     if not method.federated:
         return None

@@ -10,7 +10,7 @@ import torch
 
 from pacbayes_fl.data import split
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.split import assert_disjoint, folds, split_hash, stratified_folds
+from pacbayes_fl.data.split import assert_disjoint, folds, held_out, split_hash, stratified_folds
 from pacbayes_fl.errors import DataError
 
 
@@ -187,3 +187,19 @@ def test_a_client_s_hash_is_that_of_the_client_alone() -> None:
     assert split.client_hashes(train, test) == {
         name: split_hash(train.select(at), test.select(at)) for name, at in zip(train.names, alone, strict=True)
     }
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_what_is_held_out_is_the_first_fold_and_one_row_of_few_but_never_the_last_one(labelled: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = [(torch.from_numpy(random.normal(size=(m, 2))), torch.arange(m) % 3) for m in (13, 5, 4, 2, 1)]
+    clients = [(x, y if labelled else y.double()) for x, y in rows]
+    batch = ClientBatch.stack(clients, [f"c{k}" for k in range(5)], list(range(5)))
+    rest, held = held_out(batch, 5)
+    assert held.size.tolist() == [3 if labelled else 2, 1, 1, 1, 0] and (rest.size + held.size).equal(batch.size)
+    many = batch.select(torch.tensor([0, 1]))
+    for own, fold in zip((rest, held), (stratified_folds if labelled else folds)(many, 5)[0], strict=True):
+        assert all(own.x[k, : int(m)].equal(fold.x[k, : int(m)]) for k, m in enumerate(fold.size))
+    for k, (x, _) in enumerate(rows):
+        parts = torch.cat([one.x[k, : int(one.size[k])] for one in (rest, held)])
+        assert sorted(parts.tolist()) == sorted(x.tolist())

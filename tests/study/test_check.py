@@ -24,7 +24,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "private": PRIVATE,
     "private cohort without a size": (*PRIVATE, "privacy.cohort=fixed"),
     "private by an account that needs delta": (*PRIVATE, "privacy.mechanism=gaussian", "privacy.delta=0"),
-    "a choice by rows that are not there": ("data.options.samples=3",),
+    "a choice by few rows": ("data.options.samples=3",),
 }
 """Assignments by what is wrong with them, for some methods at least."""
 
@@ -83,7 +83,6 @@ def test_what_a_run_refuses_is_refused_and_nothing_else(
         ("pac-pfl", "more folds than clients", "folds"),
         ("pac-pfl", "private cohort without a size", "needs the size of a cohort"),
         ("pac-pfl", "private by an account that needs delta", "delta"),
-        ("pac-pfl-bnn", "a choice by rows that are not there", "needs at least 5"),
     ],
 )
 def test_each_fault_bites(name: str, fault: str, words: str) -> None:

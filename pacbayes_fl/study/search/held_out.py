@@ -72,7 +72,7 @@ def choose(
     """
     if not study.held_out:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
-    train = dataset.groups["existing"].train
+    train, part = dataset.groups["existing"].train, _parted(dataset)
 
     def tell(name: str, score: float) -> None:
         if on_trial is not None:
@@ -83,43 +83,36 @@ def choose(
         if asked.clients and asked is not ROUNDS:
             study, notes[asked.key] = _along_paths(study, asked, dataset, tell)
         elif not asked.after and asked is not ROUNDS:
-            study, notes[asked.key] = _by_training(study, asked, _parted(dataset), tell)
+            study, notes[asked.key] = _by_training(study, asked, part, tell)
     if ROUNDS in study.held_out:
         study, notes[ROUNDS.key] = _rounds(study, dataset, tell)
         tell("rounds", study.plan.rounds)
     if study.held_out:
-        study, more = _after_training(study, _parted(dataset), tell)
+        study, more = _after_training(study, part, tell)
         notes |= more
     return study, notes
 
 
-def first(study: Study, dataset: tables.Dataset, but: Sequence[HeldOutChoice] = ()) -> Study:
+def first(study: Study, but: Sequence[HeldOutChoice] = ()) -> Study:
     """Take the first candidate of everything that a study leaves open, without any trial.
 
     Args:
         study: any.
-        dataset: its data.
         but: what stays open.
 
     Returns:
         The study, with which everything can be checked that does not depend on the choice.
-
-    Raises:
-        DataError: naming a client that has too few rows to choose by.
     """
-    left = [asked for asked in study.held_out if asked not in but]
-    if any(not asked.clients for asked in left):
-        _parted(dataset)
-    for asked in left:
-        study = with_value(study, asked, candidates(study, asked)[0])
+    for asked in study.held_out:
+        if asked not in but:
+            study = with_value(study, asked, candidates(study, asked)[0])
     return study
 
 
-def _parted(dataset: tables.Dataset) -> tables.Dataset:
-    """Take a fifth of every client's training rows for test rows."""
-    cut = split.folds if dataset.classes is None else split.stratified_folds
-    rest, held = cut(dataset.groups["existing"].train, _FOLDS)[0]
-    return replace(dataset, groups={"existing": tables.Group(rest, held)})
+def _parted(dataset: tables.Dataset) -> tables.Dataset | None:
+    """Take a fifth of every client's training rows for test rows, one of fewer than five, and none of a single row."""
+    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS)
+    return replace(dataset, groups={"existing": tables.Group(rest, held)}) if held.mask.any() else None
 
 
 def _along_paths(
@@ -130,7 +123,7 @@ def _along_paths(
     marks = (*(mark for mark in candidates(study, ROUNDS) if mark < rounds), rounds)
     scores, causes = {}, list[str]()
     for candidate in candidates(study, asked):
-        trial = first(with_value(study, asked, candidate), dataset, but=(ROUNDS, TEMPERATURE))
+        trial = first(with_value(study, asked, candidate), but=(ROUNDS, TEMPERATURE))
         path = follow(trial, dataset, marks if ROUNDS in study.held_out else (rounds,))
         scores[candidate] = math.nan if path.best is None else path.scores[path.best]
         causes += [] if path.failure is None else [path.failure]
@@ -143,7 +136,7 @@ def _along_paths(
 
 def _rounds(study: Study, dataset: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
     """Choose the number of rounds along the path of one federation, with the first candidates of what is open later."""
-    trial = first(study, dataset, but=(ROUNDS, TEMPERATURE))
+    trial = first(study, but=(ROUNDS, TEMPERATURE))
     path = follow(trial, dataset, candidates(study, ROUNDS), lambda mark, score: tell(f"{ROUNDS.key}={mark}", score))
     if path.best is None:
         if path.failure is not None:
@@ -166,9 +159,11 @@ def _unchosen(study: Study, asked: HeldOutChoice, value: object) -> tuple[Study,
 
 
 def _by_training(
-    study: Study, asked: HeldOutChoice, part: tables.Dataset, tell: Callable[[str, float], None]
+    study: Study, asked: HeldOutChoice, part: tables.Dataset | None, tell: Callable[[str, float], None]
 ) -> tuple[Study, JsonTable]:
     """Train a short federation for every candidate, with the first candidates of what is open after the rounds."""
+    if part is None:
+        return _unchosen(study, asked, candidates(study, asked)[0])
     rounds, scores, causes = min(study.method.options.trial_rounds, study.plan.rounds), {}, list[str]()
     later = {one.option: candidates(study, one)[:1] for one in _later(study)}
     for candidate in candidates(study, asked):
@@ -182,10 +177,17 @@ def _by_training(
     return with_value(study, asked, chosen), note
 
 
-def _after_training(study: Study, part: tables.Dataset, tell: Callable[[str, float], None]) -> tuple[Study, JsonTable]:
+def _after_training(
+    study: Study, part: tables.Dataset | None, tell: Callable[[str, float], None]
+) -> tuple[Study, JsonTable]:
     """Train one federation, and choose among all combinations of what its rounds do not depend on."""
+    notes: JsonTable = {}
+    if part is None:
+        for asked in study.held_out:
+            study, notes[asked.key] = _unchosen(study, asked, candidates(study, asked)[0])
+        return study, notes
     wanted = {one.option: candidates(study, one) for one in _later(study)}
-    result, notes = _trial(study, part, study.plan.rounds, wanted), {}
+    result = _trial(study, part, study.plan.rounds, wanted)
     for one in result:
         tell(", ".join(f"{name}={value}" for name, value in one.values.items()) or "temperature=1.0", one.score)
     known = [one for one in result if math.isfinite(one.score)]

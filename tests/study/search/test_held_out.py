@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,27 @@ def test_rows_that_cannot_be_spared_leave_the_usual_number(few: None) -> None:
     with pytest.warns(UserWarning, match=r"federation\.rounds = 400, as usual: no client has two training rows"):
         chosen, notes = choose(single, load(single))
     assert chosen.plan.rounds == 400 and notes["federation.rounds"]["scores"] == {}
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 12), (1, 1, 1)], ids=["some", "none"])
+def test_a_client_with_few_rows_spares_one_and_of_a_single_row_none(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """As where a user's table has such clients and FedSI leaves its variances to held-out rows by default."""
+    rows = [
+        {"client": f"c{k}", "split": part, "x": at / m, "y": at % 2}
+        for k, m in enumerate(sizes)
+        for part, count in (("train", m), ("test", 2))
+        for at in range(count)
+    ]
+    data = {"source": str(write_csv(tmp_path / "rows.csv", rows)), "task": "classification"}
+    table = {"data": {**data, "duplicate_rows": "allow"}, "method": {"name": "fedsi", "steps": 1, "trial_rounds": 1}}
+    study = Study.from_table(table, sets=["federation.rounds=1", "model.widths=[2]", "model.temperature=held-out"])
+    with nullcontext() if max(sizes) > 1 else pytest.warns(UserWarning, match="as usual: no client has two"):
+        chosen, notes = choose(study, load(study))
+    assert chosen.held_out == () and {one.key.rpartition(".")[2] for one in study.held_out} <= {
+        name.rpartition(".")[2] for name in notes
+    }
+    if max(sizes) == 1:
+        assert chosen.model.temperature == 1.0 and all(note["scores"] == {} for note in notes.values())
 
 
 def test_a_file_of_ones_own_from_training_to_certificates(few: None, tmp_path: Path) -> None:
