@@ -25,7 +25,7 @@ from pacbayes_fl.results.frames import frame
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup
 from pacbayes_fl.study.evaluate.regression import BAND
-from pacbayes_fl.study.later import from_table, images_of, members_of, past_of
+from pacbayes_fl.study.later import from_table, images_of, members_of, past_of, taken
 from pacbayes_fl.study.predict import answers, probabilities
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
@@ -203,10 +203,11 @@ def forecast(
         later: rows of these clients with targets that came after the training; see `predict`.
 
     Returns:
-        The rows of these clients in the order of the file.
+        The rows of these clients in the order of the file; NaN where one lacks a value or its client is not known.
 
     Raises:
-        DataError: when a client is not known, has no rows in the table, or a column is missing.
+        DataError: when a client that is named, or every one of the table, is not known, one that is named has no rows,
+            or a column is missing.
         StudyError: when a quantile is no level.
         NumericalError: when a prediction is not finite, naming its client and row.
 
@@ -225,8 +226,7 @@ def forecast(
     classes = known.schema.provenance.get("class_names", ())
     labels = (*_CLASSES, *(f"probability_{name}" for name in classes))
     names = ("mean", "std", *levels) if known.schema.classes is None else labels
-    asked = _read(known, [*trained.groups.values()], path, clients, later)
-    asked.check(clients, [name for group in trained.groups.values() for name in group.train.names])
+    asked = _read(trained, known, path, clients, later)
     rows = asked.rows(clients)
     predicted = {name: torch.full((len(asked.owners),), torch.nan, dtype=torch.float64) for name in names}
     for group in trained.groups:
@@ -254,7 +254,7 @@ class _Asked(NamedTuple):
         columns: as they stand there.
         owners: whose each row is.
         features: x [m, *feature] of every client.
-        blank: rows that lack a feature.
+        blank: rows that lack a feature, or whose client the run does not know.
     """
 
     path: Path
@@ -271,18 +271,9 @@ class _Asked(NamedTuple):
                 rows.setdefault(owner, []).append(row)
         return rows
 
-    def check(self, clients: Sequence[str], known: Sequence[str]) -> None:
-        """Refuse clients that the run does not know, or of which the table has no rows."""
-        for name in clients or self.features:
-            if name not in known:
-                hint = f"it knows {', '.join(known[:6])}, ...; join is for clients that never trained"
-                raise DataError("the run does not know it", client=name, hint=hint)
-            if name not in self.features:
-                raise DataError(f"{self.path} has no rows of it", client=name)
-
 
 def _read(
-    known: Served, groups: Sequence[ScaledGroup], path: Path | str, clients: Sequence[str], later: Path | str | None
+    trained: Trained, known: Served, path: Path | str, clients: Sequence[str], later: Path | str | None
 ) -> _Asked:
     path, schema, client = Path(path), known.schema, known.study.data.client
     default = clients[0] if len(clients) == 1 else None
@@ -295,17 +286,22 @@ def _read(
         else:
             counts = {name: iter(range(len(owners))) for name in images}
             columns["row"] = [next(counts[owner]) for owner in owners]
-        return _Asked(path, columns, owners, {name: x for name, (x, _) in images.items()})
+        known_ones = taken(trained, path, images, clients)
+        blank = {row for row, owner in enumerate(owners) if owner not in known_ones}
+        return _Asked(path, columns, owners, {name: x for name, (x, _) in images.items()}, frozenset(blank))
     read = columns, _ = user_tables.read_columns(path)
     past = past_of(known, later, default)
     own = known.study.data, schema
+    groups = [*trained.groups.values()]
     table = user_rows.read(*own, path, need_target=False, default=default, groups=groups, past=past, columns=read)
+    known_ones = taken(trained, path, table.clients, clients)
     count = len(next(iter(columns.values())))
     owners = [str(value) for value in columns.get(client, [default] * count)]
-    features, blank = {name: x for name, (x, _) in table.clients.items()}, set[int]()
+    features = {name: x for name, (x, _) in table.clients.items()}
+    blank = set[int]()
     whole = user_rows.gap_free(table)
     said = []
-    for name in clients or features:
+    for name in known_ones:
         if name in whole and not bool(whole[name].all()):
             gaps = torch.where(~whole[name])[0]
             rows = [row for row, owner in enumerate(owners) if owner == name]
@@ -315,6 +311,7 @@ def _read(
     if said:
         what = f"{len(blank)} rows lack a value and have no prediction: {user_tables.listed(said)}{user_rows.LAGS}"
         warnings.warn(what, stacklevel=caller_stacklevel())
+    blank |= {row for row, owner in enumerate(owners) if owner not in known_ones}
     return _Asked(path, columns, owners, features, frozenset(blank))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -370,6 +370,39 @@ def from_table(
     rows = new_rows(known, group, table, path)
     say_repeats(client, rows.found)
     return extended(known, group, state, {client: rows}) if rows.found.new else (group, state)
+
+
+def taken(trained: Trained, path: Path | str, there: Collection[str], clients: Sequence[str] = ()) -> list[str]:
+    """Choose the clients whose rows of a table are taken.
+
+    Args:
+        trained: the run.
+        path: of the table.
+        there: clients of which it has rows.
+        clients: that are asked for; all that the run knows when empty.
+
+    Returns:
+        Their names.
+
+    Raises:
+        DataError: naming a client that is asked for and that the run does not know or the table has no rows of; and the
+            first of the table, where the run knows none of them.
+
+    Warns:
+        UserWarning: of clients of the table that the run does not know.
+    """
+    known = [name for group in trained.groups.values() for name in group.train.names]
+    strange = [name for name in clients or there if name not in known]
+    if strange and (clients or len(strange) == len(there)):
+        hint = f"it knows {', '.join(known[:6])}, ...; join is for clients that never trained"
+        raise DataError("the run does not know it", client=strange[0], hint=hint)
+    if missing := [name for name in clients if name not in there]:
+        raise DataError(f"{path} has no rows of it", client=missing[0])
+    if strange:
+        what = f"{path} has rows of clients that the run does not know, {user_tables.listed(strange)}"
+        hint = "nothing is done with them; join is for clients that never trained"
+        warnings.warn(f"{what}: {hint}", stacklevel=caller_stacklevel())
+    return [name for name in clients or there if name in known]
 
 
 def named(trained: Trained, words: Sequence[str]) -> list[str]:

@@ -22,10 +22,10 @@ from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.study import user_rows
 from pacbayes_fl.study.data import ScaledGroup, check_targets
 from pacbayes_fl.study.evaluate import classification, regression
-from pacbayes_fl.study.later import learned_from, members_of, pad, read
+from pacbayes_fl.study.later import learned_from, members_of, pad, read, taken
 from pacbayes_fl.study.release import Served, served
 from pacbayes_fl.study.run import Trained
-from pacbayes_fl.study.updates import check_clients, updated
+from pacbayes_fl.study.updates import updated
 
 FILES = (".csv", ".json")
 """How the names of files of scores end."""
@@ -126,13 +126,13 @@ def score(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> Sc
     trained = updated(trained)
     known, study = served(trained), trained.study
     table = read(known, path, True, clients[0] if len(clients) == 1 else None, trained.groups.values())
-    check_clients(trained, table, path, clients)
+    clients = taken(trained, path, table.clients, clients)
     numbers = known.schema.classes is None
     metrics = regression.metrics_of(study, "regression" if numbers else "classification")
     evaluate = partial(regression.evaluate, errors=trained.errors) if numbers else classification.evaluate
     rows, left_out, reports = dict[str, int](), dict[str, int](), []
     for name, group in trained.groups.items():
-        asked = [client for client in group.train.names if client in (clients or table.clients)]
+        asked = [client for client in group.train.names if client in clients]
         left = {client: _left(known, members_of(trained, name, [client])[0], table) for client in asked}
         left_out |= {client: out for client, (_, out) in left.items() if out}
         if not (kept := {client: own for client, (own, _) in left.items() if int(own.mask.sum())}):

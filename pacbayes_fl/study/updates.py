@@ -23,7 +23,7 @@ from pacbayes_fl.federation.kept import Kept
 from pacbayes_fl.federation.lock import RunLock
 from pacbayes_fl.results import updates
 from pacbayes_fl.results.manifest import put
-from pacbayes_fl.study.later import Count, NewRows, extended, members_of, new_rows, read, with_rows
+from pacbayes_fl.study.later import Count, NewRows, extended, members_of, new_rows, read, taken, with_rows
 from pacbayes_fl.study.release import served
 from pacbayes_fl.study.run import Trained
 
@@ -105,11 +105,11 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
         now = updated(trained)
         known = served(now)
         table = read(known, path, True, clients[0] if len(clients) == 1 else None, now.groups.values())
-        check_clients(now, table, path, clients)
+        clients = taken(now, path, table.clients, clients)
         found: dict[str, Count] = {}
         saved = _Saved(number, now.state.round, {}, (), {}, _past(table, clients))
         for group, scaled in now.groups.items():
-            asked = [name for name in scaled.train.names if name in (clients or table.clients)]
+            asked = [name for name in scaled.train.names if name in clients]
             if asked and scaled.raw.times is not None and table.times is None:
                 what = f"{path} has no column {known.study.data.time!r}, which tells rows apart"
                 raise DataError(what, client=asked[0], hint="give every row its time")
@@ -125,27 +125,6 @@ def update(trained: Trained, path: Path | str, clients: Sequence[str] = ()) -> U
         if saved.rows:
             put(trained.folder, {updates.name_of(number): _content(saved)}, last=True)
     return Update(number if saved.rows else None, found)
-
-
-def check_clients(trained: Trained, table: Table, path: Path | str, clients: Sequence[str]) -> None:
-    """Refuse clients that a run does not know, or of which a table has no rows.
-
-    Args:
-        trained: the run.
-        table: rows by client.
-        path: of the table.
-        clients: that are asked for; all of the table when empty.
-
-    Raises:
-        DataError: naming the first of them.
-    """
-    known = [name for group in trained.groups.values() for name in group.train.names]
-    for name in clients or table.clients:
-        if name not in known:
-            hint = f"it knows {', '.join(known[:6])}, ...; join is for clients that never trained"
-            raise DataError("the run does not know it", client=name, hint=hint)
-        if name not in table.clients:
-            raise DataError(f"{path} has no rows of it", client=name)
 
 
 def updated(trained: Trained) -> Trained:
@@ -199,7 +178,7 @@ def _with(trained: Trained, saved: _Saved) -> Trained:
 def _past(table: Table, clients: Sequence[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Give what lags of rows after those of a table are made of."""
     known = {} if table.history is None else table.history.clients
-    return {name: own for name, own in known.items() if not clients or name in clients}
+    return {name: own for name, own in known.items() if name in clients}
 
 
 def _content(saved: _Saved) -> bytes:

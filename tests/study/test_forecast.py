@@ -97,6 +97,18 @@ def test_what_is_not_known_is_refused_by_name(
         forecast(trained, write_csv(tmp_path / "ask.csv", [columns]), clients)
 
 
+def test_rows_of_a_client_that_is_not_known_stay_blank_and_change_nothing(trained: run.Trained, tmp_path: Path) -> None:
+    known = shuffled()
+    alone = forecast(trained, write_csv(tmp_path / "known.csv", known)).predicted["mean"]
+    path = write_csv(tmp_path / "ask.csv", [{**known[0], "client": "stranger"}, *known])
+    with pytest.warns(UserWarning, match=r"clients that the run does not know, stranger: .*join is for"):
+        got = forecast(trained, path)
+    assert got.clients[0] == "stranger" and bool(got.predicted["mean"][0].isnan())
+    torch.testing.assert_close(got.predicted["mean"][1:], alone, rtol=0, atol=0)
+    with pytest.raises(DataError, match="'stranger': the run does not know it"):
+        forecast(trained, path, ["stranger", "existing_0"])
+
+
 def test_a_table_without_clients_is_of_the_one_that_is_named(trained: run.Trained, tmp_path: Path) -> None:
     result = forecast(trained, write_csv(tmp_path / "ask.csv", [{"wind": 1, "lag_1": 2}]), ["new_0"])
     assert list(result.clients) == ["new_0"] and list(result.columns) == ["wind", "lag_1"]

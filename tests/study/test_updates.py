@@ -185,6 +185,18 @@ def test_an_update_that_was_altered_or_lost_is_refused(
         predicted(folder, ask)
 
 
+def test_clients_that_are_not_known_do_not_keep_others_from_learning(start: Start, ask: Path, tmp_path: Path) -> None:
+    mixed, truth = [{**later()[0], "client": "stranger"}, *later()], [row for row in TABLE if row["split"] == "test"]
+    one, other = start("pac-pfl"), start("pac-pfl")
+    with pytest.warns(UserWarning, match=r"does not know, stranger"):
+        found = update(run.open_run(one), write_csv(tmp_path / "mixed.csv", mixed)).found
+    assert found == update(run.open_run(other), write_csv(tmp_path / "later.csv", later())).found
+    assert all(map(torch.equal, predicted(one, ask).values(), predicted(other, ask).values()))
+    with pytest.warns(UserWarning, match=r"does not know, stranger"):
+        scored = score(run.open_run(one), write_csv(tmp_path / "t.csv", [*truth, {**truth[0], "client": "stranger"}]))
+    assert "stranger" not in scored.rows and sum(scored.rows.values()) == len(truth)
+
+
 def test_what_cannot_be_taken_is_refused(start: Start, tmp_path: Path) -> None:
     folder, path = start("pac-pfl"), write_csv(tmp_path / "later.csv", later())
     opened = run.open_run(folder)
