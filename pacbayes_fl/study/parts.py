@@ -240,7 +240,9 @@ class FederationPart:
     `train = "all"` lets clients outside of the cohort train too; what they learn stays with them.
     `aggregate = "clipped"` is to be had where clients may be broken or hostile; others are in the plan's fields.
     `rounds = "held-out"`, the default of Gaussian processes on a file of one's own, takes as many as make training rows
-    of held-out clients, and held-out rows of the others, most likely (see `study.search.path`).
+    of held-out clients, and held-out rows of the others, most likely (see `study.search.path`). A given number of 100
+    or more is tried for a quarter of the rounds, with a warning where such rows become less likely; see
+    `study.search.overfitting`, also for what is left out: private runs, and folds.
 
     Args:
         device: "auto" takes CUDA where there is one.

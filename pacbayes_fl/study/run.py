@@ -26,7 +26,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import duration, held_rows, privacy, residuals, saved_rows, scaling, training
+from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling, training
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -36,7 +36,7 @@ from pacbayes_fl.study.folder import Folder, RunFolder, Settled, folder_of
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
-from pacbayes_fl.study.search import held_out
+from pacbayes_fl.study.search import held_out, overfitting
 
 __all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "run", "train"]
 
@@ -265,6 +265,8 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     if aggregator is not None and message is not None and folder.scaling(dataset) is None:  # until here, a rehearsal
         begun = _assembled(study, notes, dataset, folder, releases=aggregator.outside)
     duration.announce(study, begun.method, begun.clients, begun.state.round)
+    if begun.state.round == 0 and choices.ROUNDS.key not in begun.settled.notes:  # once, and not where rows chose it
+        overfitting.announce(study, begun.settled.division)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
     rounds = engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator)
@@ -276,6 +278,7 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
     state = going.train(rounds, begun.state, records, scored, on_round, callbacks)
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
+    overfitting.look_back(study, records, begun.groups["existing"].validation, begun.method.objective)
     errors = begun.errors(state, folder, aggregator)
     residuals.keep(folder.path, errors, state.round)
     notes = {**begun.settled.notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}

@@ -124,7 +124,11 @@ def _held_rows(y: Tensor, part: int, labelled: bool) -> Tensor:
 
 
 def follow(
-    study: Study, dataset: tables.Dataset, marks: Sequence[int], tell: Callable[[int, float], None] | None = None
+    study: Study,
+    dataset: tables.Dataset,
+    marks: Sequence[int],
+    tell: Callable[[int, float], None] | None = None,
+    parts: Sequence[int] = range(PARTS),
 ) -> Path:
     """Train federations without some of the clients and rows, and score these after several numbers of rounds.
 
@@ -135,11 +139,12 @@ def follow(
         dataset: its data.
         marks: numbers of rounds.
         tell: called with every mark and its score.
+        parts: which fifths are held out, each of another federation.
 
     Returns:
         The path; without any score where nobody has rows to hold out.
     """
-    dealt = [deal(dataset, study.seed, part) for part in range(PARTS)]
+    dealt = [deal(dataset, study.seed, part) for part in parts]
     if any(one is None for one in dealt):
         return Path()
     scores, objectives, name, worse, best = dict[int, float](), dict[int, float](), None, 0, -math.inf

@@ -1,0 +1,93 @@
+"""A warning of too many rounds: held-out rows become less likely while the clients' objective gets better."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import PacBayesFLError, caller_stacklevel
+from pacbayes_fl.results.metrics import VALIDATION, headline
+from pacbayes_fl.results.recorded import RECORDED
+from pacbayes_fl.results.rounds import RoundRecord
+from pacbayes_fl.study.choices import ROUNDS, candidates
+from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.held_rows import CertificateSplit, rows_for_tuning
+from pacbayes_fl.study.search.path import follow
+
+_SHARE: Final = 4  # of the rounds, one in so many are tried
+_MARKS: Final = 2  # between which something can fall
+_ERRORS: Final = 3.0  # standard errors of an accuracy that are worth a warning
+
+
+def announce(study: Study, division: CertificateSplit) -> None:
+    """Warn, before the first round, of a number of rounds with which Gaussian processes overfit.
+
+    A federation without a fifth of the clients and of everyone's rows is trained for a quarter of the rounds, which
+    takes less than a quarter of the run's time, and scored by what it was not given. Where that falls, another one,
+    without another fifth, must say the same. Leave-one-out densities of the run's own clients would cost less and do
+    not show it: a prior that was learned from a row knows it after the row has been left out. Nothing is tried for
+    fewer than 100 rounds; nor in a private run, whose budget pays for no other federation; nor where certificates by
+    folds stand on every row.
+
+    Args:
+        study: in which everything is settled.
+        division: of its data; rows that certificates stand on are not looked at.
+
+    Warns:
+        UserWarning: with the scores, the number of rounds of the best, and the key.
+    """
+    marks = [mark for mark in candidates(study, ROUNDS) if mark <= study.plan.rounds // _SHARE]
+    chosen_by_rows = study.privacy.epsilon is None and study.report.certify.scheme != "folds"
+    if len(marks) < _MARKS or not chosen_by_rows or not study.recipe.rounds or study.recipe.model != "functions":
+        return
+    try:
+        paths = [follow(study, rows_for_tuning(study, division), marks, parts=(0,))]
+        if paths[0].remark() is not None:
+            paths.append(follow(study, rows_for_tuning(study, division), marks, parts=(1,)))
+    except PacBayesFLError:  # of too few clients, for instance: the run itself says what it cannot do
+        return
+    if all(path.remark() for path in paths):
+        _warn(f"{paths[0].remark()}, in a trial without a fifth of clients and rows", study, paths[0].best)
+
+
+def look_back(
+    study: Study, records: Sequence[RoundRecord], validation: ClientBatch | None, objective: str | None
+) -> None:
+    """Warn, after the last round, that classifiers of validation rows were better before.
+
+    Args:
+        study: that was run; of a private one nothing is said.
+        records: of all rounds.
+        validation: rows of the clients; None without any.
+        objective: name of the clients' objective.
+
+    Warns:
+        UserWarning: where the accuracy has fallen by more than three standard errors while the objective got better.
+    """
+    if validation is None or objective is None or study.privacy.epsilon is not None:
+        return
+    key = f"{VALIDATION}.pm.{headline('classification').name}"
+    scored = [one for one in records if math.isfinite(one.values.get(key, math.nan)) and objective in one.values]
+    if not scored:
+        return
+    best, last = max(scored, key=lambda one: one.values[key]), scored[-1]  # the first of equals
+    high, low = best.values[key], last.values[key]
+    fitted = last.values[objective] - best.values[objective]
+    spread = math.sqrt((high * (1.0 - high) + low * (1.0 - low)) / max(1.0, float(validation.size.sum())))
+    if (fitted if objective != "loss" else -fitted) <= 0 or not low < high - _ERRORS * spread:
+        return
+    what = (
+        f"the federation overfits: from round {best.round} to round {last.round} the {RECORDED[objective].label} of "
+        f"the training rows goes from {best.values[objective]:.4g} to {last.values[objective]:.4g}, and the accuracy "
+        f"on validation rows from {high:.4g} to {low:.4g}"
+    )
+    _warn(what, study, best.round)
+
+
+def _warn(what: str, study: Study, best: int | None) -> None:
+    key = ROUNDS.key
+    hint = f"{key} = {best} instead of {study.plan.rounds}, or {key} = 'held-out', which looks for the best"
+    warnings.warn(f"{what}; {hint}", stacklevel=caller_stacklevel())
