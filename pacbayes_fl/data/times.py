@@ -1,8 +1,9 @@
-"""A column of times: ISO 8601 dates or datetimes, or numbers, read to whole microseconds or as they are."""
+"""A column of times: ISO 8601 or dotted dates or datetimes, or numbers, read to whole microseconds or as they are."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pacbayes_fl.errors import DataError, shown
 
 Kind = Literal["number", "date", "datetime", "datetime with a time zone"]
 
+_DOTTED: Final = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(?:[ T](\d{1,2}:\d{2}(?::\d{2})?))?", re.ASCII)
 _DAY: Final = len("2024-05-01")
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
@@ -47,7 +49,7 @@ def parse(where: Sequence[str], owners: Sequence[str], values: Sequence[object])
     for row, value in enumerate(values):
         result = read(value)
         if result is None:
-            hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or a number"
+            hint = "ISO 8601, such as 2024-05-01 or 2024-05-01T13:00+02:00, or 01.05.2024 13:00, or a number"
             raise DataError(f"{where[row]}: {shown(value)} is no time", client=owners[row], hint=hint)
         times.append(result)
         if result.kind != times[0].kind:
@@ -77,7 +79,7 @@ def read(value: object) -> Time | None:
     """Read one time.
 
     Args:
-        value: a number, a date, a datetime, or text that says one of these.
+        value: a number, a date, a datetime, or text that says one of these: in ISO 8601, or day.month.year.
 
     Returns:
         The time; None where it is none.
@@ -99,6 +101,10 @@ def _text(text: str) -> Time | None:
     for number in (int, float) if text.isascii() and "_" not in text else ():  # which Python takes for digits
         with suppress(ValueError, OverflowError):
             return read(number(text))
+    if match := _DOTTED.fullmatch(text):
+        day, month, year, clock = match.groups()
+        hour = f"T{clock:0>5}" if clock and clock.count(":") == 1 else f"T{clock:0>8}" if clock else ""
+        text = f"{year}-{month:0>2}-{day:0>2}{hour}"
     with suppress(ValueError):
         return read(date.fromisoformat(text) if len(text) == _DAY else datetime.fromisoformat(text))
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pacbayes_fl.data import cells, memory, user_features
+from pacbayes_fl.data import cells, csv_text, memory, user_features
 from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import DERIVED, Feature, Layout, Span
@@ -24,8 +23,7 @@ from pacbayes_fl.errors import DataError, caller_stacklevel, shown
 TABLES = (".csv", ".parquet")
 """How the names of users' tables end."""
 _CLASSES = 20  # distinct whole numbers that may be labels
-_PER_BYTE = 15  # bytes that a table takes in memory for each byte of its CSV
-_PER_CELL = 100  # and for each cell of a Parquet table, whose bytes say little of it
+_PER_CELL = 100  # bytes in memory for each cell of a Parquet table, whose own bytes say little of it
 _NONE: Mapping[str, Any] = MappingProxyType({})
 Task = Literal["regression", "classification"]
 
@@ -240,30 +238,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
         raise DataError(f"there is no file {path}")
     if path.suffix.lower() not in TABLES:
         raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-
-
-def _read_csv(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return the columns, and where each row stands."""
-    rows, places = [], []
-    memory.require(_PER_BYTE * path.stat().st_size, f"{path}, read,", "keep fewer rows or columns", DataError)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:  # without the mark that Excel puts first
-            reader = csv.reader(stream)
-            names = _distinct(path, next(reader, []))
-            if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
-                raise DataError(f"{path} has only the column {shown(names[0])}", hint="is the separator a comma?")
-            for row in reader:
-                if not row:
-                    continue
-                places.append(f"line {reader.line_num}")
-                if len(row) != len(names):  # which pandas would fill up in silence
-                    hint = "is a comma missing or one too many?"
-                    raise DataError(f"{path} {places[-1]}: expected {len(names)} values", hint=hint)
-                rows.append(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a CSV table in UTF-8: {error}") from error
-    return {name: [row[j] for row in rows] for j, name in enumerate(names)}, places
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else csv_text.read(path)
 
 
 def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
@@ -276,21 +251,12 @@ def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
         cells = size.num_rows * (size.num_columns + 1)
         memory.require(_PER_CELL * cells, f"{path} of {cells} cells, read,", "keep fewer rows or columns", DataError)
         table = parquet.read_table(path)
-        names = _distinct(path, table.column_names)
+        names = csv_text.distinct(path, table.column_names)
         return {name: table[name].to_pylist() for name in names}, [f"row {i}" for i in range(table.num_rows)]
     except DataError:
         raise
     except Exception as error:  # whatever pyarrow meets in a damaged file
         raise DataError(f"{path} is not a Parquet table: {error}") from error
-
-
-def _distinct(path: Path, names: Sequence[str]) -> list[str]:
-    if not names:
-        raise DataError(f"{path} has no columns")
-    for name in names:
-        if list(names).count(name) > 1:
-            raise DataError(f"{path} has two columns {name!r}")
-    return list(names)
 
 
 def _new(marks: Sequence[str], owned: Mapping[str, npt.NDArray[np.int64]]) -> list[str]:

@@ -323,7 +323,11 @@ TABLES = {
     "digits of another script": ("t.csv", "client,x,y\nc0,١٢,2\n", "column 'x': '١٢' is not a number"),
     "a spreadsheet": ("t.xlsx", "client,x,y\nc0,1,2\n", "t.xlsx is not .csv or .parquet (a spreadsheet can be saved"),
     "a text": ("t.txt", "client,x,y\nc0,1,2\n", "t.txt is not .csv or .parquet"),
-    "tabs": ("t.csv", "client\tx\ty\nc0\t1\t2\n", "has only the column 'client\\tx\\ty' (is the separator a comma?)"),
+    "thousands": (
+        "t.csv",
+        "client;x;y\nc0;1.200;2,5\n",
+        "column 'x': '1.200' may be a decimal or thousands, in a table",
+    ),
 }
 
 
