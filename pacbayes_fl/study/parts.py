@@ -118,6 +118,8 @@ class DataPart:
             and scores are of y, NLPD with ln t'(y), while certificates are of t. "log1p" and "yeo-johnson" bend most
             where y is around 1, so that they depend on its unit.
         transform_lambda: power of "yeo-johnson": 1 leaves y as it is, less draws large values in, 0 as ln(1 + y) does.
+            "learned" takes that under which all clients' training targets, before any scaling, are most like draws of
+            one normal, by one message of sums of every client; private runs, folds and deployments refuse it.
         ranges: by name of a column, its least and largest value in its own units, known without the rows. Private runs
             need them of columns that they scale across clients, and of the target for summaries: what lies beyond
             counts as the end.
@@ -148,7 +150,7 @@ class DataPart:
     lower_bound: float | None = None
     upper_bound: float | None = None
     transform: str = option("none", names=lambda: ("none", *TRANSFORMS))
-    transform_lambda: float = option(0.5, low=0, high=2, symbol="lambda")
+    transform_lambda: float | Literal["learned"] = option(0.5, low=0, high=2, symbol="lambda")
     ranges: Mapping[str, Any] = option(factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,6 +163,9 @@ class DataPart:
         if self.transform == "logit" and not all(map(math.isfinite, self.bounds)):
             what = f"[data] transform = 'logit' needs lower_bound and upper_bound, got {list(self.bounds)}"
             raise StudyError(what, hint="such as 0 and 1; 'log1p' needs none")
+        if self.transform_lambda == "learned" and self.transform != "yeo-johnson":
+            what = f"[data] transform_lambda = 'learned' is of transform = 'yeo-johnson', got {shown(self.transform)}"
+            raise StudyError(what, hint="data.transform = 'yeo-johnson'; or drop transform_lambda")
         for name, kind in self.column_scale.items():
             if kind not in get_args(ColumnScale):
                 known = ", ".join(map(repr, get_args(ColumnScale)))
@@ -218,10 +223,11 @@ class DataPart:
 
     @property
     def target_transform(self) -> Transform | None:
-        """Transform of the target with its settings, None for none."""
+        """Transform of the target with its settings, None for none; 1 stands for a power that rows will settle."""
         if self.transform == "none":
             return None
-        return Transform(self.transform, *self.bounds, self.transform_lambda)
+        power = 1.0 if self.transform_lambda == "learned" else self.transform_lambda
+        return Transform(self.transform, *self.bounds, power)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from pacbayes_fl.results.folder import FILES
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.parts import DataPart
+from pacbayes_fl.study.target_power import settle_transform
 
 UNBOUNDED: Final = (-math.inf, math.inf)
 
@@ -88,11 +89,9 @@ def settle(study: Study, dataset: tables.Dataset, releases: Releases | None = No
         what = f"[data] scale = {asked[first]!r} of {columns[first]!r} takes moments of all clients' rows, and"
         kind = PrivacyError if private else StudyError
         raise kind(f"{what} {why}", hint="'client', or 'none' for columns that come in sensible units")
-    train, transform = dataset.groups["existing"].train, data.target_transform
+    train = dataset.groups["existing"].train
+    transform = settle_transform(study, train, why)
     if transform is not None:
-        if dataset.classes is not None:
-            raise StudyError("[data] transform is of numbers, and targets are labels", hint="drop it")
-        transform.check(train)
         train = transform.apply(train)
     if message is not None and releases is not None:
         shared = _released(message, train, columns, releases)

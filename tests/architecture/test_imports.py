@@ -24,7 +24,7 @@ STUDY = (  # the stages of a study, from its file to what is read from its runs
     (
         *(
             "study.data",
-            "study.scaling",
+            *("study.scaling", "study.target_power"),
             "study.size",
             "study.duration",
             "study.fingerprints",

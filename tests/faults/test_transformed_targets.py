@@ -131,3 +131,30 @@ def test_a_gaussian_process_goes_on_with_a_transform_and_is_read_again(tmp_path:
     torch.testing.assert_close(
         join(release.open_release(tmp_path / "released"), new)["new_1"].upper, upper[1][:12], rtol=1e-7, atol=1e-7
     )
+
+
+def test_a_power_that_is_learned_is_that_number_wherever_the_run_is_used(tmp_path: Path) -> None:
+    """The run, its resumption, joins, predictions and its release are those of a study that gives the power."""
+    path, sets = prices(tmp_path / "rows.csv"), (*quick("pac-pfl"), "data.transform=yeo-johnson")
+    sets = (*sets, "federation.rounds=2", "federation.checkpoint_every=1")
+    learned = on_csv(path, *sets, "data.transform_lambda=learned")
+    done = run.run(learned, tmp_path / "run")
+    power = json.loads((tmp_path / "run" / "scaling.json").read_text())["transform"]["power"]
+    assert 0 <= power < 0.5 and f"lambda = {power:g}" in done.labels["scaling"]["transform"]
+    given = run.run(on_csv(path, *sets, f"data.transform_lambda={power!r}"), tmp_path / "given")
+    half = on_csv(path, *sets, "data.transform_lambda=learned", "federation.rounds=1")
+    run.run(half, tmp_path / "half")
+    on = run.run(learned, tmp_path / "half", resume=True)
+    for name, values in given.predictions.items():
+        torch.testing.assert_close(done.predictions[name], values, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(on.predictions[name], values, rtol=0, atol=0, equal_nan=True)
+    assert done.clients == given.clients == on.clients
+    own = own_rows(path, "new_1")
+    new, later = write_csv(tmp_path / "new.csv", own), write_csv(tmp_path / "later.csv", own_rows(path, "existing_0"))
+    release.release(tmp_path / "run", tmp_path / "released")
+    joined = [join(run.open_run(tmp_path / name), new)["new_1"].upper for name in ("run", "given")]
+    joined.append(join(release.open_release(tmp_path / "released"), new)["new_1"].upper)
+    torch.testing.assert_close(joined[0], joined[1], rtol=0, atol=0)
+    torch.testing.assert_close(joined[0], joined[2], rtol=1e-9, atol=1e-9)
+    one, other = (predict(run.open_run(tmp_path / name), "existing_0", later).mean for name in ("run", "given"))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -1,0 +1,47 @@
+"""The transform of a study's target, with a power that its training rows may settle."""
+
+from __future__ import annotations
+
+import warnings
+
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.learned_power import learned_power, power_sums
+from pacbayes_fl.data.transforms import Transform
+from pacbayes_fl.errors import PrivacyError, StudyError, caller_stacklevel
+from pacbayes_fl.study.file import Study
+
+
+def settle_transform(study: Study, train: ClientBatch, why: str) -> Transform | None:
+    """Give the transform of a study's target, by one message of sums of every client where its power is learned.
+
+    Args:
+        study: its [data] says which.
+        train: training rows of the existing clients, in the data's own units.
+        why: why no sums of all clients' rows can be had, in words; "" where they can.
+
+    Returns:
+        The transform with its power, None for none; see `data.learned_power`.
+
+    Raises:
+        DataError: naming a client that has a target outside the domain.
+        StudyError: when targets are labels, or nobody may learn anything of others' rows.
+        PrivacyError: when a private run would publish the sums, which nothing pays for.
+    """
+    transform = study.data.target_transform
+    if transform is None:
+        return None
+    if not train.y.is_floating_point():
+        raise StudyError("[data] transform is of numbers, and targets are labels", hint="drop it")
+    transform.check(train)
+    if study.data.transform_lambda != "learned":
+        return transform
+    if why:
+        what = f"[data] transform_lambda = 'learned' takes sums of all clients' targets, and {why}"
+        kind = PrivacyError if study.privacy.epsilon is not None else StudyError
+        raise kind(what, hint="data.transform_lambda = 0.5, or another number from 0 to 2")
+    power = learned_power(power_sums(train))
+    if power is None:
+        why = "training targets do not vary, or cannot be squared"
+        what = f"data.transform_lambda = 1, which leaves targets as they are: {why}"
+        warnings.warn(what, stacklevel=caller_stacklevel())
+    return transform._replace(power=1.0 if power is None else power)
