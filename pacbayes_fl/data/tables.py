@@ -34,10 +34,11 @@ class Column(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When the rows of a group were taken: seconds of the epoch or whatever numbers the column holds, 0 in padding.
+    """When the rows of a group were taken, 0 in padding.
 
     Args:
-        train: [K, N], int64 microseconds since 1970 or float64.
+        train: [K, N], of a user's table as `data.times` reads it: int64 microseconds since 1970, or the column's own
+            numbers, int64 or float64; of PV rows that `data_gen` makes, int64 UTC seconds since 1970.
         test: [K, M], alike.
     """
 
