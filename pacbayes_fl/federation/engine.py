@@ -18,9 +18,8 @@ from pacbayes_fl.federation.guard import (
     listed,
 )
 from pacbayes_fl.federation.plan import FederationPlan
-from pacbayes_fl.federation.player import Player
+from pacbayes_fl.federation.player import Player, RoundPlayer
 from pacbayes_fl.federation.private import PrivateAggregator
-from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.federation.undo import DivergenceGuard
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import AnyMethod

@@ -26,7 +26,7 @@ from pacbayes_fl.results.folder import leaving
 from pacbayes_fl.results.metrics import Metric
 from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
-from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling, training
+from pacbayes_fl.study import choices, duration, held_rows, privacy, residuals, saved_rows, scaling
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
 from pacbayes_fl.study.data import ScaledGroup
@@ -37,6 +37,7 @@ from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.instances import Instances, Model
 from pacbayes_fl.study.prepare import device_of, prepare
 from pacbayes_fl.study.search import held_out, overfitting
+from pacbayes_fl.study.training import Listeners, Training
 
 __all__ = ["Study", "Trained", "device_of", "open_run", "prepare", "report", "run", "train"]
 
@@ -269,13 +270,17 @@ def _trained(study: Study, folder: Folder, resume: bool, on_round: OnRound, call
         overfitting.announce(study, begun.settled.division)
     records = folder.open(begun.settled, begun.state.round)  # only now that nothing can be refused any more
     callbacks.on_start(tuple(records))
-    rounds = engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator)
 
     def scored(record: RoundRecord, state: FederationState, last: bool) -> RoundRecord:
         return _scored(begun, state, record, aggregator, last)
 
-    going = training.Going(study, begun.clients, folder, aggregator, privacy.checkpoint_every(study))
-    state = going.train(rounds, begun.state, records, scored, on_round, callbacks)
+    every, listeners = privacy.checkpoint_every(study), Listeners(scored, on_round, callbacks)
+    going = Training(study, begun.clients, folder, aggregator, every, begun.state, records, listeners)
+    with going.open() as taken:
+        for record, after in engine.rounds(begun.method, begun.clients, study.plan, begun.state, aggregator):
+            if taken(record, after):
+                break
+    state = going.state
     if records and state.round < study.plan.rounds:  # a budget ended it: this is the last round, and is scored as such
         records[-1] = _scored(begun, state, records[-1], aggregator, last=True)
     overfitting.look_back(study, records, begun.groups["existing"].validation, begun.method.objective)

@@ -20,7 +20,7 @@ from pacbayes_fl.results.folder import NODES, leaving
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import Result, environment
 from pacbayes_fl.results.rounds import RoundRecord, truncate_rounds
-from pacbayes_fl.study import apart, privacy, scaling, training
+from pacbayes_fl.study import apart, privacy, scaling
 from pacbayes_fl.study.apart import Hello, Roster
 from pacbayes_fl.study.callbacks import Callback, Told
 from pacbayes_fl.study.callbacks import check as check_callbacks
@@ -28,6 +28,7 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.folder import RunFolder
 from pacbayes_fl.study.held_rows import TrainingHistory
 from pacbayes_fl.study.prepare import build, device_of
+from pacbayes_fl.study.training import Listeners, Training
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,13 @@ def serve(
         owners = {name: node for node, hello in hellos.items() for name in hello.clients}
         transport = MailTransport(mail, owners, waits.round)
         player = RemotePlayer(method, clients, study.plan, aggregator, transport, run)
-        going = training.Going(study, clients, folder, aggregator, every=1)
-        rounds = engine.play(player, state)
-        state = going.train(rounds, state, records, lambda record, *_: record, on_round or (lambda _: None), told)
+        listeners = Listeners(lambda record, *_: record, on_round or (lambda _: None), told)
+        going = Training(study, clients, folder, aggregator, 1, state, records, listeners)
+        with going.open() as taken:
+            for record, after in engine.play(player, state):
+                if taken(record, after):
+                    break
+        state = going.state
         labels = {**notes, **privacy.labels(study, aggregator, state.round), **state.watch.labels()}
         labels |= told.notes(state.round, study.plan.rounds) | _labels(study, state.round)
         task = "regression" if known.schema.classes is None else "classification"

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.stop import StopSignal
 from pacbayes_fl.results.rounds import RoundRecord
 from pacbayes_fl.study import privacy
 from pacbayes_fl.study.callbacks import Told
 from pacbayes_fl.study.file import Study
-from pacbayes_fl.study.folder import Folder
+from pacbayes_fl.study.folder import Folder, StopRequest
 
 Scored = Callable[[RoundRecord, FederationState, bool], RoundRecord]
 """Adds scores to the record of a round, from its state and whether it is the last."""
 
 
 @dataclass(frozen=True)
-class Going:
-    """A run whose rounds are about to be trained, wherever its clients are.
+class Listeners:
+    """Who hears of a round.
+
+    Args:
+        scored: adds scores to its record.
+        on_round: is told of it.
+        callbacks: are told of it too, and may end the run.
+    """
+
+    scored: Scored
+    on_round: Callable[[RoundRecord], None]
+    callbacks: Told
+
+
+class Training:
+    """A run between its first round and its last, wherever its clients are.
 
     Args:
         study: what is run.
@@ -29,63 +46,65 @@ class Going:
         folder: of the run.
         aggregator: makes the rounds private; None where they are not.
         every: rounds between checkpoints.
+        state: before the rounds.
+        records: of the rounds that are finished; those to come are added.
+        listeners: who hears of them.
     """
 
-    study: Study
-    clients: ClientBatch
-    folder: Folder
-    aggregator: PrivateAggregator | None
-    every: int
-
-    def train(
+    def __init__(
         self,
-        rounds: Iterator[tuple[RoundRecord, FederationState]],
+        study: Study,
+        clients: ClientBatch,
+        folder: Folder,
+        aggregator: PrivateAggregator | None,
+        every: int,
         state: FederationState,
         records: list[RoundRecord],
-        scored: Scored,
-        on_round: Callable[[RoundRecord], None],
-        callbacks: Told,
-    ) -> FederationState:
-        """Run the rounds that are left and add their records; whatever ends them, the last good round is saved.
+        listeners: Listeners,
+    ) -> None:
+        """Begin where the state is."""
+        self.study, self.clients, self.folder, self.aggregator, self.every = study, clients, folder, aggregator, every
+        self.state, self.records, self.listeners = state, records, listeners
+        self._released = None if aggregator is None else folder.released
 
-        Args:
-            rounds: gives the record of each and the state after it.
-            state: before them.
-            records: of the rounds that are finished.
-            scored: adds scores.
-            on_round: told of every record.
-            callbacks: told of it too, and may end the run.
+    @contextmanager
+    def open(self) -> Iterator[Callable[[RoundRecord, FederationState], bool]]:
+        """Save the last good round whatever ends the rounds inside.
 
-        Returns:
-            The state after the last round.
+        Yields:
+            To be called after each round with its record and the state after it: tells of the round, saves it where
+            that is due, and says whether the run ends there.
 
         Raises:
             ClientError, NumericalError: as the rounds.
             KeyboardInterrupt: after a signal, when the state has been saved.
         """
-        study, folder, last_round = self.study, self.folder, self.study.plan.rounds
-        released = None if self.aggregator is None else folder.released
-        with folder.listen() as stop, privacy.stop_when_spent():
+        with self.folder.listen() as stop, privacy.stop_when_spent():
             try:
-                for record, after in rounds:
-                    state, released = after, None if self.aggregator is None else len(self.aggregator.ledger)
-                    last = record.round == last_round
-                    record = scored(record, state, last)
-                    records.append(record)
-                    on_round(record)
-                    folder.append(record)
-                    stopping = stop.requested
-                    if stopping or last or record.round % self.every == 0:
-                        folder.save(study, self.clients, state, released)
-                    if stopping:
-                        raise KeyboardInterrupt
-                    if callbacks.on_round(record):
-                        privacy.refuse_choice(study, "federation.rounds")
-                        break
+                yield partial(self._after, stop)
             except (ClientError, NumericalError) as error:
-                folder.save(study, self.clients, state, released)  # nothing is lost: the last good round is on disk
-                folder.end(state.round, error)
+                self._save()  # nothing is lost: the last good round is on disk
+                self.folder.end(self.state.round, error)
                 raise
-        if state.round == 0 or state.round < last_round:
-            folder.save(study, self.clients, state, released)
-        return state
+        if self.state.round == 0 or self.state.round < self.study.plan.rounds:
+            self._save()
+
+    def _after(self, stop: StopSignal | StopRequest, record: RoundRecord, state: FederationState) -> bool:
+        self.state, self._released = state, None if self.aggregator is None else len(self.aggregator.ledger)
+        last = record.round == self.study.plan.rounds
+        record = self.listeners.scored(record, state, last)
+        self.records.append(record)
+        self.listeners.on_round(record)
+        self.folder.append(record)
+        stopping = stop.requested
+        if stopping or last or record.round % self.every == 0:
+            self._save()
+        if stopping:
+            raise KeyboardInterrupt
+        if self.listeners.callbacks.on_round(record):
+            privacy.refuse_choice(self.study, "federation.rounds")
+            return True
+        return False
+
+    def _save(self) -> None:
+        self.folder.save(self.study, self.clients, self.state, self._released)

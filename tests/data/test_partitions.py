@@ -61,7 +61,7 @@ def test_a_record_is_all_that_a_partition_needs(root: Path) -> None:
     assert np.bincount(told["part"]).tolist() == [12, 6]
     assert dataset.provenance["options"] == {
         **{"partition": "every", "clients": 3, "new_clients": 0, "pool": "merged", "domains": ["mnist"], "seed": 0},
-        **{"stride": 100, "test": 0.25},
+        **{"subsample": 1.0, "stride": 100, "test": 0.25},
     }
     with pytest.raises(StudyError, match=r"\[data\] test must be strictly between 0 and 1, got 1"):
         federation("mnist", given | {"test": 1.0})

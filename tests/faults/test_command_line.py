@@ -48,6 +48,8 @@ ARGUMENTS = {
     "describe": ["pac-pfl"],
     "init": ["--data", "rows.csv"],
     "schema": [],
+    "deploy": ["polynomial", "--out", "deployed"],
+    "node": ["check", "polynomial"],
 }
 
 
@@ -245,7 +247,7 @@ SIZES: dict[str, tuple[str, list[str], Callable[[Path], None] | None, tuple[str,
     ),
     "modes": ("ridge", ["data.options.modes=1000000000000"], None, ("1000000000000 modes would take", "lower modes")),
     "an archive": (
-        "ridge",
+        "fedavg",
         ["data.source=data.npz"],
         bomb,
         ("data.npz, 7", "takes 80 MB, and the limit is 67.1 MB", "data do not repeat"),

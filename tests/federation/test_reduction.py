@@ -13,8 +13,8 @@ from pacbayes_fl.federation.federation_state import FederationState
 from pacbayes_fl.federation.messages import Kept
 from pacbayes_fl.federation.node import Memory
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.player import RoundPlayer
 from pacbayes_fl.federation.reduction import RobustAccumulator, UpdateAccumulator
-from pacbayes_fl.federation.round import RoundPlayer
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.server import robust
 from tests.laws.cases import Scene, assert_close, from_recipe, scene

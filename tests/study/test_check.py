@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pacbayes_fl.errors import PacBayesFLError, StudyError
-from pacbayes_fl.federation.round import RoundPlayer
+from pacbayes_fl.federation.player import RoundPlayer
 from pacbayes_fl.methods import METHODS
 from pacbayes_fl.study import check, run
 from pacbayes_fl.study.data import load

@@ -6,4 +6,4 @@ from pacbayes_fl.study import run, served, training
 
 
 def test_runs_and_deployments_go_through_one_loop() -> None:
-    assert run.training is training and served.training is training
+    assert run.Training is served.Training is training.Training
