@@ -114,11 +114,16 @@ def test_the_run_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(values, other.predictions[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_one_fifth_that_falls_is_not_enough(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
-    monkeypatch.setattr(overfitting, "follow", lambda *_, parts: FALLS if parts == (0,) else Along())
+@pytest.mark.parametrize(("other", "said"), [({}, False), ({2: -1.0, 4: -0.6}, False), ({2: -1.0, 4: -0.8}, True)])
+def test_the_mean_of_two_federations_decides(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, other: dict[int, float], said: bool
+) -> None:
+    second = replace(FALLS, scores=other, objectives={mark: FALLS.objectives[mark] for mark in other})
+    monkeypatch.setattr(overfitting, "follow", lambda *_, parts: FALLS if parts == (0,) else second)
     study = tiny("federation.rounds=100")
     overfitting.announce(study, held_rows.divide(study, load(study)))
-    assert not [one for one in recwarn if "overfits" in str(one.message)]
+    found = [str(one.message) for one in recwarn if "overfits" in str(one.message)]
+    assert len(found) == said and all("-1 to -1.15 nats per row" in text for text in found)
 
 
 def test_a_federation_too_small_for_a_trial_says_nothing() -> None:
