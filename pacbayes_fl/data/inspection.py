@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pacbayes_fl.data import twins, user_tables
+from pacbayes_fl.data import clock, twins, user_tables
 from pacbayes_fl.data.archives import Array
 from pacbayes_fl.data.tables import Dataset
 
@@ -56,7 +56,7 @@ def inspect(dataset: Dataset, near: float = 1e-4, allowed: bool = False, whole: 
     """
     rows = _by_client(dataset)
     columns = [column.name for column in (*dataset.features, dataset.target)]
-    found = [*_lengths(dataset, rows), *_gaps(rows if whole is None else _by_client(whole))]
+    found = [*_lengths(dataset, rows), *_gaps(rows if whole is None else _by_client(whole), dataset.time_kind)]
     if dataset.feature_shape:
         return found
     found += [*_repeats(dataset, rows, near, allowed), *_constants(columns, rows, dataset.classes is not None)]
@@ -105,7 +105,7 @@ def _lengths(dataset: Dataset, rows: Mapping[str, _Rows]) -> Iterator[Finding]:
     yield Finding("rows", text, "", {name: float(size[name]) for name in rows})
 
 
-def _gaps(rows: Mapping[str, _Rows]) -> Iterator[Finding]:
+def _gaps(rows: Mapping[str, _Rows], kind: str) -> Iterator[Finding]:
     count, longest = dict[str, float](), (0.0, "", "", "")
     for name, one in rows.items():
         if one.times is None or len(one.times) < 3:
@@ -126,7 +126,8 @@ def _gaps(rows: Mapping[str, _Rows]) -> Iterator[Finding]:
         advice = (
             "rows before and after a gap are neighbours to models; lags across it are missing values (data.missing)"
         )
-        yield Finding("gaps", f"{text} from {longest[2]} on", advice, count)
+        zone = " UTC" if kind == clock.ZONED else ""
+        yield Finding("gaps", f"{text} from {longest[2]}{zone} on", advice, count)
 
 
 def _largest(count: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -296,7 +296,7 @@ def read(
         return dataset
     layout = Layout() if layout is None else layout
     table = user_tables.read_table(path, layout, blank_target=False, task=task)
-    table = user_tables.without_gaps(table, layout)
+    table = user_tables.without_gaps(table, layout, least=2 if table.split is None else 1)
     if table.times is not None:
         table = user_tables.sorted_by_time(table, table.times, layout.time)
     return _of_table(str(path), table, layout, (test_share, last), task, {"source": path.name})

@@ -186,13 +186,14 @@ def _owned(owners: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
     return {name: np.array(own, dtype=np.int64) for name, own in rows.items()}
 
 
-def without_gaps(table: Table, layout: Layout, need_target: bool = True) -> Table:
-    """Leave out rows that lack a value which is not filled in, and clients of which none is left, and warn of them.
+def without_gaps(table: Table, layout: Layout, need_target: bool = True, least: int = 1) -> Table:
+    """Leave out rows that lack a value which is not filled in, and clients of which too few are left, and warn of them.
 
     Args:
         table: as read.
         layout: says which values are filled in.
         need_target: whether rows without a target are left out too.
+        least: rows that have to be left of a client that lacks some: two, where one is to be held out.
 
     Returns:
         The table without these rows, and what they lacked.
@@ -214,9 +215,11 @@ def without_gaps(table: Table, layout: Layout, need_target: bool = True) -> Tabl
     rows, count = sum(len(y) for _, y in table.clients.values()), sum(sum(one.values()) for one in left_out.values())
     each = [f"{name} {', '.join(f'{n} ({column})' for column, n in own.items())}" for name, own in left_out.items()]
     what = f"{count} of {rows} rows lack a value and are left out: {listed(each)}"
-    empty = [name for name, own in kept.items() if not bool(own.any())] if layout.missing != "refuse" else []
-    if empty:
-        what += f"; nothing is left of {listed(empty)}, left out as clients"
+    rest = {name: int(kept[name].sum()) for name in left_out} if layout.missing != "refuse" else {}
+    empty = [name for name, rows in rest.items() if rows < least]
+    for rows, words in ((0, "nothing is"), (1, "a single row is")):
+        if few := [name for name in empty if rest[name] == rows]:
+            what += f"; {words} left of {listed(few)}, left out as clients"
     warnings.warn(what, stacklevel=caller_stacklevel())
     clients = {name: own for name, own in table.clients.items() if name not in empty}
     return table._replace(clients=clients).select(kept)._replace(left_out=left_out)

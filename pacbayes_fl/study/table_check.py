@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -108,10 +109,13 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
         try:
             dataset = load(lenient)
         except PacBayesFLError as error:
-            return TableCheck((), (str(error),))
+            return TableCheck(_lengths(study, columns), (str(error),))
         whole = None
         if "left_out" in dataset.provenance and missing == "drop":
-            whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
+            with suppress(
+                PacBayesFLError
+            ):  # a client without any value of a column has no median: gaps of what is left
+                whole = load(replace(lenient, data=replace(lenient.data, missing="median")))
         found = inspect(dataset, study.report.certify.twins, study.data.duplicate_rows == "allow", whole)
         found[1:1] = [*_words_of(study), *_unused(study, list(columns)), *_left_out(study, dataset)]
         refused, price = list[str](), None
@@ -127,6 +131,16 @@ def check(path: Path | str, study: Study, cost: bool = True) -> TableCheck:
     return TableCheck(tuple(found), tuple(refused), price)
 
 
+def _lengths(study: Study, columns: Mapping[str, Sequence[object]]) -> tuple[Finding, ...]:
+    """Say how many rows there are of whom, of a table that no study has read yet."""
+    rows = Counter(str(name) for name in columns.get(study.data.client, ()))
+    if not rows:
+        return ()
+    (low, least), (high, most) = min(rows.items(), key=lambda one: one[1]), rows.most_common(1)[0]
+    text = f"{rows.total()} rows of {len(rows)} clients; smallest {low} {least}, largest {high} {most}"
+    return (Finding("rows", text, "", {name: float(count) for name, count in rows.items()}),)
+
+
 def _words_of(study: Study) -> list[Finding]:
     if not study.data.categorical:
         return []
@@ -138,7 +152,12 @@ def _unused(study: Study, columns: Sequence[str]) -> list[Finding]:
     """Name the columns that are in no feature."""
     data = study.data
     roles = {data.client, data.target, data.time, "split", data.group, data.latitude, data.longitude}
-    made_of = {*data.features, *(name.rpartition(" of ")[2] for name in data.features)}
+    made_of = {
+        *data.features,
+        *data.categorical,
+        *data.client_features,
+        *(name.rpartition(" of ")[2] for name in data.features),
+    }
     left = [name for name in columns if name not in roles | made_of] if data.features else []
     text = f"{', '.join(left)}: no features (data.features)"
     return [Finding("not used", text)] if left else []

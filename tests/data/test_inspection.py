@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -66,8 +68,10 @@ def test_columns_that_tell_clients_apart_and_columns_that_tell_nothing_are_named
 
 
 def test_gaps_are_counted_by_client_and_the_longest_is_dated() -> None:
-    found = inspect(dataset(hours={"house_0": [*range(10), *range(58, 68)], "house_2": [*range(39), 41]}))
-    (gaps,) = of(found, "gaps")
+    given = dataset(hours={"house_0": [*range(10), *range(58, 68)], "house_2": [*range(39), 41]})
+    (gaps,) = of(inspect(given), "gaps")
+    (zoned,) = of(inspect(replace(given, time_kind="datetime with a time zone")), "gaps")
+    assert zoned.text == gaps.text.replace(" on", " UTC on")
     assert gaps.clients == {"house_0": 1, "house_2": 1}
     assert "the longest, 2.04 days, of house_0 from 2023-11-15T07:13:20 on" in gaps.text
 

@@ -175,6 +175,15 @@ def test_a_client_of_which_no_row_is_left_is_left_out(tmp_path: Path) -> None:
     assert tables.from_arrays(tables.to_arrays(dataset), {}).history is None
 
 
+def test_a_client_of_which_one_row_is_left_has_none_to_be_held_out_and_is_left_out_too(tmp_path: Path) -> None:
+    lines = [f"{name},{k},{'' if name == 'b' and k else k},{k}" for name in "ab" for k in range(4)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(("client,when,x,y", *lines)))
+    layout = Layout(time="when", features=("x",), missing="drop")
+    with pytest.warns(UserWarning, match="3 of 8 rows .*; a single row is left of b, left out as clients"):
+        assert tables.read(path, layout).groups["existing"].train.names == ("a",)
+
+
 def test_a_clear_sky_is_that_of_every_rows_position(tmp_path: Path) -> None:
     pytest.importorskip("pvlib")
     frame = FRAME.assign(north=47.0, east=np.where(FRAME.house == "house_01", 107.0, 7.0))

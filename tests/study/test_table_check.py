@@ -40,7 +40,10 @@ def test_what_a_run_would_refuse_is_told_with_all_else(tmp_path: Path) -> None:
     assert topics["gaps"].clients == {"house_0": 1, "house_1": 1}  # the row that lacks a value leaves none
     (refused,) = got.refused
     assert "line 17, column 'cloud'" in refused and got.cost is None
-    few = study_of(path, look(path, "house"), "ridge", ['data.features=["lag:2 days of cloud"]', "data.missing=drop"])
+    sets = ['data.features=["lag:2 days of cloud"]', "data.missing=drop"]
+    few = study_of(path, look(path, "house"), "ridge", sets)
+    assert "not used" not in {one.topic for one in check(path, few, cost=False).findings}  # categorical, as guessed
+    few = study_of(path, look(path, "house"), "ridge", [*sets, "data.categorical=[]"])
     said = {one.topic: one.text for one in check(path, few, cost=False).findings}
     assert said["not used"] == "roof: no features (data.features)"
     better = check(path, study_of(path, look(path, "house"), "ridge", ["data.missing=median"]))
@@ -65,3 +68,21 @@ def test_a_table_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
     assert "'a'" in refused
     with pytest.raises(DataError, match="there is no file"):
         check(tmp_path / "gone.csv", study)
+
+
+def test_lengths_are_told_of_a_table_that_would_be_refused_and_of_one_whose_clients_lack_all_lags(
+    tmp_path: Path,
+) -> None:
+    hours = [
+        (f"house_{k}", f"2024-05-{1 + at // 24:02d}T{at % 24:02d}:00", at % 7 + k) for k in (0, 1) for at in range(40)
+    ]
+    short = [("house_2", f"2024-05-01T{at:02d}:00", at) for at in range(3)]
+    table = [{"client": client, "when": when, "y": y} for client, when, y in (*hours, *short)]
+    path = write_csv(tmp_path / "hours.csv", table)
+    sets = ['data.features=["hour:cyclic", "lag:24h"]', "data.missing=drop"]
+    got = check(path, study_of(path, look(path), "ridge", sets), cost=False)  # house_2 has no median either
+    assert got.refused == () and got.findings[0].text.startswith("32 rows of 2 clients")
+    twice = write_csv(tmp_path / "twice.csv", [*table, table[0]])
+    got = check(twice, study_of(twice, look(twice), "ridge", sets), cost=False)
+    assert "comes twice" in got.refused[0]
+    assert got.findings[0].text == "84 rows of 3 clients; smallest house_2 3, largest house_0 41"
