@@ -174,7 +174,7 @@ class Study:
     @classmethod
     def _resolved(cls, table: JsonMapping, where: str, sets: Sequence[str], instances: Instances) -> Study:
         table, given = (_budgeted(each, where) for each in assigned(table, sets))
-        table = with_references(table, Path.cwd())
+        table = anchored(with_references(table, Path.cwd()), Path.cwd())
         full = settings.merge(table, given)
         tables = ("data", "model", "method", "methods", *(name for name, _ in PARTS))
         valid = ("name", "seed", *tables)

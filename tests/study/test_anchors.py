@@ -9,6 +9,7 @@ import pytest
 
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.study.anchors import anchored, with_references
+from pacbayes_fl.study.file import Study
 
 HOME = Path("/of/study")
 
@@ -45,3 +46,12 @@ def test_objects_count_likewise_also_of_methods_of_their_own() -> None:
     result = with_references(table, HOME)
     assert result["method"] == {"name": "/of/study/mine.py:Mine"}
     assert result["methods"] == {"/of/study/mine.py:Mine": {"report": {"metrics": ["/of/study/m.py:M", "x"]}}}
+
+
+def test_a_table_of_a_program_counts_from_where_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = Study.from_table({"data": {"source": "rows.csv"}})
+    monkeypatch.chdir("/")
+    assert study.data.source == str(tmp_path / "rows.csv")  # also when a run folder is opened from elsewhere
+    assert Study.from_table(study.table()).data.source == study.data.source
+    assert Study.from_table({"data": {"source": "polynomial"}}).data.source == "polynomial"
