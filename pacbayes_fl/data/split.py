@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
 Array = npt.NDArray[np.float64]
+Told = Callable[[int, Tensor], Tensor]
+"""Finds the rows [m] of the client at a position that are told the targets of its held-out rows [m], both bool."""
 
 
 def assert_disjoint(
@@ -138,7 +140,7 @@ def _entry(clients: int, name: str, rows: Array) -> bytes:
     return f"{clients} {name!r} {rows.shape}\n".encode() + rows.tobytes()
 
 
-def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:
+def folds(batch: ClientBatch, count: int, told: Told | None = None) -> list[tuple[ClientBatch, ClientBatch]]:
     """Cut every client's rows into contiguous blocks for cross-validation inside clients.
 
     Blocks, not shuffled rows: in a series neighbouring rows share their lags, so a shuffled fold would be tested on
@@ -147,45 +149,49 @@ def folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch
     Args:
         batch: training rows, in time order for a series.
         count: number of folds, at least 2.
+        told: finds the rows that belong to neither side: their lags are held-out targets.
 
     Returns:
         For each fold the batches (rest, held out), of all clients.
 
     Raises:
-        DataError: when a client has fewer rows than folds, or there are fewer than two folds.
+        DataError: when a client has fewer rows than folds, or is left without any beside a fold, or there are fewer
+            than two folds.
     """
     sizes = _enough(batch, count)
-    return _by_fold(batch, [_blocks(m, count) for m in sizes], range(count))
+    return _with_rest(_by_fold(batch, [_blocks(m, count) for m in sizes], range(count), told))
 
 
-def stratified_folds(batch: ClientBatch, count: int) -> list[tuple[ClientBatch, ClientBatch]]:
+def stratified_folds(batch: ClientBatch, count: int, told: Told | None = None) -> list[tuple[ClientBatch, ClientBatch]]:
     """Deal every client's rows to folds label by label, so that no fold is left without one that the client has often.
 
     Args:
         batch: training rows with labels y [K, N], in any order that says nothing within a label.
         count: number of folds, at least 2.
+        told: as for `folds`.
 
     Returns:
         For each fold the batches (rest, held out), of all clients.
 
     Raises:
-        DataError: when a client has fewer rows than folds, or there are fewer than two folds.
+        DataError: as `folds`.
     """
     sizes = _enough(batch, count)
     dealt = [_labelled(batch.y[k, :m], count) for k, m in enumerate(sizes)]
-    return _by_fold(batch, dealt, range(count))
+    return _with_rest(_by_fold(batch, dealt, range(count), told))
 
 
-def held_out(batch: ClientBatch, count: int) -> tuple[ClientBatch, ClientBatch]:
+def held_out(batch: ClientBatch, count: int, told: Told | None = None) -> tuple[ClientBatch, ClientBatch]:
     """Hold the first of `count` parts of every client's rows out: a block of a series, or of labels some of each.
 
     Args:
         batch: training rows, as for `folds` or, with labels, `stratified_folds`.
         count: number of parts, at least 2.
+        told: as for `folds`.
 
     Returns:
         The rest and what is held out, of all clients: one row of a client with fewer rows than parts, and none of a
-        single one.
+        single one, or where no row is beside it that is not told its target.
     """
     dealt = []
     for k, m in enumerate(int(size) for size in batch.size.tolist()):
@@ -193,7 +199,9 @@ def held_out(batch: ClientBatch, count: int) -> tuple[ClientBatch, ClientBatch]:
             dealt.append(torch.arange(m) + (m == 1))
         else:
             dealt.append(_blocks(m, count) if batch.y.is_floating_point() else _labelled(batch.y[k, :m], count))
-    return _by_fold(batch, dealt, [0])[0]
+        if told is not None and bool((told(k, dealt[k] == 0) | (dealt[k] == 0)).all()):
+            dealt[k] += 1
+    return _by_fold(batch, dealt, [0], told)[0]
 
 
 def _blocks(m: int, count: int) -> Tensor:
@@ -221,7 +229,7 @@ def _enough(batch: ClientBatch, count: int) -> list[int]:
 
 
 def _by_fold(
-    batch: ClientBatch, dealt: Sequence[Tensor], wanted: Sequence[int]
+    batch: ClientBatch, dealt: Sequence[Tensor], wanted: Sequence[int], told: Told | None = None
 ) -> list[tuple[ClientBatch, ClientBatch]]:
     """Cut a batch by the fold [m_k] of every row of each client, for each of the wanted ones."""
     pairs = []
@@ -229,8 +237,19 @@ def _by_fold(
         rest, held = [], []
         for k, folds in enumerate(dealt):
             x, y = batch.x[k, : len(folds)], batch.y[k, : len(folds)]
-            out = (folds == fold).to(x.device)
-            rest.append((x[~out], y[~out]))
+            out = folds == fold
+            left = (~out if told is None else ~out & ~told(k, out)).to(x.device)
+            out = out.to(x.device)
+            rest.append((x[left], y[left]))
             held.append((x[out], y[out]))
         pairs.append((ClientBatch.stack(rest, batch.names, batch.ids), ClientBatch.stack(held, batch.names, batch.ids)))
+    return pairs
+
+
+def _with_rest(pairs: list[tuple[ClientBatch, ClientBatch]]) -> list[tuple[ClientBatch, ClientBatch]]:
+    """Refuse a client that a fold leaves without rows."""
+    for fold, (rest, _) in enumerate(pairs):
+        if alone := [name for name, rows in zip(rest.names, rest.size.tolist(), strict=True) if not rows]:
+            what = f"all of its rows beside fold {fold + 1} of {len(pairs)} have lags or rolling means of targets in it"
+            raise DataError(what, client=alone[0], hint="fewer folds; or leave the client or these features out")
     return pairs

@@ -29,6 +29,7 @@ from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.path import follow
 from pacbayes_fl.study.search.scores import HeldOutScore
+from pacbayes_fl.study.search.told import told
 
 FILE = "choice.json"
 """What a run folder calls its choice."""
@@ -72,7 +73,7 @@ def choose(
     """
     if not study.held_out:
         raise StudyError(f"{study.method.name} leaves nothing to be chosen", hint="run the study as it is")
-    train, part = dataset.groups["existing"].train, _parted(dataset)
+    train, part = dataset.groups["existing"].train, _parted(study, dataset)
 
     def tell(name: str, score: float) -> None:
         if on_trial is not None:
@@ -109,9 +110,9 @@ def first(study: Study, but: Sequence[HeldOutChoice] = ()) -> Study:
     return study
 
 
-def _parted(dataset: tables.Dataset) -> tables.Dataset | None:
+def _parted(study: Study, dataset: tables.Dataset) -> tables.Dataset | None:
     """Take a fifth of every client's training rows for test rows, one of fewer than five, and none of a single row."""
-    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS)
+    rest, held = split.held_out(dataset.groups["existing"].train, _FOLDS, told(dataset, study.data.layout))
     return replace(dataset, groups={"existing": tables.Group(rest, held)}) if held.mask.any() else None
 
 

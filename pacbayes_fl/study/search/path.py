@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pacbayes_fl.data import tables
 from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.layout import Layout
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, personalisation
 from pacbayes_fl.methods.base import AnyMethod
@@ -24,6 +25,7 @@ from pacbayes_fl.study.evaluate.regression import state_of
 from pacbayes_fl.study.file import Study
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.search.scores import HeldOutScore
+from pacbayes_fl.study.search.told import told
 
 BLOCKS: Final = 5  # into which clients and their rows are dealt
 PARTS: Final = 2  # federations, each without another fifth
@@ -74,7 +76,7 @@ class Path:
         )
 
 
-def deal(dataset: tables.Dataset, seed: int, part: int) -> tables.Dataset | None:
+def deal(dataset: tables.Dataset, seed: int, part: int, layout: Layout | None = None) -> tables.Dataset | None:
     """Hold a fifth of the existing clients out, and of everyone's training rows a fifth, the last ones first.
 
     Of fewer than five clients or rows one is held out; of fewer than three clients, and of a single row, none is.
@@ -83,6 +85,8 @@ def deal(dataset: tables.Dataset, seed: int, part: int) -> tables.Dataset | None
         dataset: of a study; test and validation rows and new clients are not looked at.
         seed: of the order of the clients.
         part: which fifth, from 0.
+        layout: of the table that the rows come from: rows that are told held-out targets by their lags and rolling
+            means are on neither side.
 
     Returns:
         A data set whose test rows are the held-out rows, and whose new clients, if any, are the held-out clients; None
@@ -91,12 +95,16 @@ def deal(dataset: tables.Dataset, seed: int, part: int) -> tables.Dataset | None
     train = dataset.groups["existing"].train
     count, labelled = train.clients, not train.y.is_floating_point()
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    find = None if layout is None else told(dataset, layout)
     out = set(order[part % min(BLOCKS, count) :: BLOCKS]) if count > 2 else set()
     rest, held = [], []
     for k, size in enumerate(train.size.long().tolist()):
         asked = _held_rows(train.y[k, :size].cpu(), part, labelled).to(train.x.device)
+        left = ~asked if find is None else ~asked & ~find(k, asked)
+        if not left.any():
+            asked, left = torch.zeros_like(asked), torch.ones_like(asked)
         x, y = train.x[k, :size], train.y[k, :size]
-        rest.append((x[~asked], y[~asked]))
+        rest.append((x[left], y[left]))
         held.append((x[asked], y[asked]))
     if not any(len(y) for _, y in held):
         return None
@@ -144,7 +152,7 @@ def follow(
     Returns:
         The path; without any score where nobody has rows to hold out.
     """
-    dealt = [deal(dataset, study.seed, part) for part in parts]
+    dealt = [deal(dataset, study.seed, part, study.data.layout) for part in parts]
     if any(one is None for one in dealt):
         return Path()
     scores, objectives, name, worse, best = dict[int, float](), dict[int, float](), None, 0, -math.inf

@@ -32,6 +32,7 @@ from pacbayes_fl.study.evaluate.regression import unit_of, units_of
 from pacbayes_fl.study.file import Study, assigned, read_table
 from pacbayes_fl.study.prepare import prepare
 from pacbayes_fl.study.residuals import ErrorShape
+from pacbayes_fl.study.search.told import told
 from pacbayes_fl.study.search.trials import Trial, Trials
 
 _ROUNDS = "federation.rounds"
@@ -70,9 +71,10 @@ def cross_validate(
     """Score a study on held-out parts of its existing clients' training rows.
 
     Every client's rows are cut into contiguous blocks, labelled ones dealt label by label; each part is predicted by a
-    federation trained without it. A client's RSMSE is the root mean squared error over all its held-out rows, over the
-    population std of its training targets; its NLPD is in units of that std. Its error is the share of held-out rows
-    that its personal model, averaged over draws, takes for another label, its NLL in nats per row.
+    federation trained without it, and without rows whose lags or rolling means are made of its targets. A client's
+    RSMSE is the root mean squared error over all its held-out rows, over the population std of its training targets;
+    its NLPD is in units of that std. Its error is the share of held-out rows that its personal model, averaged over
+    draws, takes for another label, its NLL in nats per row.
 
     Args:
         study: what to score.
@@ -87,7 +89,7 @@ def cross_validate(
     marks = sorted(marks if marks is not None else [study.plan.rounds])
     sums = {mark: _Sums(train) for mark in marks}
     cut = split.folds if dataset.classes is None else split.stratified_folds
-    for rest, held in cut(train, folds):
+    for rest, held in cut(train, folds, told(dataset, study.data.layout)):
         _hold_out(study, replace(dataset, groups={"existing": tables.Group(rest, held)}), sums)
     return {mark: one.scores() for mark, one in sums.items()}
 
