@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from pacbayes_fl.data.layout import Feature, Layout
 from pacbayes_fl.data.tables import Dataset
 
 
-class Told(NamedTuple):
+@dataclass(frozen=True)
+class Told:
     """Finds the rows beside held-out ones that are told their targets; a call gives those of one client.
 
     Args:
