@@ -13,6 +13,23 @@ class AddCommand(Protocol):
         """Add the command `name` with a line of help and examples, each a line that can be run."""
 
 
+def sets_option(sub: argparse.ArgumentParser, example: str) -> None:
+    """Add the option that assigns to values of a study.
+
+    Args:
+        sub: the parser of the command.
+        example: an assignment for the help.
+    """
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="sets",
+        help=f"change a value of the study, such as {example}; may be repeated",
+    )
+
+
 def study_options(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of every command on a study: the study and assignments to its values.
 
@@ -20,14 +37,7 @@ def study_options(sub: argparse.ArgumentParser) -> None:
         sub: the parser of the command.
     """
     sub.add_argument("study", metavar="STUDY", help="a TOML file or the name of a bundled study (see `list studies`)")
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="sets",
-        help="change a value of the study, such as method.tau=0.5; may be repeated",
-    )
+    sets_option(sub, "method.tau=0.5")
     sub.add_argument("--seed", type=int, metavar="N", help="seed of every random draw (default: the study's)")
     sub.add_argument("--rounds", type=int, metavar="N", help="rounds of the federation (default: the study's)")
     sub.add_argument(

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from textwrap import wrap
 
-from pacbayes_fl.cli.arguments import AddCommand, json_option
+from pacbayes_fl.cli.arguments import AddCommand, json_option, sets_option
 from pacbayes_fl.cli.layout import room
 from pacbayes_fl.cli.output import say
 
@@ -31,14 +31,7 @@ def arguments(command: AddCommand) -> None:
     sub.add_argument("--client", metavar="COLUMN", help="names of clients (default: client, or the only texts)")
     sub.add_argument("--target", metavar="COLUMN", help="what is predicted (default: y, or the last column)")
     sub.add_argument("--time", metavar="COLUMN", help="times of the rows (default: the first column of dates)")
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="sets",
-        help="change a value of the study, such as data.missing=drop; may be repeated",
-    )
+    sets_option(sub, "data.missing=drop")
     sub.add_argument("--no-cost", action="store_true", help="do not time a round")
     json_option(sub, "lines", "findings", "refused", "cost")
 
