@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -12,10 +13,11 @@ from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.files import JsonTable
 from pacbayes_fl.inference import map_estimate
+from pacbayes_fl.inference.map_estimate import LocalDescent
 from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Update
 from pacbayes_fl.methods.baselines.point import POINT_ESTIMATE, initial_weights
-from pacbayes_fl.methods.options import Paper
-from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
+from pacbayes_fl.methods.options import Paper, part
+from pacbayes_fl.methods.recipe import ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, OneOf, Recipe
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.point import PointMass
@@ -40,6 +42,8 @@ class FedEM(AveragedWeights[Proportions]):
     networks stand one after the other in the M D weights that are sent; the proportions stay at home.
 
     Args:
+        local: steps of a client. The steps of Adam do not know by how much q scales a gradient: a network would move as
+            far for a client to whose rows it means nothing as for its own, and networks would stay alike.
         components: number of networks, M.
         join_steps: steps on the proportions of a client that never took part, from equal ones and with the networks as
             they are.
@@ -47,6 +51,7 @@ class FedEM(AveragedWeights[Proportions]):
 
     personal_model: ClassVar[str] = "personal models that mix the global networks in each client's proportions"
 
+    local: LocalDescent = part(partial(LocalDescent, rate=0.1, optimiser="sgd"))
     components: int = option(3, low=1, symbol="M", paper=Paper(3, "section 4"))
     join_steps: int = option(10, low=1)
 
@@ -140,5 +145,5 @@ RECIPE = Recipe(
             "federation": {"rounds": 200},
         },
     },
-    search={"method.components": OneOf((1, 2, 3, 4)), **SEARCH_NETWORK},
+    search={"method.components": OneOf((1, 2, 3, 4)), **SEARCH_NETWORK, "method.rate": LogUniform(0.03, 0.3)},
 )

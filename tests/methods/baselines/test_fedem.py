@@ -57,6 +57,16 @@ def test_two_rounds_are_the_algorithm_box_in_numpy(weighting: Any) -> None:
         np.testing.assert_allclose(last.server.theta, w, rtol=1e-12)
 
 
+def test_a_network_moves_by_as_much_as_rows_are_its_own() -> None:
+    """A client to whose rows it means next to nothing leaves it where it is in the usual steps of a round."""
+    method = FedEM(Quadratic(), components=2)
+    kept = Proportions(torch.tensor([[0.0, -9.0]], dtype=torch.float64), torch.ones(1, dtype=torch.int64))
+    theta = torch.tensor(START, dtype=torch.float64)
+    client = BATCH.select(torch.tensor([0]))
+    moved = (method.client(Server(theta), kept, client, Noise(0, 0, client.ids))[0].theta - theta).abs()[0]
+    assert moved[0] > 0.1 > 100 * moved[1]
+
+
 def test_many_steps_of_one_client_are_expectation_maximisation() -> None:
     """The M-step of lines is a weighted regression; descent comes to it, and no round makes the rows less likely."""
     batch, method = BATCH.select(torch.tensor([0])), line(70, 1.2)
