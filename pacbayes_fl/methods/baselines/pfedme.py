@@ -49,9 +49,9 @@ class PFedMe(PersonalWeights):
         },
     )
     weighting: average.Weighting = option("uniform", paper=Paper("uniform", "Algorithm 1"))
-    lam: float = option(15.0, above=0, symbol="lambda", paper=Paper(15.0, "pFedBayes, section 6.2"))
+    lam: float = option(1.0, above=0, symbol="lambda", paper=Paper(15.0, "pFedBayes, section 6.2"))
     inner: int = option(5, low=1, symbol="K", paper=Paper(5, "experiments"))
-    eta: float = option(0.005, above=0, symbol="eta", paper=Paper(0.01, "pFedBayes, section 6.2"))
+    eta: float = option(0.075, above=0, symbol="eta", paper=Paper(0.01, "pFedBayes, section 6.2"))
     restart: bool = False
     personal: Literal["theta", "w"] = option("theta", paper=Paper("theta", "the solution of the inner problem"))
     decay: float = option(0.0, low=0)
@@ -91,9 +91,9 @@ RECIPE = Recipe(
         "recommended": {"federation": ROUNDS},
         "paper": {"federation": PAPER_ROUNDS},
         "authors-code": {
-            "method": {"minibatch": 20, "personal": "w", "decay": 1e-3, "weighting": "rows"},
+            "method": {"minibatch": 20, "personal": "w", "lam": 15.0, "eta": 0.005, "decay": 1e-3, "weighting": "rows"},
             "federation": PAPER_ROUNDS,
         },
     },
-    search={**SEARCH_NETWORK, "method.lam": LogUniform(1.0, 30.0)},
+    search={**SEARCH_NETWORK, "method.lam": LogUniform(0.1, 30.0)},
 )

@@ -17,7 +17,7 @@ EXACT = {"inner": 200, "eta": 0.01}
 
 
 def pfedme(steps: int = 2, rate: float = 0.05, **options: Any) -> PFedMe:
-    return PFedMe(Quadratic(), descent(steps, rate), **options)
+    return PFedMe(Quadratic(), descent(steps, rate), **{"lam": 15.0, "eta": 0.005} | options)
 
 
 @pytest.mark.parametrize(
