@@ -45,7 +45,7 @@ CHEAP: dict[str, dict[str, Any]] = {
     | {"trees": 3, "leaves": 3, "smallest_leaf": 1},
     "weights": {"steps": 2, "inner": 2, "minibatch": 4, "draws": 3, "join_passes": 1, "finetune": 1, "clusters": 2}
     | {"rate": 1e-2, "prior_rate": 2e-2, "alpha": 0.1, "personal_alpha": 0.3, "posterior": "svi"}
-    | {"personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "svgd_particles": 3},
+    | {"adapt_steps": 2, "personal_steps": 2, "personal_minibatch": 4, "importance_draws": 4, "svgd_particles": 3},
 }
 SEED = 11
 VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed")

@@ -41,7 +41,7 @@ class PerFedAvg(Stateless):
         adapt_steps: steps of rate alpha on all rows of a client that make its personal model.
     """
 
-    personal_model: ClassVar[str] = "personal models a gradient step from the global weights on the client's rows"
+    personal_model: ClassVar[str] = "personal models gradient steps from the global weights on the client's rows"
 
     local: LocalDescent = part(
         LocalDescent,
@@ -53,7 +53,7 @@ class PerFedAvg(Stateless):
         "first-order", paper=Paper("exact", "Algorithm 1; the others approximate it")
     )
     delta: float = option(1e-3, above=0, symbol="delta")
-    adapt_steps: int = option(1, low=0, paper=Paper(1, "the objective"))
+    adapt_steps: int = option(100, low=0, paper=Paper(1, "the objective"))
 
     def about(self) -> JsonTable:
         """Say which gradient is descended."""
@@ -101,7 +101,7 @@ RECIPE = Recipe(
         "recommended": {"federation": ROUNDS},
         "paper": {"federation": PAPER_ROUNDS},
         "authors-code": {
-            "method": {"optimiser": "sgd", "rate": 0.005, "adapt": 0.005, "minibatch": 10},
+            "method": {"optimiser": "sgd", "rate": 0.005, "adapt": 0.005, "adapt_steps": 1, "minibatch": 10},
             "federation": PAPER_ROUNDS,
         },
     },

@@ -19,7 +19,8 @@ FIRST, SECOND = [1.82405, 1.7744, 1.28515625], [1.8412805, 1.861184, 1.457275390
 
 
 def method(variant: Any, world: World | None = None, **options: Any) -> PerFedAvg:
-    return PerFedAvg(world or Quadratic(), descent(2, 0.05), variant=variant, **{"adapt": 0.1} | options)
+    options = {"adapt": 0.1, "adapt_steps": 1} | options
+    return PerFedAvg(world or Quadratic(), descent(2, 0.05), variant=variant, **options)
 
 
 @pytest.mark.parametrize(("variant", "theta"), [*zip(KINDS, (FIRST, SECOND, SECOND), strict=True)])
