@@ -254,6 +254,9 @@ class Recipe:
 ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 160})
 """Rounds of the methods on networks, which differ little after them."""
 
+OWN_LAYER_ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 40})
+"""Rounds where the last layer is a client's own, fitted to its rows alone: many more overfit them."""
+
 PAPER_ROUNDS: Mapping[str, object] = MappingProxyType({"rounds": 800})
 """Rounds of the papers on networks (pFedBayes, BPFed and FedSI, "800 communication rounds")."""
 

@@ -23,7 +23,14 @@ from pacbayes_fl.methods import private_steps
 from pacbayes_fl.methods.base import Method, RefinedPosterior
 from pacbayes_fl.methods.baselines.point import initial_weights, mean_loss
 from pacbayes_fl.methods.options import Paper, part
-from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, LogUniform, MethodSummary, Recipe
+from pacbayes_fl.methods.recipe import (
+    OWN_LAYER_ROUNDS,
+    PAPER_ROUNDS,
+    SEARCH_NETWORK,
+    LogUniform,
+    MethodSummary,
+    Recipe,
+)
 from pacbayes_fl.models.base import WeightModel
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import check, option
@@ -367,7 +374,7 @@ RECIPE = Recipe(
     ),
     model="weights",
     presets={
-        "recommended": {"federation": ROUNDS},
+        "recommended": {"federation": OWN_LAYER_ROUNDS},
         "paper": {"method": {"server": "adam", "server_rate": 0.01}, "federation": PAPER_ROUNDS},
         "authors-code": {
             "method": {

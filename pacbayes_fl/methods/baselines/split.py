@@ -20,7 +20,15 @@ from pacbayes_fl.methods.baselines.averaging import AveragedWeights, Server, Upd
 from pacbayes_fl.methods.baselines.point import BPFED_BASELINES, POINT_ESTIMATE
 from pacbayes_fl.methods.fine_tuning import FineTuned
 from pacbayes_fl.methods.options import Paper, part
-from pacbayes_fl.methods.recipe import PAPER_ROUNDS, ROUNDS, SEARCH_NETWORK, MethodSummary, OneOf, Recipe
+from pacbayes_fl.methods.recipe import (
+    OWN_LAYER_ROUNDS,
+    PAPER_ROUNDS,
+    ROUNDS,
+    SEARCH_NETWORK,
+    MethodSummary,
+    OneOf,
+    Recipe,
+)
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.options import option
 from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
@@ -150,8 +158,8 @@ RECIPE = Recipe(
     Split,
     MethodSummary("network", "map_estimate.fit", "weighted mean", "shared weights", "own weights"),
     model="weights",
-    presets={"recommended": {"federation": ROUNDS}, "paper": {"federation": PAPER_ROUNDS}},
-    search=SEARCH_NETWORK,
+    presets={"recommended": {"federation": OWN_LAYER_ROUNDS}, "paper": {"federation": PAPER_ROUNDS}},
+    search={**SEARCH_NETWORK, "federation.rounds": OneOf((10, 20, 40, 80, 160))},
     fixed=("schedule", "own_passes", "finetune", "finetune_part"),
 )
 
@@ -169,7 +177,7 @@ FEDREP = replace(
             "federation": PAPER_ROUNDS,
         },
     },
-    search={"method.own_passes": OneOf((1, 2, 5)), **SEARCH_NETWORK},
+    search={"method.own_passes": OneOf((1, 2, 5)), **RECIPE.search},
     fixed=("schedule", "finetune_part"),
     paper={"weighting": Paper("uniform", "Collins et al., Algorithm 1")},
 )
@@ -180,11 +188,13 @@ LG_FEDAVG = replace(
     variant={"own": Personal(which="first")},
     presets={
         **RECIPE.presets,
+        "recommended": {"federation": ROUNDS},
         "authors-code": {
             "method": {"rate": 0.05, "optimiser": "sgd", "weighting": "uniform"},
             "federation": PAPER_ROUNDS,
         },
     },
+    search=SEARCH_NETWORK,
 )
 
 FEDBABU = replace(
@@ -194,6 +204,7 @@ FEDBABU = replace(
     variant={"schedule": "shared", "finetune": 5},
     presets={
         **RECIPE.presets,
+        "recommended": {"federation": ROUNDS},
         "authors-code": {
             "method": {
                 **{"steps": None, "epochs": 10, "minibatch": 50, "rate": 0.1, "optimiser": "sgd", "momentum": 0.9},
@@ -210,5 +221,7 @@ FEDBN = replace(
     RECIPE,
     title="FedBN: all weights are shared but the scales and shifts of batch norms",
     variant={"own": Personal(which="normalisation")},
+    presets={**RECIPE.presets, "recommended": {"federation": ROUNDS}},
+    search=SEARCH_NETWORK,
     fixed=("schedule", "own_passes", "finetune", "finetune_part", "personal_sites"),
 )
