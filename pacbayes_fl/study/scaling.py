@@ -234,6 +234,9 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
 
     Returns:
         The contents of the file.
+
+    Raises:
+        DataError: when moments or the regression are not finite.
     """
     columns = [
         {"name": name, "scale": kind} | {what: float(getattr(shared, what)[at]) for what in _MOMENTS.get(kind, ())}
@@ -252,8 +255,11 @@ def to_json(shared: Shared, dataset: tables.Dataset) -> bytes:
         }
     if shared.summaries is not None:
         content["summaries"] = {name: leaf.tolist() for name, leaf in shared.summaries._asdict().items()}
-    text = json.dumps(content, indent=1, allow_nan=False)
-    return (text + "\n").encode()
+    try:
+        return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+    except ValueError as error:  # not finite
+        what = "moments or the regression of all clients are no numbers of 64 bits: clients' values are too far apart"
+        raise DataError(what, hint="write all clients in one unit; or data.scale = 'client'") from error
 
 
 def _plain(leaf: Tensor) -> Any:

@@ -137,7 +137,8 @@ def _lengths(study: Study, columns: Mapping[str, Sequence[object]]) -> tuple[Fin
     if not rows:
         return ()
     (low, least), (high, most) = min(rows.items(), key=lambda one: one[1]), rows.most_common(1)[0]
-    text = f"{rows.total()} rows of {len(rows)} clients; smallest {low} {least}, largest {high} {most}"
+    many = ["s" if count > 1 else "" for count in (rows.total(), len(rows))]
+    text = f"{rows.total()} row{many[0]} of {len(rows)} client{many[1]}; smallest {low} {least}, largest {high} {most}"
     return (Finding("rows", text, "", {name: float(count) for name, count in rows.items()}),)
 
 

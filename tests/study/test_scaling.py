@@ -232,3 +232,11 @@ def test_a_labelled_table_scales_its_features_alone(tmp_path: Path) -> None:
     shared = settle(study, dataset)
     assert shared.kinds == ("client", "client", "pooled", "none")
     assert labels(shared, dataset) == {"scaling": {"across clients": "cap"}}
+
+
+def test_moments_beyond_numbers_of_64_bits_are_refused(path: Path, tmp_path: Path) -> None:
+    shared, dataset = settled(path, scale="shrunk")
+    assert shared.mean is not None
+    with pytest.raises(DataError, match=r"no numbers of 64 bits: clients' values are too far apart \(write all"):
+        save(tmp_path, shared._replace(mean=shared.mean * torch.inf), dataset)
+    assert not (tmp_path / FILE).exists()
