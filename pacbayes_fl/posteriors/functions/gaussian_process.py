@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -144,8 +145,40 @@ def _log_evidence(mean: Tensor, covariance: Tensor, noise: Tensor, y: Tensor, ma
     return torch.where(factor.ok, value, torch.nan), factor
 
 
+class ParticleProcesses(ABC):
+    """What posteriors of K clients under P particles share that are Gaussian processes, however they know the rows."""
+
+    model: FunctionModel
+    theta: Tensor
+
+    @cached_property
+    def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
+        return self.model.bind(self.theta)
+
+    @property
+    def personal(self) -> bool:
+        """A client is conditioned on its own rows."""
+        return True
+
+    @abstractmethod
+    def function(self, x: Tensor) -> NormalMixture:
+        """Values of the function itself at inputs x [K, M, d]: a mixture over particles [K, P, M], in units of y."""
+
+    def predict(self, x: Tensor) -> NormalMixture:
+        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p(x*)^2.
+
+        Args:
+            x: new inputs [K, M, d].
+
+        Returns:
+            Mixture over particles [K, P, M], in units of y, noise included.
+        """
+        result = self.function(x)
+        return replace(result, variances=result.variances + self.model.noise(self.theta, x))
+
+
 @dataclass(frozen=True)
-class GPPosterior:
+class GPPosterior(ParticleProcesses):
     """GP posterior of K clients under P particles, with everything cached that a prediction needs.
 
     Args:
@@ -176,27 +209,11 @@ class GPPosterior:
     weighting: Literal["evidence", "equal"] = "evidence"
     given_noise: Tensor | None = None
 
-    @cached_property
-    def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        return self.model.bind(self.theta)
-
     @property
     def row_noise(self) -> Tensor:
         """Noise that the rows are taken to have [K, P, N], in squared units of y: jitter is noise too."""
         noise = self.model.noise(self.theta, self.x) if self.given_noise is None else self.given_noise
         return noise + self.factor_jitter.unsqueeze(-1)
-
-    def predict(self, x: Tensor) -> NormalMixture:
-        """Predictive mixture of new targets (PAC-PFL eqs. 35 and 37): `function` and the noise s_p(x*)^2.
-
-        Args:
-            x: new inputs [K, M, d].
-
-        Returns:
-            Mixture over particles [K, P, M], in units of y, noise included.
-        """
-        result = self.function(x)
-        return replace(result, variances=result.variances + self.model.noise(self.theta, x))
 
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself (PAC-PFL eqs. 35 and 37 without the noise of new targets).
@@ -239,11 +256,6 @@ class GPPosterior:
             if linear is not None:
                 prior_variance = prior_variance + linear.square().sum(-1)
         return prior_mean, cross, prior_variance
-
-    @property
-    def personal(self) -> bool:
-        """A client is conditioned on its own rows."""
-        return True
 
     def leave_one_out(self) -> Residuals:
         """Residuals of every training row, predicted from all others, over the predictive standard deviation.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.models.base import FunctionModel
 from pacbayes_fl.posteriors.functions.collapsed import Collapsed, collapse
+from pacbayes_fl.posteriors.functions.gaussian_process import ParticleProcesses
 from pacbayes_fl.posteriors.functions.pivoted import EmbeddedKernel, ModelKernel, Points, choose, rows_at
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.residuals import Residuals
@@ -21,7 +21,7 @@ _LEAST_LEFT = 1e-6  # of 1 - h, which is positive but for rounding
 
 
 @dataclass(frozen=True)
-class InducingPosterior:
+class InducingPosterior(ParticleProcesses):
     """Variational GP posterior of K clients under P particles, q(f) = int p(f | u) q(u) du (Titsias 2009).
 
     Args:
@@ -55,22 +55,6 @@ class InducingPosterior:
     log_weights: Tensor
     embedding: EmbeddedKernel | None
     weighting: Literal["evidence", "equal"] = "evidence"
-
-    @cached_property
-    def _prior(self) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-        return self.model.bind(self.theta)
-
-    def predict(self, x: Tensor) -> NormalMixture:
-        """Predictive mixture of new targets: `function`, and the noise s_p(x*)^2.
-
-        Args:
-            x: new inputs [K, M, d].
-
-        Returns:
-            Mixture over particles [K, P, M], in units of y, noise included.
-        """
-        result = self.function(x)
-        return replace(result, variances=result.variances + self.model.noise(self.theta, x))
 
     def function(self, x: Tensor) -> NormalMixture:
         """Values of the function itself, phi = L^-1 k_z(x*) (Titsias 2009, eq. 6).
@@ -106,11 +90,6 @@ class InducingPosterior:
             variance, cross = here.variance(), here.cross(self.embedding)
         cross = torch.where(self.used.unsqueeze(-2), cross, 0.0)
         return mean, variance, torch.linalg.solve_triangular(self.lower, cross.mT, upper=False).mT
-
-    @property
-    def personal(self) -> bool:
-        """A client is conditioned on its own rows."""
-        return True
 
     def leave_one_out(self) -> Residuals:
         """Residuals of every training row, predicted from all others, over the predictive standard deviation.
