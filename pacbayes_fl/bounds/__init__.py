@@ -5,7 +5,7 @@ from __future__ import annotations
 from pacbayes_fl.bounds.bound import ARGUMENTS, Bound
 from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo, trivial_bound
 from pacbayes_fl.bounds.client import alquier, catoni, gibbs, mcallester, pbb_lambda, pbb_quadratic, seeger, theorem_3_2
-from pacbayes_fl.bounds.costs import client_privacy, max_information, monte_carlo_risk
+from pacbayes_fl.bounds.costs import client_privacy, drawn_risk, max_information, monte_carlo_risk
 from pacbayes_fl.bounds.divergence import (
     bernoulli_gaussian_kl,
     diagonal_gaussian_kl,
@@ -14,6 +14,15 @@ from pacbayes_fl.bounds.divergence import (
     gibbs_weights,
     gp_posterior_kl,
     mixture_kl,
+)
+from pacbayes_fl.bounds.further import anytime, one_draw, tandem
+from pacbayes_fl.bounds.holdout import (
+    holdout_betting,
+    holdout_binomial,
+    holdout_chernoff,
+    holdout_for,
+    holdout_hoeffding,
+    holdout_kl,
 )
 from pacbayes_fl.bounds.kl_inverse import binary_kl, kl_inverse_lower, kl_inverse_upper
 from pacbayes_fl.bounds.laws import check_bound
@@ -27,6 +36,7 @@ from pacbayes_fl.bounds.losses import (
     ZeroOne,
     loss_named,
 )
+from pacbayes_fl.bounds.objective import Objective, objective
 from pacbayes_fl.bounds.pac_pfl import (
     NotVacuous,
     confidence_factor,
@@ -42,6 +52,7 @@ from pacbayes_fl.bounds.rates import Rate, bpfed_rate, cfedbayes_rate, pfedbayes
 from pacbayes_fl.bounds.record import from_record, to_record
 from pacbayes_fl.bounds.server import new_clients, server_bound
 from pacbayes_fl.bounds.size_weighted import size_weighted
+from pacbayes_fl.bounds.sweep import Sweep, rows_needed, sweep
 from pacbayes_fl.bounds.table import BOUNDS, OWN_BOUNDS, bound_named
 from pacbayes_fl.posteriors.hyper_posterior import gibbs_tau
 
@@ -58,12 +69,15 @@ __all__ = [
     "LossRange",
     "MonteCarlo",
     "NotVacuous",
+    "Objective",
     "Premises",
     "Provenance",
     "Rate",
     "SaturatingSquare",
+    "Sweep",
     "ZeroOne",
     "alquier",
+    "anytime",
     "bernoulli_gaussian_kl",
     "binary_kl",
     "bound_named",
@@ -75,6 +89,7 @@ __all__ = [
     "confidence_factor",
     "diagonal_gaussian_kl",
     "discrete_kl",
+    "drawn_risk",
     "from_record",
     "full_gaussian_kl",
     "gibbs",
@@ -82,6 +97,12 @@ __all__ = [
     "gibbs_tau",
     "gibbs_weights",
     "gp_posterior_kl",
+    "holdout_betting",
+    "holdout_binomial",
+    "holdout_chernoff",
+    "holdout_for",
+    "holdout_hoeffding",
+    "holdout_kl",
     "kl_inverse_lower",
     "kl_inverse_upper",
     "later_change",
@@ -95,13 +116,18 @@ __all__ = [
     "monte_carlo_risk",
     "new_clients",
     "not_vacuous",
+    "objective",
+    "one_draw",
     "pbb_lambda",
     "pbb_quadratic",
     "pfedbayes_rate",
+    "rows_needed",
     "seeger",
     "server_bound",
     "sfedbayes_rate",
     "size_weighted",
+    "sweep",
+    "tandem",
     "theorem_3_2",
     "theorem_4_2",
     "theorem_delta",

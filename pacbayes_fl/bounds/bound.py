@@ -21,7 +21,9 @@ from pacbayes_fl.bounds.checks import Number
 from pacbayes_fl.bounds.premises import Average, Posterior, Premises
 from pacbayes_fl.errors import AssumptionError
 
-World = Literal["fair coins", "private prior", "finite federation", "new clients"]
+World = Literal[
+    "fair coins", "drawn hypotheses", "fixed predictor", "private prior", "finite federation", "new clients"
+]
 """Worlds whose truth is known, in which `bounds.coverage` counts how often a bound fails."""
 
 PerClient = Tensor
@@ -32,7 +34,12 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "risk": "empirical risk [] or [K], in the unit of the loss",
         "kl": "KL divergence of the posterior from the prior [] or [K], or of the hyper-posterior from the hyper-prior"
         " [*], in nats",
+        "log_ratio": "ln dQ/dP at the drawn hypothesis [] or [K], in nats",
+        "tandem_risk": "share of rows that two draws of the posterior both miss [] or [K]",
         "n": "rows [] or [K]",
+        "losses": "losses of a client's rows [N] or [K, N], in the unit of the loss",
+        "rows": "how many of the losses count, from the first on [] or [K]; all when not given",
+        "doubtful": "how many of the losses after these may repeat others: they count where that is worse [] or [K]",
         "beta": "temperature that was fixed before the rows were seen [] or [K], in 1 / unit of the loss",
         "log_z": "ln Z of the bounded loss, not of a likelihood [] or [K], in nats",
         "free_energy": "E F_i over the hyper-posterior [*, K], in the unit of the loss",
@@ -54,7 +61,7 @@ AssumptionError or ShapeError where no number can be formed, as for an infinite 
 
 _MEASURED = MappingProxyType(
     {
-        "client": frozenset(("risk", "kl", "n", "beta", "log_z")),
+        "client": frozenset(("risk", "kl", "n", "beta", "log_z", "losses")),
         "clients on average": frozenset(("free_energy", "beta", "m", "kl")),
         "new client on average": frozenset(("free_energy", "beta", "m", "kl")),
     }
@@ -89,11 +96,13 @@ class Bound:
         needs: arguments of the function that are numbers without a default, beside delta.
         poolable: whether it also holds at the pooled rows of clients that are not alike, each with a posterior and a
             prior of its own (`pooled`); needs exactly risk, kl and n.
-        world: in which its coverage is tested: "fair coins" and "private prior" for a client, "finite federation" for
-            clients on average, "new clients".
+        world: in which its coverage is tested: "fair coins", "drawn hypotheses", "fixed predictor" and "private
+            prior" for a client, "finite federation" for clients on average, "new clients".
         average: over what its risk is averaged; "client" is each on its own.
         posterior: the posteriors that it is about: "any", those "no worse than the prior", or the "exact Gibbs" one.
         private: whether the prior has to be one that was drawn with privacy from the rows of the bound.
+        fixed: whether it is on one predictor that was fixed before the rows, and knows no posterior.
+        counts: whether it counts errors, of the 0-1 loss alone: one more error and one more row never make it smaller.
         equal_beta: whether all clients must have the same beta.
         as_printed: whether it stands as a paper prints it, and not always holds: then its certificates say so.
         example: further arguments with which the laws call it.
@@ -108,6 +117,8 @@ class Bound:
     average: Average = "client"
     posterior: Posterior = "any"
     private: bool = False
+    fixed: bool = False
+    counts: bool = False
     equal_beta: bool = False
     as_printed: bool = False
     example: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -157,6 +168,11 @@ class Bound:
         return " ".join(stated.split())
 
     @property
+    def chooses(self) -> bool:
+        """Whether it holds for all posteriors at once, so that the rows may choose among them at no cost."""
+        return self.group is None and self.posterior == "any" and "kl" in self.needs
+
+    @property
     def estimable(self) -> bool:
         """Whether it takes a risk, or free energies, that were estimated by draws."""
         return "monte_carlo" in inspect.signature(self.function).parameters
@@ -175,7 +191,9 @@ class Bound:
     def assumptions(self) -> tuple[str, ...]:
         """Its assumptions beside the numbers."""
         said = ["the rows of a client are independent draws of its distribution"]
-        if self.private:
+        if self.fixed:
+            said.append("the predictor was fixed before the rows, or released with privacy from them, at its cost")
+        elif self.private:
             said.append("the prior was drawn with differential privacy from the rows")
         elif self.group is None:
             said.append(

@@ -7,16 +7,21 @@ broken or unknown prints the reasons in place of its value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl.bounds import latex
+from pacbayes_fl.bounds.betting import grouped
 from pacbayes_fl.bounds.checks import Number, checked, whole
+from pacbayes_fl.bounds.plain import plain, premises_record, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.files import JsonTable
 from pacbayes_fl.names import as_html
 from pacbayes_fl.results.certificates import rounded_up
 
@@ -34,14 +39,27 @@ class MonteCarlo:
     Args:
         draws: number of draws, M.
         delta: probability with which the estimate may mislead, taken from the certificate's delta, [] or [K].
+        risks: of every draw [M] or [K, M], in the unit of the loss, whose mean the risk is: what is paid follows from
+            how little they differ (`costs.drawn_risk`). None where the mean alone is known.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, MonteCarlo, seeger
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> draws = MonteCarlo(1_000, delta=0.01)
+        >>> seeger(0.03, 500.0, 30_000, 0.035, premises, monte_carlo=draws).delta_split
+        mappingproxy({'bound': 0.025, 'Monte Carlo': 0.01})
     """
 
     draws: int
     delta: Number
+    risks: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the draws; delta is checked with the certificate's."""
         whole("draws", self.draws)
+        if self.risks is not None and self.risks.shape[-1:] != (self.draws,):
+            what = f"the risks of {self.draws} draws must be [M] or [K, M], got {list(self.risks.shape)}"
+            raise AssumptionError(what, hint="draws is their number")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +75,15 @@ class Certificate:
         formula: turns the terms into the parts that sum to the bound.
         premises: its assumptions.
         reasons: why it is no certificate; empty for one that is.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, seeger
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> certificate = seeger(0.1, 5.0, 1_000, 0.05, premises)
+        >>> round(certificate.value.item(), 4), certificate.valid
+        (0.152, True)
+        >>> seeger(0.1, 5.0, 1_000, 0.05, Premises(Provenance("saw the rows"), independent=True)).valid
+        False
     """
 
     theorem: str
@@ -95,6 +122,47 @@ class Certificate:
     def recompute(self) -> Tensor:
         """Rebuild the value [] or [K] from the terms alone."""
         return _total(self.parts())
+
+    def to_dict(self) -> JsonTable:
+        """Give all that it says as numbers, words, lists and dicts: what `json.dumps` takes.
+
+        Returns:
+            Without "valid" the "value" is None, and the number, which then bounds nothing, the "unfounded_value". What
+            `from_record` reads back is `to_record`: this with the name of the formula, and a checksum.
+        """
+        number, simulated = self.value.tolist(), self.premises.prior.simulated
+        return {
+            "theorem": self.theorem,
+            "risk": self.risk,
+            "valid": self.valid,
+            **({"value": number} if self.valid else {"value": None, "unfounded_value": number}),
+            "vacuous": self.vacuous.tolist(),
+            "delta": plain(self.delta),
+            "split": {name: plain(share) for name, share in self.delta_split.items()},
+            "terms": renamed({name: term.tolist() for name, term in self.terms.items()}, simulated),
+            "premises": premises_record(self.premises),
+            "reasons": list(self.reasons),
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Write `to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def to_latex(self, names: Sequence[str] = (), header: bool = True) -> str:
+        """Write a row of a LaTeX table for every client: name, empirical risk, KL, rows and the bound, rounded up.
+
+        Args:
+            names: of the clients; their numbers when empty.
+            header: whether a row of headings, and a rule of `booktabs`, come first.
+
+        Returns:
+            Rows that end in a double backslash, to stand in a `tabular` of five columns. A certificate that is none has
+            one row, of its reasons.
+
+        Raises:
+            AssumptionError: when there are not as many names as clients.
+        """
+        return latex.rows(self, names, header)
 
     def __str__(self) -> str:
         if self.reasons:
@@ -137,7 +205,7 @@ def certify(
     """Build a certificate: split delta, compute the value, collect the violated assumptions.
 
     The formula is given, beside the terms, "low" and "high" of the loss, "delta" of the bound itself, "factor" of the
-    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws" and "mc_delta".
+    predictor, and where they apply "epsilon", "prior_rows" or "prior_delta", "mc_draws", "mc_delta" and "mc_risks".
 
     Args:
         theorem: which bound.
@@ -159,6 +227,9 @@ def certify(
     extra = shared_terms(premises, split)
     if monte_carlo is not None:
         extra["mc_draws"] = monte_carlo.draws
+        if monte_carlo.risks is not None and "risk" in terms:
+            risks = checked("risks of draws", monte_carlo.risks, premises.loss.low, premises.loss.high)
+            extra["mc_risks"] = grouped(risks)
     numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in extra.items()}
     device = next(iter(terms.values())).device
     if "prior_delta" in numbers and bool((numbers["delta"] <= numbers["prior_delta"]).any()):
@@ -196,18 +267,27 @@ def trivial_bound(certificate: Certificate, risk: Number) -> Tensor:
 
     Raises:
         AssumptionError: when the risk is outside of the loss's range.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, seeger, trivial_bound
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> certificate = seeger(0.03, 500.0, 30_000, 0.025, premises)
+        >>> round(trivial_bound(certificate, 0.5).item(), 4)  # of a predictor that errs half of the time
+        0.5123
     """
     loss, terms = certificate.premises.loss, dict(certificate.terms)
     device = terms["delta"].device
     level = checked("risk", risk, loss.low, loss.high).to(device)
-    for name in ("mc_draws", "mc_delta", "epsilon", "prior_rows", "prior_delta"):
+    for name in ("mc_draws", "mc_delta", "mc_risks", "epsilon", "prior_rows", "prior_delta"):
         terms.pop(name, None)
     terms["delta"] = torch.as_tensor(certificate.delta, dtype=torch.float64, device=device)
     if "log_z" in terms:  # the first part of such a bound is -ln Z times a constant
         at_minus_one = certificate.formula(terms | {"log_z": -torch.ones_like(terms["log_z"])})
         return _total(certificate.formula(terms | {"log_z": -level / next(iter(at_minus_one.values()))}))
-    energy = {name: torch.broadcast_tensors(level, terms[name])[0] for name in ("risk", "free_energy") if name in terms}
-    return _total(certificate.formula(terms | energy | {"kl": torch.zeros_like(terms["kl"])}))
+    named = ("risk", "losses", "free_energy")
+    energy = {name: torch.broadcast_tensors(level, terms[name])[0] for name in named if name in terms}
+    free = {"kl": torch.zeros_like(terms["kl"])} if "kl" in terms else {}
+    return _total(certificate.formula(terms | energy | free))
 
 
 def shared_terms(premises: Premises, split: Mapping[str, Number]) -> dict[str, Number]:

@@ -20,10 +20,10 @@ from torch import Tensor
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Formula, MonteCarlo, Terms, certify
 from pacbayes_fl.bounds.checks import Number, checked, whole
-from pacbayes_fl.bounds.costs import client_privacy, max_information, monte_carlo_risk
+from pacbayes_fl.bounds.costs import client_privacy, drawn_risk, max_information, monte_carlo_risk, unit_of
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 from pacbayes_fl.bounds.moment import log_moment
-from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.premises import Premises, not_of_fixed
 from pacbayes_fl.errors import AssumptionError
 
 # bounds for any posterior, without a temperature ------------------------------------------------------------------
@@ -35,6 +35,12 @@ def seeger(
     """Bound the risk by the inverse of the binary KL divergence: the default (Seeger 2002, Maurer 2004).
 
     L <= a + R kl^-1((L^ - a) / R, (KL + ln(xi(n) / delta)) / n), with xi(n) < 2 sqrt n of `moment.log_moment`
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, seeger
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(seeger(0.03, 500.0, 30_000, 0.025, premises).value.item(), 4)
+        0.0725
     """
     return of_risk("Maurer/Seeger, kl inverse", _seeger, risk, kl, n, delta, premises, monte_carlo)
 
@@ -59,6 +65,12 @@ def mcallester(
     """Bound the risk by a square root (McAllester 1999, with Maurer's constant).
 
     L <= L^ + R sqrt((KL + ln(xi(n) / delta)) / (2 n))
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, mcallester
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(mcallester(0.03, 500.0, 30_000, 0.025, premises).value.item(), 4)
+        0.1221
     """
     return of_risk("McAllester", _mcallester, risk, kl, n, delta, premises, monte_carlo)
 
@@ -84,6 +96,12 @@ def pbb_quadratic(
     """Bound the risk by PAC-Bayes with Backprop's quadratic form (Perez-Ortiz et al. 2021).
 
     L <= (sqrt(L^ + B / (2 n)) + sqrt(B / (2 n)))^2 for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, pbb_quadratic
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(pbb_quadratic(0.03, 500.0, 30_000, 0.025, premises).value.item(), 4)
+        0.0831
     """
     return of_risk("PBB, quadratic form", _quadratic, risk, kl, n, delta, premises, monte_carlo)
 
@@ -118,6 +136,12 @@ def pbb_lambda(
     L <= L^ / (1 - lambda / 2) + B / (n lambda (1 - lambda / 2)) for a loss in [0, 1],  B = KL + ln(xi(n) / delta)
 
     It holds for all lambda at once, so the best one, 2 / (sqrt(2 n L^ / B + 1) + 1), is as good as any fixed before.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, pbb_lambda
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(pbb_lambda(0.03, 500.0, 30_000, 0.025, premises).value.item(), 4)
+        0.0831
     """
     own = {} if weight is None else {"weight": checked("weight", weight, 0.0, 2.0, strict=True)}
     if own and bool((own["weight"] >= 2).any()):
@@ -161,6 +185,12 @@ def catoni(
     L <= (1 - exp(-beta L^ / n - (KL + ln(1 / delta)) / n)) / (1 - exp(-beta / n)) for a loss in [0, 1]
 
     Where the rows chose among betas, `premises.tried` is their number.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, catoni
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(catoni(0.03, 500.0, 30_000, 5_000.0, 0.025, premises).value.item(), 4)
+        0.1404
     """
     own = {"beta": _beta(beta)}
     return of_risk("Catoni, exact form at fixed beta", _catoni, risk, kl, n, delta, premises, monte_carlo, **own)
@@ -168,7 +198,7 @@ def catoni(
 
 def _catoni(terms: Terms) -> dict[str, Tensor]:
     rate = terms["beta"] * (terms["high"] - terms["low"]) / terms["n"]  # beta of the loss in [0, 1], over n
-    nats = rate * unit_risk(terms) + (terms["kl"] + _confidence(terms)) / terms["n"]
+    nats = rate * unit_risk(terms) + (terms["kl"] + confidence(terms)) / terms["n"]
     return {"bound": in_units(torch.expm1(-nats) / torch.expm1(-rate), terms)}
 
 
@@ -199,6 +229,12 @@ def alquier(
     With beta = n the term beta R^2 / (8 n) = R^2 / 8 stays, however many rows there are.
 
     Where the rows chose among betas, `premises.tried` is their number.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, alquier
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> round(alquier(0.03, 500.0, 30_000, 5_000.0, 0.025, premises).value.item(), 4)
+        0.1516
     """
     own = {"beta": _beta(beta)}
     theorem = _with_prior("Alquier/Catoni at fixed beta (PAC-PFL eq. 14)", "PAC-PFL Theorem 3.2 (eq. 4)", premises)
@@ -239,6 +275,12 @@ def theorem_3_2(
 
     n counts m_i and new rows together; `Provenance.rows` says how many the mechanism saw. The probability is over the
     rows and the draw of the prior, whose epsilon the premises must name.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, theorem_3_2
+        >>> private = Premises(Provenance("row-level DP", epsilon=0.01), independent=True)
+        >>> round(theorem_3_2(0.03, 500.0, 30_000, 5_000.0, 0.025, private).value.item(), 4)
+        0.1526
     """
     if not premises.prior.private:
         raise AssumptionError(
@@ -268,15 +310,24 @@ def gibbs(log_z: Number, n: Number, beta: Number, delta: Number, premises: Premi
     Markov's inequality is for the mean of exp(beta L(Q*)) Z, linear in Z, and that over the draws too is the same.
 
     It needs premises.posterior = "exact Gibbs" and a Z that a risk in [a, b] can give.
+
+    Example:
+        >>> from pacbayes_fl.bounds import LossRange, Premises, Provenance, gibbs
+        >>> premises = Premises(Provenance("split"), independent=True, posterior="exact Gibbs")
+        >>> round(gibbs(-300.0, 30_000, 3_000.0, 0.025, premises).value.item(), 4)
+        0.1137
     """
     _require_own_rows(premises)
     beta, loss = _beta(beta), premises.loss
     log_z = torch.as_tensor(log_z, dtype=torch.float64)
     checked("-log_z / beta", -log_z / beta, loss.low, loss.high)
     terms = {"log_z": log_z, "n": _rows(n), "beta": beta}
-    reasons: tuple[str, ...] = ()
+    reasons = not_of_fixed(premises)
     if premises.posterior != "exact Gibbs":
-        reasons = ("eq. (6) is for the exact Gibbs posterior of the same loss, beta and rows, and this one is not",)
+        reasons = (
+            *reasons,
+            "eq. (6) is for the exact Gibbs posterior of the same loss, beta and rows, and this one is not",
+        )
     theorem = _with_prior("Gibbs posterior (PAC-PFL eq. 15)", "Gibbs posterior (PAC-PFL eq. 6)", premises)
     return certify(theorem, _gibbs, terms, delta, premises, reasons=reasons)
 
@@ -332,7 +383,8 @@ def of_risk(
     loss = premises.loss
     _require_own_rows(premises)
     terms = {"risk": checked("risk", risk, loss.low, loss.high), "kl": checked("kl", kl, 0.0), "n": _rows(n), **own}
-    return certify(theorem, formula, terms, delta, premises, monte_carlo=monte_carlo)
+    reasons = not_of_fixed(premises)
+    return certify(theorem, formula, terms, delta, premises, monte_carlo=monte_carlo, reasons=reasons)
 
 
 def _require_own_rows(premises: Premises) -> None:
@@ -357,7 +409,9 @@ def _with_prior(plain: str, private: str, premises: Premises) -> str:
 
 def unit_risk(terms: Terms) -> Tensor:
     """Empirical risk [] or [K] as of a loss in [0, 1], with what its estimation from draws costs."""
-    unit = ((terms["risk"] - terms["low"]) / (terms["high"] - terms["low"])).clamp(0.0, 1.0)
+    if "mc_risks" in terms:
+        return drawn_risk(unit_of(terms["mc_risks"], terms), terms["mc_draws"], terms["mc_delta"])
+    unit = unit_of(terms["risk"], terms)
     return monte_carlo_risk(unit, terms["mc_draws"], terms["mc_delta"]) if "mc_draws" in terms else unit
 
 
@@ -374,8 +428,8 @@ def in_units(unit: Tensor, terms: Terms) -> Tensor:
     return terms["low"] + (terms["high"] - terms["low"]) * unit
 
 
-def _confidence(terms: Terms) -> Tensor:
-    """Nats for delta: ln(1 / delta), and what a private prior costs."""
+def confidence(terms: Terms) -> Tensor:
+    """Nats for delta [] or [K]: ln(1 / delta), and what a private prior costs."""
     nats = -terms["delta"].log()
     if "prior_delta" in terms:
         return nats + client_privacy(terms["epsilon"], terms["prior_delta"], terms["delta"])
@@ -387,10 +441,10 @@ def _confidence(terms: Terms) -> Tensor:
 
 def budget(terms: Terms) -> Tensor:
     """B = KL + ln(xi(n) / delta) [] or [K], in nats, with what a private prior costs."""
-    return terms["kl"] + _confidence(terms) + log_moment(terms["n"])
+    return terms["kl"] + confidence(terms) + log_moment(terms["n"])
 
 
 def _fixed_beta(terms: Terms) -> dict[str, Tensor]:
     """Give what Hoeffding's lemma and delta cost at a fixed beta."""
     hoeffding = terms["beta"] * (terms["high"] - terms["low"]).square() / (8.0 * terms["n"])
-    return {"Hoeffding": hoeffding, "confidence": _confidence(terms) / terms["beta"]}
+    return {"Hoeffding": hoeffding, "confidence": confidence(terms) / terms["beta"]}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from pacbayes_fl.bounds.betting import betting_upper
 from pacbayes_fl.bounds.checks import Number
 from pacbayes_fl.bounds.kl_inverse import kl_inverse_upper
 
@@ -23,6 +25,11 @@ def max_information(epsilon: Number, rows: Number, delta: Number) -> Tensor:
 
     Returns:
         [] or [K], in nats.
+
+    Example:
+        >>> from pacbayes_fl.bounds import max_information
+        >>> round(max_information(0.01, 1_000, 0.025).item(), 3)
+        1.247
     """
     epsilon, rows, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, rows, delta))
     return 0.5 * rows * epsilon.square() + epsilon * (0.5 * rows * (4.0 / delta).log()).sqrt() + math.log(2.0)
@@ -50,6 +57,11 @@ def client_privacy(epsilon: Number, prior_delta: Number, delta: Number) -> Tenso
 
     Returns:
         [] or [K], in nats.
+
+    Example:
+        >>> from pacbayes_fl.bounds import client_privacy
+        >>> round(client_privacy(1.0, 1e-5, 0.025).item(), 3)
+        1.0
     """
     epsilon, spent, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (epsilon, prior_delta, delta))
     return epsilon - torch.log1p(-spent / delta)
@@ -70,6 +82,45 @@ def monte_carlo_risk(risk: Number, draws: Number, delta: Number) -> Tensor:
 
     Returns:
         [] or [K].
+
+    Example:
+        >>> from pacbayes_fl.bounds import monte_carlo_risk
+        >>> round(monte_carlo_risk(0.03, 1_000, 0.01).item(), 4)
+        0.0493
     """
     risk, draws, delta = (torch.as_tensor(value, dtype=torch.float64) for value in (risk, draws, delta))
     return kl_inverse_upper(risk, -delta.log() / draws)
+
+
+def drawn_risk(risks: Tensor, draws: Number, delta: Number) -> Tensor:
+    """Bound the empirical Gibbs risk by the risks of the single draws, by betting (`betting`).
+
+    L^ <= max {m : mean_g prod_j (1 + g (m - r_j) / (1 - m)) <= 1 / delta},  r_j the risk of draw j, g in (0, 1)
+
+    The draws are independent given the rows, each r_j in [0, 1] has mean L^, and no more is used. `monte_carlo_risk`
+    pays for draws that could each be right or wrong; a draw is an average over all rows, and such hardly differ.
+
+    Args:
+        risks: of groups of draws [*, V], each of M / V draws that have no larger risk (`betting.grouped`).
+        draws: M.
+        delta: probability with which the draws may mislead.
+
+    Returns:
+        [*].
+    """
+    delta = torch.as_tensor(delta, dtype=torch.float64)
+    counts = torch.as_tensor(draws, dtype=torch.float64) / risks.shape[-1] * torch.ones_like(risks)
+    return betting_upper(risks, -delta.log(), counts)
+
+
+def unit_of(risk: Tensor, terms: Mapping[str, Tensor]) -> Tensor:
+    """Take risks over to [0, 1]; what rounding has put beyond is put back.
+
+    Args:
+        risk: [*], in the unit of the loss.
+        terms: with "low" and "high" of the loss.
+
+    Returns:
+        [*].
+    """
+    return ((risk - terms["low"]) / (terms["high"] - terms["low"])).clamp(0.0, 1.0)

@@ -110,6 +110,31 @@ def _fair_coins(seed: int) -> Iterator[Case]:
             yield Case(what, {**numbers, "n": _ROWS, "beta": beta}, _FINE, torch.tensor(0.5))
 
 
+def _drawn_hypotheses(seed: int) -> Iterator[Case]:
+    """100 hypotheses that err by the toss of a fair coin in each of 40 rows: one is drawn, and two, and all vote."""
+    rows, hypotheses = 40, 100
+    generator = torch.Generator().manual_seed(seed)
+    errors = torch.randint(2, (WORLDS, hypotheses, rows), generator=generator, dtype=torch.uint8)
+    risks = errors.sum(-1).double() / rows
+    for beta in (1e-3, 4 * math.sqrt(rows), 20.0 * rows):
+        weights, _ = gibbs_weights(risks, beta)
+        which = torch.multinomial(weights, 1, generator=generator)
+        ratio = (weights.gather(1, which) * hypotheses).log().squeeze(1)
+        share = torch.einsum("wh,whn->wn", weights.float(), errors.float()).double()  # of the posterior that errs
+        numbers = {"risk": risks.gather(1, which).squeeze(1), "log_ratio": ratio, "n": rows}
+        more = {"tandem_risk": share.square().mean(1).clamp_max(1.0), "kl": discrete_kl(weights)}
+        yield Case(f"beta {beta:.3g}", numbers | more, _FINE, torch.tensor(0.5))
+
+
+def _fixed_predictor(seed: int) -> Iterator[Case]:
+    """One predictor, whose errors are tosses of a coin: at these few rows and chances little of delta is left over."""
+    for rows, chance in ((_ROWS, 0.5), (60, 0.05), (5, 0.45)):
+        errors = np.random.default_rng((seed, rows)).binomial(rows, chance, WORLDS)
+        losses = torch.from_numpy((np.arange(rows) < errors[:, None]).astype(np.float64))
+        numbers = {"risk": torch.from_numpy(errors / rows), "n": rows, "losses": losses}
+        yield Case(f"{rows} rows, chance {chance:g}", numbers, _FINE, torch.tensor(chance, dtype=torch.float64))
+
+
 def _private_prior(seed: int) -> Iterator[Case]:
     """One of 3,000 point masses, drawn by the exponential mechanism from the rows: eps = 2 tau beta / m."""
     rows, beta, tau = 100, 48.95, 1.0
@@ -196,6 +221,8 @@ def _new_clients(seed: int) -> Iterator[Case]:
 DRAWN: Mapping[World, Callable[[int], Iterator[Case]]] = MappingProxyType(
     {
         "fair coins": _fair_coins,
+        "drawn hypotheses": _drawn_hypotheses,
+        "fixed predictor": _fixed_predictor,
         "private prior": _private_prior,
         "finite federation": _finite_federation,
         "new clients": _new_clients,

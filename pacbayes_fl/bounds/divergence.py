@@ -33,6 +33,13 @@ def diagonal_gaussian_kl(mean: Tensor, variance: Tensor, other_mean: Tensor, oth
 
     Returns:
         [*], in nats.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import diagonal_gaussian_kl
+        >>> one, two = torch.ones(2), torch.full((2,), 2.0)
+        >>> round(diagonal_gaussian_kl(one, one, 0 * one, two).item(), 4)
+        0.6931
     """
     return _by_coordinate(mean, variance, other_mean, other_variance).sum(-1)
 
@@ -59,6 +66,13 @@ def full_gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other
 
     Raises:
         AssumptionError: when a covariance is not positive definite: the divergence is infinite or does not exist.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import full_gaussian_kl
+        >>> mean, covariance = torch.zeros(2), torch.tensor([[1.0, 0.9], [0.9, 1.0]])
+        >>> round(full_gaussian_kl(mean, covariance, mean, torch.eye(2)).item(), 4)
+        0.8304
     """
     arguments = [x.double() for x in (mean, covariance, other_mean, other_covariance)]
     try:
@@ -91,6 +105,13 @@ def bernoulli_gaussian_kl(
 
     Returns:
         [*], in nats.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import bernoulli_gaussian_kl
+        >>> zero, one, half = torch.zeros(1), torch.ones(1), torch.full((1,), 0.5)
+        >>> round(bernoulli_gaussian_kl(one, one, half, zero, one, half).item(), 4)
+        0.25
     """
     gates = binary_kl(inclusion, other_inclusion)
     slabs = _by_coordinate(mean, variance, other_mean, other_variance)
@@ -113,6 +134,12 @@ def discrete_kl(weights: Tensor, prior: Tensor | None = None) -> Tensor:
 
     Raises:
         AssumptionError: when weights are negative or do not sum to 1.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import discrete_kl
+        >>> round(discrete_kl(torch.tensor([0.7, 0.2, 0.1])).item(), 4)  # from the uniform distribution
+        0.2968
     """
     q = _probabilities("weights", weights)
     return relative_entropy(*torch.broadcast_tensors(q, _prior(q, prior))).sum(-1)
@@ -135,6 +162,12 @@ def mixture_kl(weights: Tensor, divergences: Tensor, prior: Tensor | None = None
 
     Raises:
         AssumptionError: when weights are negative or do not sum to 1, or a divergence is negative.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import mixture_kl
+        >>> round(mixture_kl(torch.tensor([0.7, 0.3]), torch.tensor([2.0, 1.0])).item(), 4)
+        1.7823
     """
     q, each = torch.broadcast_tensors(_probabilities("weights", weights), divergences.double())
     used = q > 0
@@ -179,6 +212,13 @@ def gibbs_weights(risk: Tensor, beta: Tensor | float, prior: Tensor | None = Non
 
     Raises:
         AssumptionError: when a risk is not finite, or the prior negative or not summing to 1.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import gibbs_weights
+        >>> weights, log_z = gibbs_weights(torch.tensor([0.1, 0.2, 0.9]), beta=10.0)
+        >>> weights.numpy().round(3).tolist(), round(log_z.item(), 3)
+        ([0.731, 0.269, 0.0], -1.785)
     """
     risk = risk.double()
     if not bool(risk.isfinite().all()):

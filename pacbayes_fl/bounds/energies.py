@@ -129,3 +129,21 @@ def n_clients(terms: Terms) -> int:
 def eighth(terms: Terms) -> Tensor:
     """R^2 / 8 of Hoeffding's lemma []."""
     return (terms["high"] - terms["low"]).square() / 8.0
+
+
+def catoni_inverse(energy: Tensor, rate: Tensor, terms: Terms) -> Tensor:
+    """Take C_r^-1 in the unit of the loss: the risk that a free energy allows.
+
+    a + R (1 - e^(-r x)) / (1 - e^-r),  x = (energy - a) / R,  r = R rate
+
+    Args:
+        energy: [*], in the unit of the loss.
+        rate: beta / m [] or [*], in 1 / unit of the loss.
+        terms: with "low" and "high" of the loss.
+
+    Returns:
+        [*], in the unit of the loss; b where the energy is above, which says nothing, however few the rows are.
+    """
+    width = terms["high"] - terms["low"]
+    inside = torch.minimum(energy, terms["high"]) - terms["low"]
+    return terms["low"] + width * torch.expm1(-rate * inside) / torch.expm1(-rate * width)

@@ -56,6 +56,12 @@ def binary_kl(q: Tensor, p: Tensor) -> Tensor:
 
     Returns:
         [*], in nats, float64; infinite where p excludes what q allows.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import binary_kl
+        >>> round(binary_kl(torch.tensor(0.1), torch.tensor(0.2)).item(), 4)
+        0.0367
     """
     q, p = torch.broadcast_tensors(q.double(), p.double())
     difference = (p - q).detach()
@@ -133,6 +139,12 @@ def kl_inverse_upper(q: Tensor, c: Tensor) -> Tensor:
 
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import kl_inverse_upper
+        >>> round(kl_inverse_upper(torch.tensor(0.1), torch.tensor(0.05)).item(), 4)
+        0.2201
     """
     result: Tensor = _Inverse.apply(*_checked(q, c), _upper)  # type: ignore[no-untyped-call]
     return result
@@ -165,6 +177,12 @@ def kl_inverse_lower(q: Tensor, c: Tensor) -> Tensor:
 
     Raises:
         AssumptionError: when q is no probability or c is negative or no number.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import kl_inverse_lower
+        >>> round(kl_inverse_lower(torch.tensor(0.1), torch.tensor(0.05)).item(), 4)
+        0.0313
     """
     result: Tensor = _Inverse.apply(*_checked(q, c), _lower)  # type: ignore[no-untyped-call]
     return result

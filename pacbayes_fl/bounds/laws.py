@@ -62,8 +62,18 @@ def numbers_of(bound: Bound, risk: float, kl: float, n: float, beta: float, *, w
     log_z = -beta * risk - kl
     if bound.average != "client":
         log_z = -risk / confidence_factor(beta, len(_ENERGY), lam).item()
-    values = {"risk": risk, "kl": kl, "n": n, "beta": beta, "log_z": log_z, "lam": lam}
+    values = {
+        "tandem_risk": risk,
+        "log_ratio": kl,
+        "risk": risk,
+        "kl": kl,
+        "n": n,
+        "beta": beta,
+        "log_z": log_z,
+        "lam": lam,
+    }
     result = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    result["losses"] = torch.full((int(n),), float(risk), dtype=torch.float64)
     result |= {"free_energy": energy, "m": torch.full((len(_ENERGY),), float(n), dtype=torch.float64)}
     return {name: result[name] for name in bound.needs}
 

@@ -61,7 +61,15 @@ class LossRange:
 
 @dataclass(frozen=True)
 class ZeroOne:
-    """1 where the most probable class is not the label, else 0."""
+    """1 where the most probable class is not the label, else 0.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import ZeroOne
+        >>> log_probs = torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()
+        >>> ZeroOne()(log_probs, torch.tensor([0, 0])).tolist()
+        [0.0, 1.0]
+    """
 
     name: ClassVar[str] = "0-1 loss"
     low: ClassVar[float] = 0.0
@@ -102,6 +110,13 @@ class ClippedNLL:
 
     Args:
         p_min: probability below which nothing gets worse.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import ClippedNLL
+        >>> log_probs = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log()
+        >>> ClippedNLL(p_min=1e-4)(log_probs, torch.tensor([1, 0])).numpy().round(4).tolist()
+        [1.0, 0.0753]
     """
 
     p_min: float = 1e-5
@@ -153,6 +168,12 @@ class ClippedSquare:
 
     Args:
         limit: in squared units of y.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import ClippedSquare
+        >>> ClippedSquare(limit=4.0)(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 9.0])).tolist()
+        [1.0, 4.0]
     """
 
     limit: float
@@ -226,6 +247,12 @@ class SaturatingSquare:
 
     Args:
         scale: error at which the loss is 1 - 1/e, in units of y.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import SaturatingSquare
+        >>> SaturatingSquare()(torch.zeros(2), torch.tensor([0.1, 5.0])).numpy().round(4).tolist()
+        [0.01, 1.0]
     """
 
     scale: float = 1.0
@@ -314,6 +341,11 @@ def loss_named(name: str, **settings: float) -> BoundedLoss:
 
     Raises:
         AssumptionError: when the loss is unbounded or unknown, or has no such field.
+
+    Example:
+        >>> from pacbayes_fl.bounds import loss_named
+        >>> loss_named("clipped-nll", p_min=1e-3)
+        ClippedNLL(p_min=0.001)
     """
     if name in LOSSES:
         known = [field.name for field in fields(LOSSES[name])]

@@ -33,6 +33,13 @@ def log_moment(n: Tensor) -> Tensor:
 
     Returns:
         [*], float64.
+
+    Example:
+        >>> import math, torch
+        >>> from pacbayes_fl.bounds.moment import log_moment
+        >>> n = torch.tensor(100.0)
+        >>> round(log_moment(n).item(), 3), round(math.log(2 * math.sqrt(100)), 3)
+        (2.581, 2.996)
     """
     n = n.double()
     steps = torch.arange(_EXACT, dtype=torch.float64, device=n.device)

@@ -25,6 +25,11 @@ def confidence_factor(beta: Number, n: int, lam: Number, n2: Number = 0.0, v: Nu
 
     Returns:
         [], in the unit of the loss.
+
+    Example:
+        >>> from pacbayes_fl.bounds import confidence_factor
+        >>> round(confidence_factor(100.0, 24, 2_000.0).item(), 6)
+        0.000417
     """
     beta, lam, n2, v = (torch.as_tensor(value, dtype=torch.float64) for value in (beta, lam, n2, v))
     return 1.0 / (n * beta) + (n2 + v) / lam
@@ -46,6 +51,11 @@ def gibbs_epsilon(beta: Number, tau: Number, m: Number, *, low: float = 0.0, hig
 
     Returns:
         [] or [K].
+
+    Example:
+        >>> from pacbayes_fl.bounds import gibbs_epsilon
+        >>> round(gibbs_epsilon(10.0, 0.05, 100).item(), 4)
+        0.01
     """
     beta, tau, m = (torch.as_tensor(value, dtype=torch.float64) for value in (beta, tau, m))
     return 2.0 * beta * tau * (high - low) / m
@@ -106,6 +116,11 @@ def later_change(beta: Number, m: Number, later: Number, *, low: float = 0.0, hi
 
     Returns:
         [] or [K], in the unit of the loss.
+
+    Example:
+        >>> from pacbayes_fl.bounds import later_change
+        >>> round(later_change(10.0, 100, 20).item(), 4)
+        0.9311
     """
     return (high - low) * (0.5 * later_log_ratio(beta, m, later, low=low, high=high)).tanh()
 
@@ -152,6 +167,11 @@ def not_vacuous(
 
     Raises:
         AssumptionError: when a number is none that the bound allows.
+
+    Example:
+        >>> from pacbayes_fl.bounds import not_vacuous
+        >>> bool(not_vacuous(beta=100.0, m=1_000, tau=0.01, delta=0.05).enough)
+        True
     """
     beta, m, width = checked("beta", beta, 0.0, strict=True), checked("m", m, 1.0), high - low
     epsilon = gibbs_epsilon(beta, checked("tau", tau, 0.0), m, low=low, high=high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from pacbayes_fl.bounds.checks import whole
 from pacbayes_fl.bounds.losses import BoundedLoss, ZeroOne, require_bounded
@@ -24,7 +24,9 @@ Source = Literal[
     "unknown",
 ]
 
-Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate"]
+Predictor = Literal["Gibbs", "majority vote", "averaged prediction", "point estimate", "fixed predictor"]
+
+FIXED: Final = "fixed predictor"
 
 Posterior = Literal["any", "exact Gibbs", "no worse than the prior"]
 
@@ -73,6 +75,11 @@ class Provenance:
         draws: how many priors were drawn from the mechanism: they cost epsilon and d0 each.
         rows: rows of the client that a row-level mechanism saw, m_i; all rows of the bound when not given.
         simulated: whether its noise came from a seed, fixed before any rows: a bound holds, but nothing is hidden.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Provenance
+        >>> Provenance("split").source, Provenance("row-level DP", epsilon=0.1).epsilon
+        ('split', 0.1)
     """
 
     source: Source = "unknown"
@@ -131,7 +138,8 @@ class Premises:
             to be independent of each other: not so for a time series.
         loss: the loss whose risk is meant.
         predictor: what predicts: "Gibbs" draws a hypothesis for every prediction; "majority vote" costs a factor 2;
-            "averaged prediction" needs a convex loss; no bound here speaks of a "point estimate".
+            "averaged prediction" needs a convex loss; no PAC-Bayes bound speaks of a "point estimate". Hold-out bounds,
+            which set it themselves, are on a "fixed predictor" of any make: `prior` is then what fixed it.
         average: over what; "client" is each on its own. "size-weighted clients": over the pooled rows of clients that
             need not be alike, with one posterior for all or one a client: the tuple of them is then the posterior,
             that of their priors the prior, and the divergences add up (see `pooled`). The other averages are those of
@@ -170,7 +178,8 @@ class Premises:
     @property
     def risk(self) -> str:
         """Which risk is bounded: of which loss and predictor, averaged over what."""
-        return f"{self.loss.name} of the {self.predictor} predictor, {_OVER[self.average]}"
+        what = "predictor that was fixed before the rows" if self.predictor == FIXED else f"{self.predictor} predictor"
+        return f"{self.loss.name} of the {what}, {_OVER[self.average]}"
 
     @property
     def factor(self) -> float:
@@ -197,3 +206,10 @@ class Premises:
         if self.predictor == "point estimate":
             reasons.append("the bound is on draws from the posterior, not on a point estimate")
         return tuple(reasons)
+
+
+def not_of_fixed(premises: Premises) -> tuple[str, ...]:
+    """Reason against a PAC-Bayes bound on one predictor, if there is one."""
+    if premises.predictor != FIXED:
+        return ()
+    return ("a PAC-Bayes bound is on draws from the posterior: for a fixed predictor take a hold-out bound",)

@@ -75,6 +75,11 @@ def pfedbayes_rate(
 
     Raises:
         AssumptionError: when a number is none that the theorem allows.
+
+    Example:
+        >>> from pacbayes_fl.bounds import pfedbayes_rate
+        >>> pfedbayes_rate(1_000, 100, 2, 8, 3, log_power=1.1).terms.keys()
+        dict_keys(['chi_n', 'eps_n^2'])
     """
     terms = _dense(n, parameters, depth, width, inputs, log_power) | _smooth(n, parameters, smoothness, dimension)
     return _rate("pFedBayes, Theorem 1 (eq. 23)", _divided(terms, zeta))
@@ -110,6 +115,11 @@ def sfedbayes_rate(
 
     Raises:
         AssumptionError: when a number is none that the theorem allows.
+
+    Example:
+        >>> from pacbayes_fl.bounds import sfedbayes_rate
+        >>> sfedbayes_rate(1_000, [40, 60], 2, 8, 3, log_power=1.1).terms.keys()
+        dict_keys(['chi_n', 'eps_n^2'])
     """
     if not sparsities:
         raise AssumptionError("sparsities must name one number a client, got none")
@@ -152,6 +162,11 @@ def cfedbayes_rate(
 
     Raises:
         AssumptionError: when a number is none that the theorem allows.
+
+    Example:
+        >>> from pacbayes_fl.bounds import cfedbayes_rate
+        >>> cfedbayes_rate(1_000, 100, 2, 8, 3, log_power=1.1).terms.keys()
+        dict_keys(['chi_n', 'eps_n^2'])
     """
     terms = _dense(n, parameters, depth, width, inputs, log_power) | _smooth(n, parameters, smoothness, dimension)
     return _rate("cFedBayes, Theorem 3 (eq. 51)", _divided(terms, zeta))
@@ -190,6 +205,11 @@ def bpfed_rate(
 
     Raises:
         AssumptionError: when a number is none that the theorem allows.
+
+    Example:
+        >>> from pacbayes_fl.bounds import bpfed_rate
+        >>> bpfed_rate(1_000, 80, 20, 2, 8, 3, log_power=1.1).terms.keys()
+        dict_keys(['r_n', 'eps_n^2'])
     """
     if personal < 0 or shared < 0:
         raise AssumptionError(f"personal and shared must be at least 0, got {personal} and {shared}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,16 +14,14 @@ from torch import Tensor
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Certificate, Formula, shared_terms
 from pacbayes_fl.bounds.checks import Number
-from pacbayes_fl.bounds.losses import LOSSES, BoundedLoss, LossRange
+from pacbayes_fl.bounds.losses import BoundedLoss
+from pacbayes_fl.bounds.plain import KINDS, renamed
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.table import formulas
 from pacbayes_fl.errors import AssumptionError, DataError
 from pacbayes_fl.files import JsonMapping, JsonTable
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
-_LOSSES: Mapping[str, Callable[..., BoundedLoss]] = MappingProxyType(
-    {kind.__name__: kind for kind in (*LOSSES.values(), LossRange)}
-)
 _AGREEMENT = 1e-12
 _ENTRIES = (
     "theorem",
@@ -56,29 +53,21 @@ def to_record(certificate: Certificate, *bounds: Bound) -> JsonTable:
 
     Raises:
         AssumptionError: when its formula is of the caller's own making.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, from_record, seeger, to_record
+        >>> certificate = seeger(0.1, 5.0, 1_000, 0.05, Premises(Provenance("split"), independent=True))
+        >>> record = to_record(certificate)
+        >>> bool(from_record(record).value == certificate.value)
+        True
     """
     known = formulas(*bounds)
     names = [name for name, formula in known.items() if formula is certificate.formula]
     if not names:
         what = f"the formula of {certificate.theorem!r} is none of {', '.join(known)}"
         raise AssumptionError(what, hint="give the record of its bound too: to_record(certificate, bound)")
-    premises = {field.name: getattr(certificate.premises, field.name) for field in fields(Premises)}
-    prior, simulated = asdict(certificate.premises.prior), certificate.premises.prior.simulated
-    del prior["simulated"]  # the name of its epsilon says so
-    premises |= {"prior": _renamed(prior, simulated), "loss": _loss_record(certificate.premises.loss)}
-    number = certificate.value.tolist()
-    record = {
-        "theorem": certificate.theorem,
-        "formula": names[0],
-        "valid": certificate.valid,
-        **({"value": number} if certificate.valid else {"value": None, "unfounded_value": number}),
-        "vacuous": certificate.vacuous.tolist(),
-        "delta": _plain(certificate.delta),
-        "split": {name: _plain(share) for name, share in certificate.delta_split.items()},
-        "terms": _renamed({name: term.tolist() for name, term in certificate.terms.items()}, simulated),
-        "premises": premises,
-        "reasons": list(certificate.reasons),
-    }
+    entries = {**certificate.to_dict(), "formula": names[0]}
+    record = {name: entries[name] for name in _ENTRIES if name in entries}
     return record | {"checksum": _checksum(record)}
 
 
@@ -125,10 +114,10 @@ def _read(record: JsonMapping, known: Mapping[str, Formula]) -> Certificate:
     if name not in known:
         raise DataError(f"formula must be one of {', '.join(known)}, got {name!r}")
     given, simulated = dict(record["premises"]), SIMULATED_EPSILON in record["premises"]["prior"]
-    prior = Provenance(**_renamed(given["prior"], simulated, back=True), simulated=simulated)
+    prior = Provenance(**renamed(given["prior"], simulated, back=True), simulated=simulated)
     premises = Premises(**{**given, "prior": prior, "loss": _loss(given["loss"])})
     split = {str(key): _number(share) for key, share in record["split"].items()}
-    terms = {str(key): _numbers(term) for key, term in _renamed(record["terms"], simulated, back=True).items()}
+    terms = {str(key): _numbers(term) for key, term in renamed(record["terms"], simulated, back=True).items()}
     delta = _number(record["delta"])
     shares = torch.stack(torch.broadcast_tensors(*(_numbers(share) for share in split.values())))
     for key, expected in {**shared_terms(premises, split), "delta of all": delta}.items():
@@ -156,12 +145,6 @@ def _checksum(record: JsonMapping) -> str:
     return hashlib.sha256(json.dumps(json.loads(text, parse_int=float), sort_keys=True).encode()).hexdigest()
 
 
-def _renamed(entries: JsonMapping, simulated: bool, back: bool = False) -> JsonTable:
-    """Call an epsilon what it is where its noise came from a seed, or take that name back."""
-    names = (SIMULATED_EPSILON, "epsilon") if back else ("epsilon", SIMULATED_EPSILON)
-    return {names[1] if simulated and key == names[0] else str(key): value for key, value in entries.items()}
-
-
 def _numbers(values: object) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
 
@@ -171,23 +154,13 @@ def _number(value: Any) -> Number:
     return _numbers(value) if isinstance(value, list) else float(value)
 
 
-def _plain(value: Number) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
 def _words(value: Tensor) -> str:
     return f"{value.item():g}" if value.dim() == 0 else f"{value.tolist()}"
-
-
-def _loss_record(loss: BoundedLoss) -> JsonTable:
-    if _LOSSES.get(type(loss).__name__) is type(loss) and is_dataclass(loss):
-        return {"kind": type(loss).__name__, **{field.name: getattr(loss, field.name) for field in fields(loss)}}
-    return {"kind": "LossRange", "name": loss.name, "low": loss.low, "high": loss.high, "convex": loss.convex}
 
 
 def _loss(record: JsonMapping) -> BoundedLoss:
     settings = dict(record)
     kind = settings.pop("kind")
-    if kind not in _LOSSES:
-        raise DataError(f"loss must be one of {', '.join(_LOSSES)}, got {kind!r}")
-    return _LOSSES[kind](**settings)
+    if kind not in KINDS:
+        raise DataError(f"loss must be one of {', '.join(KINDS)}, got {kind!r}")
+    return KINDS[kind](**settings)

@@ -6,7 +6,7 @@ over hypotheses that are drawn, each of which is tried on all rows, and the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -98,6 +98,57 @@ def gibbs_losses(posterior: object, batch: ClientBatch, loss: BoundedLoss, draws
             part += _losses(one, rows, loss)
         parts.append(part)
     return GibbsLosses(torch.cat(parts, 1) / draws, draws)
+
+
+def drawn_losses(
+    posterior: SampledPosterior, batch: ClientBatch, loss: BoundedLoss, draws: int, noise: Noise
+) -> Iterator[Tensor]:
+    """Draw hypotheses, and take the loss of each for every row.
+
+    Args:
+        posterior: of K clients, one that can be drawn from.
+        batch: rows of the K clients.
+        loss: of one prediction.
+        draws: M.
+        noise: the clients' streams for these draws, that fitted nothing.
+
+    Yields:
+        [K, N] of every draw, float64, in the unit of the loss; 0 on padding.
+    """
+    blocks = _blocks(batch)
+    each = [posterior.sample_hypotheses(rows.x, draws, noise.copy()) for rows in blocks]
+    for ones in zip(*each, strict=True):
+        yield torch.cat([_losses(one, rows, loss).double() for one, rows in zip(ones, blocks, strict=True)], 1)
+
+
+def predicted_losses(posterior: Any, batch: ClientBatch, loss: BoundedLoss) -> Tensor:
+    """Loss of the predictions that a posterior gives, averaged over its hypotheses: of one predictor, by row.
+
+    Labels are the most probable ones of averaged probabilities, or these probabilities themselves for a loss of them;
+    a real target is predicted by the mean. A prediction that is no number has the largest loss.
+
+    Args:
+        posterior: of K clients, with `predict`.
+        batch: rows of the K clients.
+        loss: of one prediction.
+
+    Returns:
+        [K, N], float64, in the unit of the loss; 0 on padding.
+
+    Raises:
+        AssumptionError: when the loss is for predictions of another kind.
+    """
+    parts = []
+    for rows in _blocks(batch):
+        with torch.no_grad():
+            result = posterior.predict(rows.x)
+        real = batch.y.is_floating_point()
+        if hasattr(loss, "expected") != real:
+            raise AssumptionError(f"{loss.name} is not for {'real targets' if real else 'labels'}")
+        prediction = result.mean if real else result.log_probs
+        losses = cast(RowLoss, loss)(prediction, rows.y).double().nan_to_num(loss.high)
+        parts.append(torch.where(rows.mask, losses, 0.0))
+    return torch.cat(parts, 1)
 
 
 def function_risks(posterior: object, batch: ClientBatch, loss: BoundedLoss) -> Tensor:

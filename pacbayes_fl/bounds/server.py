@@ -9,7 +9,12 @@ energy F_i(P) is about:
                                                 or "no worse than the prior" where F_i(P) <= L^(P) for every P)
 
 The arguments `free_energy` are E F_i(P) over the hyper-posterior; all are described in `bound.ARGUMENTS`. Every bound
-holds with probability at least 1 - delta over the rows of all clients, for all hyper-posteriors at once. `server_bound`
+holds with probability at least 1 - delta over the rows of all clients, for all hyper-posteriors at once. Losses in
+[0, 1] and Catoni's function (Catoni 2007, section 1.2), convex in p and falling with r, with its inverse, concave,
+
+    C_r(p) = -ln(1 - p (1 - e^-r)) / r >= p - r / 8,      C_r^-1(x) = (1 - e^(-r x)) / (1 - e^-r), 1 from x = 1 on,
+
+leave nothing behind that rows cannot take away, as R^2 beta / (8 m) of Hoeffding's lemma does. `server_bound`
 and `new_clients` are proved as they stand; the theorem and the lemmas of PAC-PFL are not (`printed`).
 """
 
@@ -28,6 +33,7 @@ from pacbayes_fl.bounds.energies import (
     GIBBS_ONLY,
     average_energy,
     by_client,
+    catoni_inverse,
     drawn_alike,
     eighth,
     finite_divergence,
@@ -59,22 +65,41 @@ def server_bound(
 ) -> Certificate:
     """Bound the clients' average risk under a hyper-posterior: the default, a repair of PAC-PFL Theorem 4.2.
 
-    sum_i w_i L_i <= sum_i w_i F_i + R^2 / 8 sum_i w_i beta_i kappa_i + (KL + ln(1 / delta)) / lambda
+    sum_i w_i L_i <= a + R C_r^-1((sum_i w_i F_i + (KL + ln(1 / delta)) / lambda - a) / R),  r = R max_i beta_i / m_i
 
-    kappa_i = 1 / m_i + [later_i > 0] / (m_i (m_i + later_i)),  0 < lambda <= min_i beta_i / w_i
+    0 < lambda <= min_i beta_i / w_i
 
-    With w_i = 1 / n and one beta, lambda = n beta is the best, and the hyper-posterior that minimises the bound is that
-    of Corollary 4.4 with tau = 1. With w_i = beta_i / sum_j beta_j, lambda = sum_j beta_j for unequal beta_i.
+    It is never above sum_i w_i F_i + R^2 / 8 max_i beta_i / m_i + (KL + ln(1 / delta)) / lambda. With w_i = 1 / n and
+    one beta, lambda = n beta is the best, and the hyper-posterior that minimises the bound is that of Corollary 4.4
+    with tau = 1. With w_i = beta_i / sum_j beta_j, lambda = sum_j beta_j for unequal beta_i. beta = 4 m costs no more
+    than beta = m here: try several, and count them (`premises.tried`).
 
-    Why it holds: V_i = L_i - F_i(P) has E exp(beta_i V_i) <= exp(beta_i^2 R^2 kappa_i / 8) for every fixed P: without
-    later rows by Donsker and Varadhan's inequality and Hoeffding's lemma, for any Q_i; with them also by Serfling's
-    lemma on sampling without replacement, for the Gibbs posterior of all rows alone. By Jensen's inequality an exponent
-    lambda w_i <= beta_i has the like; clients are independent and the hyper-prior is fixed, so that Markov's inequality
-    and Donsker and Varadhan's over priors give the rest. An unbiased estimate of Z, drawn for each client on its own,
-    may stand in for Z at no cost: exp(beta_i V_i) is linear in it.
+    Why it holds, for a loss in [0, 1]: with r_i = beta_i / m_i, E exp(-r_i l) <= 1 - L(h) (1 - e^-r_i) = exp(-r_i
+    C_r_i(L(h))) as exp is convex, so that E_S E_h~P exp(beta_i (C_r_i(L(h)) - L^(h))) <= 1 over m_i independent rows;
+    by Donsker and Varadhan's inequality, and as C is convex, E exp(beta_i (C_r_i(L_i) - F_i(P))) <= 1 for every fixed
+    P and any Q_i. By Jensen's inequality an exponent lambda w_i <= beta_i has the like; clients are independent and the
+    hyper-prior is fixed, so that Markov's inequality and Donsker and Varadhan's over priors give sum_i w_i C_r_i(L_i)
+    <= sum_i w_i F_i + (KL + ln(1 / delta)) / lambda on average over the hyper-posterior, the left side of which is at
+    least C_r(sum_i w_i L_i). An unbiased estimate of Z, drawn for each client on its own, may stand in for Z at no
+    cost: exp(beta_i (C(L_i) - F_i)) is linear in it.
+
+    With later rows, on average over them and for exact Gibbs posteriors alone, it is instead
+
+        sum_i w_i F_i + R^2 / 8 sum_i w_i beta_i kappa_i + (KL + ln(1 / delta)) / lambda,
+        kappa_i = 1 / m_i + [later_i > 0] / (m_i (m_i + later_i)),
+
+    by Hoeffding's lemma and Serfling's on sampling without replacement: the posterior is that of all rows.
 
     lambda is the largest allowed when not given. With later rows the risk is that of the posterior of all rows, on
     average over these; `later` is None where their number is unknown, of which one is the worst.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import Premises, Provenance, server_bound
+        >>> premises = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs")
+        >>> energies, rows = torch.full((24,), 0.1), torch.full((24,), 100.0)
+        >>> round(server_bound(energies, beta=50.0, m=rows, kl=20.0, delta=0.05, premises=premises).value.item(), 4)
+        0.147
     """
     if weights not in get_args(Weights):
         raise AssumptionError(f"weights must be one of {', '.join(get_args(Weights))}, got {weights!r}")
@@ -106,13 +131,16 @@ def server_bound(
 
 def _server(terms: Terms) -> dict[str, Tensor]:
     m, later = terms["m"], terms["later"]
-    kappa = 1.0 / m + torch.where(later > 0, 1.0 / (m * (m + later)), 0.0)
-    return {
+    parts = {
         "free energy": average_energy(terms, terms["weights"]),
-        "Hoeffding": eighth(terms) * (terms["weights"] * terms["beta"] * kappa).sum(-1),
         "divergence": terms["kl"] / terms["lam"],
         "confidence": -terms["delta"].log() / terms["lam"],
     }
+    if bool((later > 0).any()):
+        kappa = 1.0 / m + torch.where(later > 0, 1.0 / (m * (m + later)), 0.0)
+        return parts | {"Hoeffding": eighth(terms) * (terms["weights"] * terms["beta"] * kappa).sum(-1)}
+    total = parts["free energy"] + parts["divergence"] + parts["confidence"]
+    return parts | {"Catoni": catoni_inverse(total, (terms["beta"] / m).max(), terms) - total}
 
 
 SERVER = Bound(
@@ -139,25 +167,37 @@ def new_clients(
 ) -> Certificate:
     """Bound the risk of a new client under a hyper-posterior, on average: a repair of PAC-PFL Lemma 4.6.
 
-    E L <= 1 / n sum_i F_i + beta R^2 / (8 m_min) + lambda R^2 / (8 n) + (KL + ln(1 / delta)) / lambda
+    E L <= a + R C_r^-1(C_s^-1((1 / n sum_i F_i - a) / R + (KL + ln(1 / delta)) / (R lambda))),
+
+    r = R beta / m_min,  s = R lambda / n,  lambda = sqrt(8 n ln(1 / delta)) / R when not given
 
     The left side is over new clients, their rows, and priors drawn from the hyper-posterior: no client on its own. That
-    no new client will have fewer than m_min rows is a premise too, which the certificate names and no number shows. The
-    hyper-posterior that minimises the right side is that of Corollary 4.4 with tau = lambda / (n beta).
+    no new client will have fewer than m_min rows is a premise too, which the certificate names and no number shows.
+    It is never above 1 / n sum_i F_i + beta R^2 / (8 m_min) + lambda R^2 / (8 n) + (KL + ln(1 / delta)) / lambda, by
+    Hoeffding's lemma, for which that lambda is the best at KL = 0. The kl inverse in place of C_s^-1, for all lambdas
+    at once, would cost ln xi(n) / n: with few clients more than the best lambda is worth.
 
-    Why it holds: the free energies of clients drawn alike are independent, alike and in [a, b] for every fixed P, so
-    that Hoeffding's lemma covers the step from n clients to all; a new client's expected risk is at most its expected
-    free energy plus beta R^2 / (8 m).
+    Why it holds, for a loss in [0, 1]: the free energies of clients drawn alike are independent, alike and in [0, 1]
+    for every fixed P, so that Catoni's inequality with n clients in place of rows, at a lambda that no client had a
+    part in, covers the step to the expected free energy f of a new client. Of it E exp(beta (C(L) - F)) <= 1 as in
+    `server_bound`, hence C_r(E L) <= E C(L) <= f by Jensen's inequality, with r for the fewest rows, as C falls with r.
 
     m_min is the fewest of m when given by client, and no client, seen or new, has fewer. The premises need
-    drawn_clients and a posterior other than "any", which new clients have too. lambda is sqrt(8 n ln(1 / delta)) / R
-    when not given, which is the best for KL = 0.
+    drawn_clients and a posterior other than "any", which new clients have too.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import Premises, Provenance, new_clients
+        >>> premises = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs", drawn_clients=True)
+        >>> energies, rows = torch.full((24,), 0.1), torch.full((24,), 100.0)
+        >>> round(new_clients(energies, beta=50.0, m=rows, kl=2.0, delta=0.05, premises=premises).value.item(), 4)
+        0.481
     """
     energy = free_energies(free_energy, premises, bounded=True)
-    n, fewest = energy.shape[-1], by_client("m", whole("m", m), energy, 1.0).min()
+    fewest = by_client("m", whole("m", m), energy, 1.0).min()
     split_delta(delta)
     nats = -torch.as_tensor(delta, dtype=torch.float64).log()
-    best = (8.0 * n * nats).sqrt() / (premises.loss.high - premises.loss.low)
+    best = (8.0 * energy.shape[-1] * nats).sqrt() / (premises.loss.high - premises.loss.low)
     terms = {
         "free_energy": energy,
         "beta": one_beta(beta),
@@ -172,14 +212,12 @@ def new_clients(
 
 
 def _new_clients(terms: Terms) -> dict[str, Tensor]:
-    n = n_clients(terms)
-    return {
-        "free energy": average_energy(terms, 1.0 / n),
-        "Hoeffding of rows": eighth(terms) * terms["beta"] / terms["m"],
-        "Hoeffding of clients": eighth(terms) * terms["lam"] / n,
-        "divergence": terms["kl"] / terms["lam"],
-        "confidence": -terms["delta"].log() / terms["lam"],
-    }
+    n, nats = n_clients(terms), terms["kl"] - terms["delta"].log()
+    energy = average_energy(terms, 1.0 / n)
+    drawn = energy + nats / terms["lam"]
+    expected = catoni_inverse(drawn, terms["lam"] / n, terms)
+    value = catoni_inverse(expected, terms["beta"] / terms["m"], terms)
+    return {"free energy": energy, "step to new clients": expected - energy, "Catoni": value - expected}
 
 
 NEW_CLIENTS = Bound(

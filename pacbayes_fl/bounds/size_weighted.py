@@ -46,6 +46,14 @@ def size_weighted(
 
     Raises:
         AssumptionError: when the bound does not hold at pooled rows, or no number can be formed.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.bounds import Premises, Provenance, size_weighted
+        >>> premises = Premises(Provenance("split"), independent=True)
+        >>> risk, kl, n = torch.tensor([0.1, 0.2]), torch.tensor([3.0, 5.0]), torch.tensor([200.0, 400.0])
+        >>> round(size_weighted(risk, kl, n, 0.05, premises).value.item(), 4)
+        0.2583
     """
     if not bound.poolable:
         what = f"the bound {bound.name!r} does not hold at pooled rows of clients that are not alike"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-from pacbayes_fl.bounds import client, printed, server
+from pacbayes_fl.bounds import client, further, holdout, printed, server
 from pacbayes_fl.bounds.bound import Bound
 from pacbayes_fl.bounds.certificate import Formula
 from pacbayes_fl.errors import AssumptionError, StudyError
@@ -24,6 +24,14 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
             client.PBB_LAMBDA,
             client.THEOREM_3_2,
             client.GIBBS,
+            further.ANYTIME,
+            further.ONE_DRAW,
+            further.TANDEM,
+            holdout.HOLDOUT_BINOMIAL,
+            holdout.HOLDOUT_BETTING,
+            holdout.HOLDOUT_KL,
+            holdout.HOLDOUT_CHERNOFF,
+            holdout.HOLDOUT_HOEFFDING,
             server.SERVER,
             server.NEW_CLIENTS,
             printed.THEOREM_4_2,
@@ -33,6 +41,9 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
     }
 )
 """Every bound by its name: those on a client, of which the first is the default, then those on averages."""
+
+DEFAULT: Final = next(iter(BOUNDS))
+"""The bound that is taken where none is asked for: the first of the table."""
 
 
 def _bound(thing: object, module: ModuleType, name: str) -> Bound | None:
@@ -58,6 +69,11 @@ def bound_named(bound: str | Bound) -> Bound:
 
     Raises:
         AssumptionError: when there is none of that name.
+
+    Example:
+        >>> from pacbayes_fl.bounds import bound_named
+        >>> bound_named("seeger").needs
+        ('risk', 'kl', 'n')
     """
     if isinstance(bound, Bound):
         return bound

@@ -34,10 +34,16 @@ def test_weights_by_beta_have_their_published_values() -> None:
     parts = got.parts()
     assert got.valid and "averaged over clients by their beta" in got.risk
     assert (parts["divergence"] + parts["confidence"]).item() == pytest.approx(0.049957322735539905, rel=1e-14)
-    assert parts["Hoeffding"].item() == pytest.approx(0.125, rel=1e-15)
+    total = sum(parts[name].item() for name in ("free energy", "divergence", "confidence"))
+    assert got.value.item() == pytest.approx((1 - math.exp(-total)) / (1 - math.exp(-1)), rel=1e-14)
+    assert 0.1 < parts["Catoni"].item() < 0.125
     assert parts["free energy"].item() == pytest.approx(0.2 * 0.1 + 0.3 * 0.2 + 0.5 * 0.4, rel=1e-15)
-    mixed = server_bound(energy, numbers(4, 5, 1), m, 2.0, DELTA, FINE, weights="beta").parts()["Hoeffding"]
-    assert mixed.item() == pytest.approx((16 / 20 + 25 / 30 + 1 / 50) / (8 * 10), rel=1e-14)
+    later = server_bound(energy, numbers(4, 5, 1), m, 2.0, DELTA, FINE, weights="beta", later=numbers(0, 0, 1))
+    spent = (16 / 20 + 25 / 30 + (1 / 50 + 1 / (50 * 51))) / (8 * 10)
+    assert later.parts()["Hoeffding"].item() == pytest.approx(spent, rel=1e-14)
+    mixed = server_bound(energy, numbers(4, 5, 1), m, 2.0, DELTA, FINE, weights="beta")
+    total = mixed.value.item() - mixed.parts()["Catoni"].item()
+    assert mixed.value.item() == pytest.approx(math.expm1(-0.2 * total) / math.expm1(-0.2), rel=1e-14)
 
 
 def test_the_repaired_confidence_is_sixty_times_smaller_than_the_printed_one() -> None:
@@ -48,7 +54,7 @@ def test_the_repaired_confidence_is_sixty_times_smaller_than_the_printed_one() -
     assert printed.parts()["confidence"].item() == pytest.approx(0.6115, abs=5e-5)
     assert repaired.parts()["confidence"].item() == pytest.approx(0.0104, abs=5e-5)
     assert repaired.parts()["divergence"].item() == pytest.approx(3 / (24 * 12), rel=1e-14)
-    assert printed.parts()["Hoeffding"].item() == repaired.parts()["Hoeffding"].item() == 12 / (8 * 150)
+    assert printed.parts()["Hoeffding"].item() == 12 / (8 * 150) > repaired.parts()["Catoni"].item() > 0
 
 
 # where the printed theorem fails, exactly: one hypothesis with a loss of 0 or R, half of the time each ----------------
@@ -66,10 +72,15 @@ def test_no_world_breaks_the_inequality_behind_the_server_level_bound(m: int, la
         world = TwoOutcomes(chances, u[1:9].reshape(4, 2).round(), torch.softmax(4 * u[8:], 0))
         beta = 0.2 * 60 ** float(u[9])
         tables = world.tables(beta, m, later)
-        spent = (world.counts(m) * (beta * (tables.risk - tables.energy)).exp()).sum().log().item()
-        allowed = beta * server_bound(tables.energy[:1], beta, m, 0.0, DELTA, FINE, later=later).parts()["Hoeffding"]
-        assert spent <= allowed.item() + 1e-12
-        tightest = min(tightest, allowed.item() - spent)
+        risk, allowed = tables.risk, 0.0
+        if later:
+            parts = server_bound(tables.energy[:1], beta, m, 0.0, DELTA, FINE, later=later).parts()
+            allowed = beta * parts["Hoeffding"].item()
+        else:  # Catoni's function of the risk in place of the risk
+            risk = -torch.log1p(risk * math.expm1(-beta / m)) * m / beta
+        spent = (world.counts(m) * (beta * (risk - tables.energy)).exp()).sum().log().item()
+        assert spent <= allowed + 1e-12
+        tightest = min(tightest, allowed - spent)
     assert tightest < 0.05  # it is no idle inequality
 
 
@@ -120,7 +131,7 @@ def test_the_new_client_bound_covers_and_needs_each_of_its_terms() -> None:
     torch.testing.assert_close(default.value, bound(BEST).value, rtol=1e-13, atol=0)
     assert failing(bound(BEST, delta=SURE), ROWS) == pytest.approx(0.113, abs=0.003)
     unspent = bound(ROWS)
-    bare = dataclasses.replace(unspent, value=unspent.value - unspent.parts()["Hoeffding of clients"])
+    bare = dataclasses.replace(unspent, value=unspent.value - unspent.parts()["step to new clients"])
     assert failing(bare, ROWS) > 0.3
 
 
@@ -130,9 +141,9 @@ def test_the_new_client_bound_needs_its_term_for_rows() -> None:
     log_z = m * math.log(0.5 * (1 + math.exp(-beta / m)))
     energy = torch.full((n,), -log_z / beta, dtype=torch.float64)
     got = new_clients(energy, beta, m, 0.0, DELTA, FINE)
-    assert got.value.item() >= 0.5 > (got.value - got.parts()["Hoeffding of rows"]).item()
+    assert got.value.item() >= 0.5 > (got.value - got.parts()["Catoni"]).item()
     seen = server_bound(energy, beta, m, 0.0, DELTA, FINE)
-    assert seen.value.item() >= 0.5 > (seen.value - seen.parts()["Hoeffding"]).item()
+    assert seen.value.item() >= 0.5 > (seen.value - seen.parts()["Catoni"]).item()
 
 
 def test_both_bounds_need_the_divergence_of_the_hyper_posterior() -> None:
@@ -340,10 +351,29 @@ def test_the_fewest_rows_of_any_client_count_for_new_ones() -> None:
     assert some.value.item() == new_clients(energy, 3.0, 7, 1.0, DELTA, FINE).value.item()
     assert str(some).startswith("new clients with at least 7 rows (PAC-PFL Lemma 4.6, repaired): risk at most")
     assert "at least 1000000 rows" in new_clients(energy, 3.0, 10**6, 1.0, DELTA, FINE).theorem
-    at = new_clients(energy, 3.0, 7, 1.0, DELTA, FINE, lam=5.0).parts()
-    assert at["Hoeffding of clients"].item() == pytest.approx(5 / 24, rel=1e-14)
-    assert at["Hoeffding of rows"].item() == pytest.approx(3 / 56, rel=1e-14)
-    assert (at["divergence"] + at["confidence"]).item() == pytest.approx((1 + math.log(20)) / 5, rel=1e-14)
+    at = new_clients(energy, 3.0, 7, 0.2, DELTA, FINE, lam=5.0)
+    drawn = 0.3 + (0.2 + math.log(20)) / 5
+    step = math.expm1(-5 / 3 * drawn) / math.expm1(-5 / 3)
+    assert at.parts()["step to new clients"].item() == pytest.approx(step - 0.3, rel=1e-13)
+    assert at.value.item() == pytest.approx(math.expm1(-3 / 7 * step) / math.expm1(-3 / 7), rel=1e-13)
+    assert all(bound(energy, 3.0, 7, 90.0, DELTA, FINE).value.item() == 1.0 for bound in (new_clients, server_bound))
+
+
+def test_catoni_s_function_is_never_looser_than_hoeffding_s_lemma() -> None:
+    """The sums that both bounds were before, of 100 random federations; the largest loss says as much for nothing."""
+    u = torch.rand(100, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for energy, (n, spread, rows, nats, delta) in zip(u[:, 5:], u[:, :5].tolist(), strict=True):
+        energy = energy[: 1 + int(7 * n)] * spread
+        beta, m, kl, delta = 30.0 * float(energy[0]) + 0.1, 1 + int(200 * rows), 6.0 * nats**2, 0.3 * delta + 1e-4
+        step = kl - math.log(delta)
+        best = math.sqrt(-8 * len(energy) * math.log(delta))
+        for lam in (None, 0.5 * best, 2.0 * best):
+            at = best if lam is None else lam
+            old = energy.mean().item() + beta / (8 * m) + at / (8 * len(energy)) + step / at
+            new = new_clients(energy, beta, m, kl, delta, FINE, lam=lam).value.item()
+            assert new <= min(old, 1.0) * (1 + 1e-12)
+        seen = energy.mean().item() + beta / (8 * m) + step / (len(energy) * beta)
+        assert server_bound(energy, beta, m, kl, delta, FINE).value.item() <= seen * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["server", "new-clients", "theorem-4.2"])
@@ -353,7 +383,9 @@ def test_draws_from_the_hyper_posterior_take_their_own_delta(name: str) -> None:
     exact = BOUNDS[name].function(energy, 3.0, 20, 1.0, DELTA - 0.02, premises, **more)
     upper = 2 * monte_carlo_risk(0.3, 200, 0.02).item()  # of the average free energy, 0.6 in [0, 2]
     assert got.parts()["free energy"].item() == pytest.approx(upper, rel=1e-12) and upper > 0.6
-    assert got.value.item() - exact.value.item() == pytest.approx(upper - 0.6, rel=1e-11)
+    if name == "theorem-4.2":
+        assert got.value.item() - exact.value.item() == pytest.approx(upper - 0.6, rel=1e-11)
+    assert got.value.item() > exact.value.item()
     assert dict(got.delta_split) == pytest.approx({"bound": 0.03, "Monte Carlo": 0.02})
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import pacbayes_fl
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds.bound import ARGUMENTS
+from pacbayes_fl.bounds.objective import QUADRATIC, Trainable
 from pacbayes_fl.bounds.table import BOUNDS, bound_named, formulas, listing
 from pacbayes_fl.errors import AssumptionError
 from tests.bounds.own import REFINED_PINSKER
@@ -45,9 +47,20 @@ def test_every_argument_of_every_bound_is_described() -> None:
 
 
 def test_no_other_module_names_a_bound() -> None:
-    """But the records themselves, and the list of public functions; "server" is also the word for something else."""
+    """But the records themselves, the list of public functions and that of what clients can descend, an option's
+    choices; "server" is also the word for something else.
+    """
+    assert BOUNDS.keys() >= {*get_args(Trainable), QUADRATIC}
     for path in Path(pacbayes_fl.__file__).parent.rglob("*.py"):
-        if path.parent.name == "bounds" and path.name in ("client.py", "server.py", "printed.py", "__init__.py"):
+        if path.parent.name == "bounds" and path.name in (
+            "client.py",
+            "further.py",
+            "holdout.py",
+            "objective.py",
+            "server.py",
+            "printed.py",
+            "__init__.py",
+        ):
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -16,7 +16,10 @@ from pacbayes_fl.bounds.pac_pfl import confidence_factor
 from pacbayes_fl.bounds.premises import Premises, Provenance
 from pacbayes_fl.bounds.table import BOUNDS
 
-CLIENT_BOUNDS = [bound.name for bound in BOUNDS.values() if bound.group is None]
+USUAL = frozenset(("risk", "kl", "n", "beta", "log_z"))
+CLIENT_BOUNDS = [
+    bound.name for bound in BOUNDS.values() if bound.group is None and not bound.fixed and USUAL.issuperset(bound.needs)
+]
 SERVER_BOUNDS = [bound.name for bound in BOUNDS.values() if bound.group is not None]
 FINE = Premises(Provenance("data-free"), independent=True, posterior="exact Gibbs", drawn_clients=True)
 

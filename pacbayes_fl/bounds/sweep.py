@@ -1,0 +1,166 @@
+"""Bounds as functions of their numbers: over grids, and how many rows a target takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl.bounds.bound import Bound
+from pacbayes_fl.bounds.certificate import Certificate, MonteCarlo
+from pacbayes_fl.bounds.checks import checked
+from pacbayes_fl.bounds.premises import Premises
+from pacbayes_fl.bounds.table import DEFAULT, bound_named
+from pacbayes_fl.errors import AssumptionError
+
+Values = float | Sequence[float] | Literal["rows", "root"]
+"""A number, several, or of beta the number of rows or its square root."""
+
+_MOST = 2**40  # rows, about 10^12
+
+
+class Sweep(NamedTuple):
+    """A bound on a grid.
+
+    Args:
+        axes: the numbers that were varied, each with its values in order.
+        certificate: of all points, [product of the axes], the last axis the fastest.
+    """
+
+    axes: Mapping[str, tuple[float, ...]]
+    certificate: Certificate
+
+    @property
+    def values(self) -> Tensor:
+        """The bound at every point, with one dimension for each axis [*], in the unit of the loss."""
+        return self.certificate.value.reshape([len(axis) for axis in self.axes.values()])
+
+    def rows(self) -> list[dict[str, float]]:
+        """Give every point as the numbers that were varied, and "bound"."""
+        bounds = self.certificate.value.flatten().tolist()
+        points = product(*self.axes.values())
+        return [{**dict(zip(self.axes, at, strict=True)), "bound": to} for at, to in zip(points, bounds, strict=True)]
+
+
+def sweep(
+    bound: str | Bound,
+    *,
+    delta: float | Sequence[float],
+    premises: Premises,
+    monte_carlo: MonteCarlo | None = None,
+    **numbers: Values,
+) -> Sweep:
+    """Compute a bound on a client at every combination of the values given.
+
+    Args:
+        bound: a name of `BOUNDS`, a reference, or a record.
+        delta: probability with which it may fail, one or several.
+        premises: its assumptions.
+        monte_carlo: how the risk was estimated, if it was.
+        **numbers: those that the bound needs, each one or several; beta may be "rows" or "root", of the rows.
+
+    Returns:
+        The bound on the grid.
+
+    Raises:
+        AssumptionError: when the bound is on averages, has no use for a number, or one of them is out of range.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, sweep
+        >>> fine = Premises(Provenance("split"), independent=True)
+        >>> table = sweep("seeger", risk=0.03, kl=[50.0, 500.0], n=[1e3, 1e5], delta=0.025, premises=fine)
+        >>> [[round(value, 4) for value in row] for row in table.values.tolist()]
+        [[0.1253, 0.0363], [0.4721, 0.0505]]
+    """
+    record = _of_clients(bound)
+    given: dict[str, Values] = {**numbers, "delta": delta}
+    if idle := [name for name in numbers if name not in record.needs]:
+        raise AssumptionError(f"the bound {record.name!r} has no use for {', '.join(idle)}")
+    axes = {
+        name: tuple(map(float, each))
+        for name, each in given.items()
+        if isinstance(each, Sequence | Tensor) and not isinstance(each, str)
+    }
+    if empty := [name for name, values in axes.items() if not values]:
+        raise AssumptionError(f"{', '.join(empty)} must have a value at least")
+    points = list(product(*axes.values()))
+    columns = dict(zip(axes, torch.tensor(points, dtype=torch.float64).unbind(1), strict=True))
+    at = {name: columns.get(name, each) for name, each in given.items()}
+    return Sweep(MappingProxyType(axes), _certified(record, at, premises, monte_carlo, len(points)))
+
+
+def rows_needed(
+    target: float,
+    bound: str | Bound = DEFAULT,
+    *,
+    delta: float,
+    premises: Premises,
+    monte_carlo: MonteCarlo | None = None,
+    **numbers: float | Literal["rows", "root"],
+) -> int:
+    """Find the least number of rows at which a bound is at most a target, were all its other numbers the same.
+
+    min {n : bound(n) <= target}, by bisection: bounds fall with n.
+
+    Args:
+        target: in the unit of the loss.
+        bound: a name of `BOUNDS`, a reference, or a record.
+        delta: probability with which it may fail.
+        premises: its assumptions.
+        monte_carlo: how the risk was estimated, if it was.
+        **numbers: those that the bound needs beside n; beta may be "rows" or "root".
+
+    Returns:
+        n.
+
+    Raises:
+        AssumptionError: when no number of rows is enough, saying what 10^12 of them give.
+
+    Example:
+        >>> from pacbayes_fl.bounds import Premises, Provenance, rows_needed
+        >>> rows_needed(0.15, risk=0.09, kl=1.4, delta=0.05, premises=Premises(Provenance("split"), independent=True))
+        481
+    """
+    record = _of_clients(bound)
+    checked("target", target, premises.loss.low, premises.loss.high)
+
+    def value(n: int) -> float:
+        given = {**numbers, "n": float(n), "delta": delta}
+        return _certified(record, given, premises, monte_carlo, 1).value.item()
+
+    low, high = 0, 1
+    while value(high) > target:
+        if high >= _MOST:
+            what = f"with 10^12 rows the bound {record.name!r} is {value(high):.6g}"
+            raise AssumptionError(f"no number of rows gives {target:g}: {what}", hint="a larger target, or less risk")
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if value(middle) <= target else (middle, high)
+    return high
+
+
+def _of_clients(bound: str | Bound) -> Bound:
+    record = bound_named(bound)
+    if record.average != "client" or "n" not in record.needs:
+        raise AssumptionError(f"a sweep is of a bound on a client with rows n, and {record.name!r} is none")
+    return record
+
+
+def _certified(
+    record: Bound, given: Mapping[str, Values | Tensor], premises: Premises, estimate: MonteCarlo | None, points: int
+) -> Certificate:
+    numbers = {name: value for name, value in given.items() if name != "delta"}
+    if isinstance(beta := numbers.get("beta"), str):
+        if beta not in ("rows", "root"):
+            raise AssumptionError(f"beta must be a number, 'rows' or 'root', got {beta!r}")
+        n = torch.as_tensor(numbers["n"], dtype=torch.float64)
+        numbers["beta"] = n if beta == "rows" else n.sqrt()
+    whole = {**numbers, "delta": given["delta"]}.items()
+    columns = {name: torch.as_tensor(value, dtype=torch.float64).expand(points) for name, value in whole}
+    delta = columns.pop("delta")
+    return record.certify(columns, delta, premises, estimate)
