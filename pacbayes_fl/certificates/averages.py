@@ -7,7 +7,7 @@ the smaller free energy, which then never leaves the range of the loss.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,27 +24,53 @@ from pacbayes_fl.posteriors.predictive import LearnedPriors
 from pacbayes_fl.results.certificates import CertifiedClient
 from pacbayes_fl.study.run import Trained
 
+_FACTORS: Final = (1.0, 2.0, 4.0, 8.0)
+"""Times the rows: values of beta that are tried where none was given, each at a fourth of delta."""
+
 
 class ClientResponses(NamedTuple):
-    """How clients respond to priors, float64.
+    """What clients may answer to priors with: the posterior, or the prior itself; float64.
 
     Args:
-        energy: free energy of the response [K, S], in the unit of the loss.
-        risk: its empirical risk [K, S].
+        risk: empirical risk of the posterior [K, S], in the unit of the loss.
         kl: its divergence from the prior [K, S], in nats.
-        test_risk: [K, S]; NaN without test rows.
+        before: empirical risk of the prior [K, S].
+        test_risk: of the posterior [K, S]; NaN without test rows.
+        test_before: of the prior [K, S].
     """
 
-    energy: Tensor
     risk: Tensor
     kl: Tensor
+    before: Tensor
     test_risk: Tensor
+    test_before: Tensor
+
+    def at(self, beta: Tensor) -> ClientResponses:
+        """Answer by the posterior where it has no more free energy: F_i(P) = min(L^(Q_i) + KL / beta_i, L^(P)).
+
+        Args:
+            beta: of every client [K], in 1 / unit of the loss.
+
+        Returns:
+            Risks and divergences of the answers; `before` is their free energy.
+        """
+        energy = self.risk + self.kl / beta.unsqueeze(1)
+        better = energy <= self.before  # False also for NaN, of a covariance that could not be factored
+        return ClientResponses(
+            torch.where(better, self.risk, self.before),
+            torch.where(better, self.kl, 0.0),
+            torch.where(better, energy, self.before),
+            torch.where(better, self.test_risk, self.test_before),
+            self.test_before,
+        )
 
 
 def certify_average(
     trained: Trained, rows: BoundRows, request: Request, premises: Premises, group: str
 ) -> tuple[Certificate, CertifiedClient]:
     """Bound the average risk of the clients of a run, or of new clients.
+
+    Without a beta in the request several are tried, powers of 2 times the rows, each at its share of delta.
 
     Without `request.smooth` the hyper-posterior's particles, which have not seen the rows, are the hyper-prior too, and
     they cost nothing; with it they are blurred and compared with the data-free hyper-prior.
@@ -79,11 +105,17 @@ def certify_average(
         theta = smooth.sample(request.draws, generator_from_text(f"certify/{trained.study.seed}"))
         kl, estimate = smooth.kl().cpu(), request.estimate(request.draws, request.delta)
         premises = replace(premises, prior=Provenance("data-free"))
-    n = rows.repeats.n
-    beta = request.beta_for(n + rows.repeats.left_out)  # of all rows: which of them count is no choice made before
-    responses = respond_to_priors(trained, priors._replace(particles=theta), rows, premises.loss, beta)
-    numbers = {"free_energy": responses.energy.mean(1), "beta": beta, "m": n, "kl": kl}
-    certificate = bound.certify(numbers, request.delta, premises, estimate)
+    n, every = rows.repeats.n, rows.repeats.n + rows.repeats.left_out  # which of them count was no choice made before
+    betas = [every * factor for factor in _FACTORS] if request.beta is None else [request.beta_for(every)]
+    if premises.tried is not None:
+        premises = replace(premises, tried=premises.tried * len(betas))
+    responded = respond_to_priors(trained, priors._replace(particles=theta), rows, premises.loss)
+    certificates = []
+    for beta in betas:
+        numbers = {"free_energy": responded.at(beta).before.mean(1), "beta": beta, "m": n, "kl": kl}
+        certificates.append(bound.certify(numbers, request.delta, premises, estimate))
+    best = min(range(len(betas)), key=lambda place: certificates[place].value.item())
+    certificate, responses = certificates[best], responded.at(betas[best])
     name = f"average of {rows.rows.clients} clients"
     values = (
         responses.risk.mean(),
@@ -97,22 +129,17 @@ def certify_average(
     return certificate, line
 
 
-def respond_to_priors(
-    trained: Trained, priors: LearnedPriors, of: BoundRows, loss: BoundedLoss, beta: Tensor
-) -> ClientResponses:
-    """Let every client respond to every prior: with its posterior, or the prior where that has less free energy.
-
-    F_i(P) = min(L^(Q_i) + KL(Q_i || P) / beta_i, L^(P))
+def respond_to_priors(trained: Trained, priors: LearnedPriors, of: BoundRows, loss: BoundedLoss) -> ClientResponses:
+    """Condition every client on its rows under every prior.
 
     Args:
         trained: the run.
         priors: S of them.
         of: rows of the clients.
         loss: whose risk is bounded.
-        beta: of every client [K], in 1 / unit of the loss.
 
     Returns:
-        Free energies and risks of the responses.
+        Risks of the posteriors and of the priors.
     """
     theta, step = priors.particles, priors.at_once
     sizes = [int(m) for m in of.rows.size.tolist()]
@@ -127,12 +154,8 @@ def respond_to_priors(
             subset = theta[start : start + step].expand(len(positions), -1, -1)
             posterior, prior = (priors.condition(subset, batch) for batch in (rows, none_of(rows)))
             risk, before = (repeats.risk(function_losses(one, rows, loss)) for one in (posterior, prior))
-            kl = posterior.kl().double()
-            energy = risk + kl / beta[index].to(kl).unsqueeze(1)
-            better = energy <= before  # False also for NaN, of a covariance that could not be factored
             on_test, instead = (function_risks(one, test, loss) for one in (posterior, prior))
-            chosen = torch.where(better, energy, before), torch.where(better, risk, before)
-            more = torch.where(better, kl, 0.0), torch.where(better, on_test, instead)
-            for column, value in zip(columns, (*chosen, *more), strict=True):
+            values = risk, posterior.kl().double(), before, on_test, instead
+            for column, value in zip(columns, values, strict=True):
                 column[at, start : start + step] = value
     return ClientResponses(*(column.cpu() for column in columns))

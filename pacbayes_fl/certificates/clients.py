@@ -19,11 +19,13 @@ from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, Premises, Provenance
+from pacbayes_fl.bounds.holdout import of_losses
+from pacbayes_fl.bounds.table import DEFAULT
 from pacbayes_fl.certificates import log as study_certify_log
 from pacbayes_fl.certificates.averages import certify_average
 from pacbayes_fl.certificates.labels import labels_of
 from pacbayes_fl.certificates.measure import Measured, OnClients, measure
-from pacbayes_fl.certificates.request import DEFAULT, Request
+from pacbayes_fl.certificates.request import Request
 from pacbayes_fl.certificates.rows import UNDECLARED, BoundRows, bound_rows_of, independent
 from pacbayes_fl.errors import AssumptionError, DataError
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, model_of
@@ -100,6 +102,7 @@ def certify(trained: Trained, request: Request | str = DEFAULT, on_clients: OnCl
             for name, part in parts.items()
             if part.certificate is not None
         },
+        holdout={name: bounds.to_record(part.holdout) for name, part in parts.items() if part.holdout is not None},
         labels=labels_of(trained, request, groups)
         | {"left_out": {k: v for p in parts.values() for k, v in p.left_out.items()}},
         number=None if trained.folder is None or uncounted else turn.number,
@@ -148,6 +151,7 @@ class Certified(NamedTuple):
         reasons: why it is not.
         average: bound on the average over the clients' rows, where there can be one.
         left_out: clients without numbers, and why.
+        holdout: of the predictor of each that was fixed before the rows, where that was asked for.
     """
 
     certificate: Certificate | None
@@ -155,6 +159,7 @@ class Certified(NamedTuple):
     reasons: list[str]
     average: Certificate | None = None
     left_out: Mapping[str, str] = MappingProxyType({})
+    holdout: Certificate | None = None
 
 
 def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -> list[str]:
@@ -174,7 +179,9 @@ def _why_not(trained: Trained, bound_rows: BoundRows | None, request: Request) -
 def _least_delta(trained: Trained, request: Request) -> float:
     """Give the least probability with which a bound on one client may fail, for the choice of a guarantee."""
     shared = sum(group.train.clients for group in trained.groups.values()) if request.jointly else 1
-    return request.delta * (1.0 - request.draws_delta) / ((request.tried or 1) * shared)
+    own, beside = request.shares
+    least = min(own * (1.0 - request.draws_delta), beside or 1.0)
+    return request.delta * least / ((request.tried or 1) * shared)
 
 
 def _count_tried(trained: Trained, request: Request, turn: study_certify_log.Turn) -> tuple[Request, str]:
@@ -211,8 +218,22 @@ def _certified(trained: Trained, name: str, group: BoundRows, job: _Job) -> Cert
         average = _pooled_certificate(request, subset, premises)
     if not certificate.valid:
         return Certified(certificate, [], _with_keys(certificate.reasons), None, left_out)
+    beside = _holdout(request, subset, premises, shared) if request.shares[1] else None
     trivial = _trivial(trained, group, loss, certificate)
-    return Certified(certificate, _lines(name, group, usable, subset, certificate, trivial), [], average, left_out)
+    lines = _lines(name, group, usable, subset, certificate, trivial, beside)
+    return Certified(certificate, lines, [], average, left_out, beside)
+
+
+def _holdout(request: Request, measured: Measured, premises: Premises, shared: int) -> Certificate:
+    """Bound the predictors that were fixed before the rows, with what is left of delta."""
+    bound, delta = bounds.holdout_for(premises.loss), request.delta / shared * request.shares[1]
+    return _of_fixed(bound, measured, premises, delta)
+
+
+def _of_fixed(bound: Bound, measured: Measured, premises: Premises, delta: float) -> Certificate:
+    if bound.counts or "losses" in bound.needs:
+        return of_losses(bound, measured.losses, measured.n, measured.doubtful, delta, premises)
+    return bound.certify({"risk": measured.risk, "n": measured.n}, delta, premises)  # the largest risk, the fewest rows
 
 
 def _trivial(trained: Trained, group: BoundRows, loss: BoundedLoss, certificate: Certificate) -> Tensor:
@@ -275,30 +296,45 @@ def bound_clients(request: Request, measured: Measured, premises: Premises, shar
     Returns:
         The certificate of K clients.
     """
-    delta, bound = request.delta / shared, request.record
+    delta, bound = request.delta / shared * request.shares[0], request.record
+    if bound.fixed:
+        return _of_fixed(bound, measured, premises, delta)
     if bound.posterior != "any":
         premises = replace(premises, posterior=bound.posterior)
     numbers = {"risk": measured.risk, "kl": measured.kl, "n": measured.n, "log_z": measured.log_z}
     numbers["beta"] = request.beta_for(measured.rows)
-    return bound.certify(numbers, delta, premises, request.estimate(measured.draws, delta))
+    return bound.certify(numbers, delta, premises, request.estimate(measured.draws, delta, measured.risks))
 
 
 def _pooled_certificate(request: Request, measured: Measured, premises: Premises) -> Certificate:
-    """Bound the average over the clients' rows."""
-    estimate = request.estimate(measured.draws, request.delta)
+    """Bound the average over the clients' rows: one draw is a hypothesis of every client."""
+    risks = None if measured.risks is None else (measured.risks.T * measured.n).sum(1) / measured.n.sum()
+    estimate = request.estimate(measured.draws, request.delta, risks)
     numbers = (measured.risk, measured.kl, measured.n, request.delta, premises)
     return bounds.size_weighted(*numbers, bound=request.record, monte_carlo=estimate)
 
 
 def _lines(
-    name: str, group: BoundRows, usable: Tensor, measured: Measured, certificate: Certificate, trivial: Tensor
+    name: str,
+    group: BoundRows,
+    usable: Tensor,
+    measured: Measured,
+    certificate: Certificate,
+    trivial: Tensor,
+    beside: Certificate | None,
 ) -> list[CertifiedClient]:
     names = [client for client, good in zip(group.rows.names, usable.tolist(), strict=True) if good]
-    columns = (*measured[:5], certificate.value, group.repeats.left_out[usable], trivial)
-    numbers = zip(names, *(column.tolist() for column in columns), strict=True)
+    nothing = torch.full_like(certificate.value, math.nan)
+    fixed = (nothing, nothing) if beside is None else (beside.terms["risk"], beside.value)
+    terms = certificate.terms  # of which a hold-out bound may count rows of its own
+    own = terms.get("risk", measured.risk), terms.get("n", measured.n)
+    first = (*own, measured.kl, certificate.value, measured.test_risk, measured.test_rows)
+    columns = (*first, group.repeats.left_out[usable], trivial, *fixed, measured.share)
     return [
-        CertifiedClient(client, name, int(n), risk, kl, value, test_risk, int(tested), int(repeats), level)
-        for client, risk, kl, n, test_risk, tested, value, repeats, level in numbers
+        CertifiedClient(client, name, int(n), risk, kl, value, test_risk, int(tested), int(repeats), *more)
+        for client, risk, n, kl, value, test_risk, tested, repeats, *more in zip(
+            names, *(column.tolist() for column in columns), strict=True
+        )
     ]
 
 
@@ -313,7 +349,7 @@ def checked(tables: Sequence[CertifiedRun], *known: Bound) -> None:
         DataError: naming the table of which a record was edited or does not give its value.
     """
     for table in tables:
-        for name, record in [*table.certificates.items(), *table.summary.items()]:
+        for name, record in [*table.certificates.items(), *table.summary.items(), *table.holdout.items()]:
             try:
                 bounds.from_record(record, *known)
             except DataError as error:

@@ -21,7 +21,17 @@ from pacbayes_fl.bounds.premises import Predictor, Source
 from pacbayes_fl.bounds.table import listing
 from pacbayes_fl.errors import AssumptionError
 
-__all__ = ["Numbers", "assumptions_text", "certificate", "formula_text", "listing", "to_record"]
+__all__ = [
+    "Certificate",
+    "Numbers",
+    "assumptions_text",
+    "certificate",
+    "formula_text",
+    "listing",
+    "rows_needed",
+    "stem",
+    "to_record",
+]
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,8 @@ class Numbers:
         delta: probability with which the bound may fail.
         beta: of bounds at a fixed beta, in 1 / unit of the loss.
         log_z: ln Z of an exact Gibbs posterior, in nats.
+        log_ratio: ln dQ/dP at the one hypothesis that was drawn, in nats.
+        tandem_risk: share of rows that two draws of the posterior both miss.
         low: smallest value of the loss.
         high: its largest value.
         loss: "0-1", in [0, 1], whose majority vote can be bounded; "convex", whose averaged prediction can be; any
@@ -55,6 +67,8 @@ class Numbers:
     kl: float | None = None
     beta: float | None = None
     log_z: float | None = None
+    log_ratio: float | None = None
+    tandem_risk: float | None = None
     low: float = 0.0
     high: float = 1.0
     loss: Literal["0-1", "convex"] | None = None
@@ -82,13 +96,52 @@ def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
         AssumptionError: when the bound is unknown, a number is missing or the bound has no use for it, or none can be
             formed.
     """
+    bound, given, premises, estimate = _call(name, numbers)
+    return bound.certify(given, numbers.delta, premises, estimate)
+
+
+def rows_needed(name: str | Bound, numbers: Numbers, target: float) -> int:
+    """Find how many rows a bound of at most a target takes, all other numbers the same.
+
+    Args:
+        name: as `certificate` takes it.
+        numbers: those that the bound needs; n is of no use.
+        target: in the unit of the loss.
+
+    Returns:
+        n.
+
+    Raises:
+        AssumptionError: as `certificate` does; or when the certificate would not be valid, or no number is enough.
+    """
+    bound, given, premises, estimate = _call(name, numbers)
+    if broken := premises.broken():
+        raise AssumptionError(f"with so many rows there would be no certificate: {'; '.join(broken)}")
+    own = {key: value for key in bound.needs if key != "n" and (value := given[key]) is not None}
+    return bounds.rows_needed(target, bound, delta=numbers.delta, premises=premises, monte_carlo=estimate, **own)
+
+
+def stem(name: str | Bound) -> str:
+    """Name a bound in a file's name.
+
+    Args:
+        name: of a bound, or its record.
+
+    Returns:
+        Its name.
+    """
+    return bounds.bound_named(name).name
+
+
+def _call(name: str | Bound, numbers: Numbers) -> tuple[Bound, dict[str, float | None], Premises, MonteCarlo | None]:
+    """Take numbers apart: the bound, what it needs, the premises, and the estimate."""
     known = [each.name for each in bounds.BOUNDS.values() if each.group is None]
     if isinstance(name, str) and name not in known and name not in bounds.OWN_BOUNDS:
         raise AssumptionError(f"bound must be one of {', '.join(known)}, got {name!r}")
     bound = bounds.bound_named(name)
     if bound.group is not None:
         raise AssumptionError(f"bound must be one on a client, and {bound.name!r} is on averages over clients")
-    given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z")}
+    given = {key: getattr(numbers, key) for key in ("risk", "kl", "n", "beta", "log_z", "log_ratio", "tandem_risk")}
     missing = [key for key in bound.needs if given.get(key) is None]
     idle = [key for key, value in given.items() if value is not None and key not in bound.needs]
     if numbers.draws is not None and not bound.estimable:
@@ -113,7 +166,7 @@ def certificate(name: str | Bound, numbers: Numbers) -> Certificate:
     draws = None
     if numbers.draws is not None:
         draws = MonteCarlo(numbers.draws, 0.2 * numbers.delta if numbers.draws_delta is None else numbers.draws_delta)
-    return bound.certify(given, numbers.delta, premises, draws)
+    return bound, given, premises, draws
 
 
 def assumptions_text(numbers: Numbers) -> str:

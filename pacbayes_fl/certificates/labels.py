@@ -55,15 +55,21 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
         if trained.groups[name].shared.summaries is not None:
             of = own if group.prior.source == "split" else "the average client, as none of the bound's rows may enter"
             units[name] += f"; client inputs: summaries of {of}"
+    beside, fixed = request.shares[1], request.record.fixed
     labels: JsonTable = {
         "scheme": part.scheme,
         "rows": rows,
-        "posterior": "the Gibbs predictor of the prior, refined by the rows of the bound"
+        "posterior": "none: the bound is on one predictor that was fixed before the rows of the bound"
+        if fixed
+        else "the Gibbs predictor of the prior, refined by the rows of the bound, or one on the way to it"
         if request.record.group is None
         else "each client's Gibbs predictor under every prior, or the prior itself where that has less free energy",
         "formula": request.record.statement,
         "assumes": list(request.record.assumptions),
         "pooled": request.record.pooling,
+        "predictor": _predictors(groups) if fixed or beside else {},
+        "delta_shares": {"bound": request.shares[0], "hold-out bound": beside},
+        "choice": _choice(request),
         "draws": request.draws,
         "jointly": request.jointly,
         "tried": request.tried,
@@ -81,3 +87,18 @@ def labels_of(trained: Trained, request: Request, groups: Mapping[str, BoundRows
     if trained.fell_back:
         labels["fell_back"] = list(trained.fell_back)
     return labels if trained.dataset.classes is not None else labels | {"units": units}
+
+
+def _predictors(groups: Mapping[str, BoundRows]) -> dict[str, str]:
+    """Name the predictor of each group that was fixed before the rows of the bound."""
+    kinds = {
+        True: "the personal models that predict uses, which have not seen the rows",
+        False: "the averaged predictions of the prior, which predict would personalise with the rows",
+    }
+    return {name: kinds[group.predicts] for name, group in groups.items()}
+
+
+def _choice(request: Request) -> str:
+    if not request.record.chooses or request.posterior == "refined":
+        return "none: that which the rows gave"
+    return "of each client the posterior with the smallest bound: share 1 is the refined one, share 0 the prior"

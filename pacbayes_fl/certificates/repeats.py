@@ -87,6 +87,29 @@ class Repeats(NamedTuple):
                 result[k] = rows.mean(-1) if plain[k] else _largest(rows, cluster[cluster > -2], n)
         return result
 
+    def ordered(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the largest loss of every cluster that counts first, for bounds on a fixed predictor.
+
+        The rows that are own draws which nothing has seen hold one of every such cluster, and maybe more. Their n
+        losses that matter most are at most the first n here, and any others are among those that follow.
+
+        Args:
+            losses: of every row [K, N], in the unit of the loss.
+
+        Returns:
+            Losses [K, N], sorted within both parts and with 0 on padding, and how many follow the first n [K].
+        """
+        result = torch.zeros(losses.shape, dtype=torch.float64, device=losses.device)
+        for k, cluster in enumerate(self.cluster.to(losses.device)):
+            own, number = losses[k][cluster > -2].double(), cluster[cluster > -2]
+            falling, order = own.sort(descending=True)
+            number, place = number[order], torch.arange(len(own), device=losses.device)
+            first = torch.full((len(own) + 2,), len(own), device=losses.device)
+            first = first.scatter_reduce(0, number + 2, place, "amin")  # the largest of its cluster
+            needed = (first[number + 2] == place) & (number >= 0)
+            result[k, : len(own)] = torch.cat((falling[needed], falling[~needed]))
+        return result, self.left_out.to(losses.device)
+
 
 def _largest(losses: Tensor, cluster: Tensor, n: int) -> Tensor:
     """Maximise the mean of losses [*, m] over sets that have a row of each of n clusters [m]: [*]."""

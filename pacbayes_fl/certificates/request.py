@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Final, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl import bounds
 from pacbayes_fl.bounds import OWN_BOUNDS, Bound, BoundedLoss, MonteCarlo
+from pacbayes_fl.bounds.table import DEFAULT as DEFAULT
 from pacbayes_fl.errors import AssumptionError
 
 Beta = float | Literal["rows", "root"]
 
-DEFAULT: Final = next(iter(bounds.BOUNDS))
-"""The bound that is taken where none is asked for: the first of the table."""
+Which = Literal["best", "refined"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Request:
         draws_delta: share of delta that the estimate may fail with.
         beta: of the bounds that need one: a number in 1 / unit of the loss, the number of "rows", or its square
             "root"; rows by default of bounds on averages.
+        posterior: "best": of each client the one with the smallest bound among that which its rows gave, its prior and
+            some between, which bounds for all posteriors allow; "refined": that which its rows gave.
+        holdout: share of delta of the hold-out bound on the predictor that was fixed before the rows, which is printed
+            beside each line; 0 leaves it out. Both numbers of a line then hold at once with probability 1 - delta.
         jointly: the lines of all clients, existing and new, hold at once: they share delta.
         tried: number of configurations compared on the rows of the bound; 1 for no choice.
         smooth: of bounds on a server: standard deviation of a Gaussian around every particle, which a hyper-prior
@@ -44,6 +48,8 @@ class Request:
     draws: int = 1000
     draws_delta: float = 0.2
     beta: Beta | None = None
+    posterior: Which = "best"
+    holdout: float = 0.5
     jointly: bool = False
     tried: int | None = 1
     smooth: float | None = None
@@ -59,6 +65,10 @@ class Request:
             raise AssumptionError(f"the bound {bound.name!r} needs {needs}, which no run has all of")
         if self.draws < 1 or not 0 < self.draws_delta < 1:
             raise AssumptionError("draws must be at least 1, and draws_delta strictly between 0 and 1")
+        if self.posterior not in get_args(Which):
+            raise AssumptionError(f"posterior must be one of {', '.join(get_args(Which))}, got {self.posterior!r}")
+        if not 0 <= self.holdout < 1:
+            raise AssumptionError(f"holdout must be at least 0 and below 1, got {self.holdout:g}", hint="0 for none")
         if bound.group is None:
             if self.smooth is not None:
                 raise AssumptionError(
@@ -74,6 +84,12 @@ class Request:
     def record(self) -> Bound:
         """The record of the bound."""
         return bounds.bound_named(self.bound)
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """What the bound and the hold-out bound beside it take of delta: they sum to 1."""
+        beside = 0.0 if self.record.fixed or self.record.group is not None else self.holdout
+        return 1.0 - beside, beside
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -105,17 +121,18 @@ class Request:
             return n
         return n.sqrt() if self.beta == "root" else torch.full_like(n, float(self.beta))
 
-    def estimate(self, draws: int | None, delta: float) -> MonteCarlo | None:
+    def estimate(self, draws: int | None, delta: float, risks: Tensor | None = None) -> MonteCarlo | None:
         """The cost of an estimated risk.
 
         Args:
             draws: hypotheses behind it; None for an exact one.
             delta: of the whole certificate.
+            risks: of every draw [M] or [K, M], in the unit of the loss, where they are known.
 
         Returns:
             Its share of delta; None where nothing was estimated.
         """
-        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta)
+        return None if draws is None else MonteCarlo(draws, self.draws_delta * delta, risks)
 
 
 def loss_of(text: str | None) -> BoundedLoss | None:

@@ -89,7 +89,7 @@ def check(study: Study, request: Request) -> None:
     broken = {
         UNDECLARED: not independent(study),
         f"{study.method.name} has no posterior over hypotheses: method.name = one whose models are uncertain": (
-            type(method).refine is Method.refine
+            type(method).refine is Method.refine and not bound.fixed
         ),
         f"the bound {bound.name!r} is about one hyper-posterior over functions: method.name = 'pac-pfl'": (
             bound.group is not None and not functions

@@ -38,6 +38,9 @@ class BoundRows(NamedTuple):
         independent: whether no client's prior or units depend on another client's rows of the bound, so that averages
             over the pooled rows can be bounded.
         repeats: which of the rows count.
+        deployed: state and rows behind the personal models that `predict` uses, where these have not seen the rows and
+            are not the priors; None where they are the priors, or have seen the rows.
+        predicts: whether a personal model that `predict` uses is fixed before the rows; else the prior is.
     """
 
     state: FederationState
@@ -47,6 +50,8 @@ class BoundRows(NamedTuple):
     prior: Provenance
     independent: bool
     repeats: Repeats
+    deployed: tuple[FederationState, ClientBatch] | None = None
+    predicts: bool = False
 
 
 def independent(study: Study) -> bool:
@@ -92,12 +97,13 @@ def bound_rows_of(
     state = state_of(trained.method, trained.state, name, group)
     if name == "existing" and trained.bound_rows is not None:
         device = group.train.x.device
-        rows, seen = group.bring(trained.bound_rows.to(device)), group.train
+        rows, seen, deployed = group.bring(trained.bound_rows.to(device)), group.train, None
         if part.prior == "global" or afresh:
-            seen = none_of(seen)
+            deployed, seen = (state, seen), none_of(seen)
             state = state_of(trained.method, trained.state, "new", replace(group, train=seen))
         repeats = repeats_of(trained, name, trained.bound_rows, afresh)
-        return BoundRows(state, seen, rows, group.test, Provenance("split", simulated=simulated), True, repeats)
+        prior = Provenance("split", simulated=simulated)
+        return BoundRows(state, seen, rows, group.test, prior, True, repeats, deployed, True)
     units = _units_of_others(trained, name, group)
     own = replace(group, used=units, inputs=torch.zeros_like(group.inputs))  # an average client's: none of these rows
     rows, test = own.bring(group.raw.train), own.bring(group.raw.test)

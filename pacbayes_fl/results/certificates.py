@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from decimal import ROUND_CEILING, Context, Decimal
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FOLDER: Final = "certificates"
-_NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial")
+_NUMBERS: Final = ("risk", "kl", "bound", "test_risk", "trivial", "holdout_risk", "holdout_bound", "share")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class CertifiedClient:
         repeats: further rows of the client that n leaves out, since they repeat others or stand among those that the
             prior saw.
         trivial: the same bound, from as many rows, for a predictor that needs no learning; NaN where nobody knows one.
+        holdout_risk: empirical risk, on the rows of the bound, of the predictor that was fixed before them; NaN where
+            no hold-out bound was asked for.
+        holdout_bound: on its true risk. It holds together with `bound`: they share delta.
+        share: how far the certified posterior is on the way from the prior, 0, to that which the rows gave, 1; NaN
+            where there is none.
     """
 
     name: str
@@ -55,11 +61,42 @@ class CertifiedClient:
     test_rows: int
     repeats: int = 0
     trivial: float = math.nan
+    holdout_risk: float = math.nan
+    holdout_bound: float = math.nan
+    share: float = math.nan
 
     def __post_init__(self) -> None:
         """Refuse a group that no table has."""
         if self.group not in GROUPS:
             raise StudyError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}", client=self.name)
+
+    def cells(self, beside: bool) -> list[str]:
+        """Write the line for a table that people read.
+
+        Args:
+            beside: whether it has a hold-out bound.
+
+        Returns:
+            Name, rows, risk, divergence, bound, test risk and its rows; fixed risk and hold-out bound.
+        """
+        first = [self.name, str(self.rows), f"{self.risk:.4f}", f"{self.kl:.3f}", rounded_up(self.bound)]
+        rest = [f"{self.test_risk:.4f}", str(self.test_rows)]
+        return [*first, *rest, *([f"{self.holdout_risk:.4f}", rounded_up(self.holdout_bound)] if beside else [])]
+
+    def notes(self, high: float) -> list[str]:
+        """Say what is remarkable of the line.
+
+        Args:
+            high: largest value of the loss.
+
+        Returns:
+            Notes for people.
+        """
+        return [
+            *(["vacuous"] if is_vacuous(self.bound, high, self.trivial) else []),
+            *(["test risk above the bound"] if self.test_risk > self.bound else []),
+            *([f"{self.repeats} further rows repeat others and do not count"] if self.repeats else []),
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +121,7 @@ class CertifiedRun:
         asked: the bound and its settings, as file names have them; the bound alone when empty.
         number: which request of the same rows it is, from 1 (`certified.jsonl`); None where none are counted.
         model: "round", "state" and "split" of what was certified, as `model_of` gives them; empty without a run folder.
+        holdout: records as `certificates`, of the hold-out bounds beside them; empty where none was asked for.
     """
 
     study: str
@@ -103,6 +141,7 @@ class CertifiedRun:
     asked: str = ""
     number: int | None = None
     model: JsonMapping = field(default_factory=dict)
+    holdout: JsonMapping = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """What is bounded, for how many clients, and why not, in one line."""
@@ -139,6 +178,22 @@ class CertifiedRun:
     def valid(self) -> dict[str, bool]:
         """Whether the lines of each group are certificates."""
         return {group: not reasons for group, reasons in self.reasons.items()}
+
+    def holdout_text(self, group: str) -> str:
+        """Say what the hold-out bounds of a group are on, and how they share delta with the bounds beside them.
+
+        Args:
+            group: "existing" or "new".
+
+        Returns:
+            A line for people.
+        """
+        values = [line.holdout_bound for line in self.clients if line.group == group]
+        own, beside = self.labels["delta_shares"]["bound"], self.labels["delta_shares"]["hold-out bound"]
+        return (
+            f"median hold-out bound {rounded_up(statistics.median(values))}, on {self.labels['predictor'][group]}; both"
+            f" bounds of a line hold at once: {own:g} of delta is the bound's, {beside:g} the hold-out bound's"
+        )
 
     def save(self, folder: Path | str) -> Path:
         """Write the table below a run folder.
@@ -221,6 +276,12 @@ def _disagreement(table: CertifiedRun) -> str:
         if record is None or not record["valid"] or table.reasons.get(group, [""]):
             return f"{group} clients have lines, and no valid certificate"
         columns = {"bound": record["value"]}
+        if (beside := table.holdout.get(group)) is not None:
+            if not beside["valid"]:
+                return f"{group} clients have hold-out bounds, and no valid certificate of them"
+            columns |= {"holdout_bound": beside["value"], "holdout_risk": beside["terms"]["risk"]}
+        elif any(math.isfinite(line.holdout_bound) for line in lines):
+            return f"{group} clients have hold-out bounds, and no certificate of them"
         if isinstance(record["value"], list):  # a line a client; that of an average has sums of its own
             terms = {"risk": "risk", "kl": "kl", "rows": "n"}
             columns |= {name: record["terms"][key] for name, key in terms.items() if key in record["terms"]}

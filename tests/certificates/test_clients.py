@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from pacbayes_fl import bounds
@@ -28,6 +29,7 @@ from pacbayes_fl.privacy.guarantees import replacement
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from pacbayes_fl.results.certificates import CertifiedClient, CertifiedRun, tables_of
 from pacbayes_fl.study.file import Study
+from pacbayes_fl.study.predict import predict
 from pacbayes_fl.study.run import Trained, open_run, run, train
 from tests.bounds.own import REFINED_PINSKER
 from tests.tiny import on_csv, quick, rows, tiny, write_csv
@@ -117,13 +119,23 @@ def by_hand(
     return float((q * torch.stack(risks)).sum()), float(kl)
 
 
+def predicted(trained: Trained, k: int, x: Tensor) -> Tensor:
+    """Means that `predict` gives for a client's scaled inputs [M, d], in scaled units."""
+    group = trained.groups["existing"]
+    name, used, raw = group.train.names[k], group.used, group.raw.train
+    one_x, one_y = client_rows(raw, k)
+    assert torch.allclose(used.y_mean[k], one_y.mean())
+    mean = predict(trained, name, x * one_x.std(0, correction=0) + one_x.mean(0)).mean  # type: ignore[union-attr]
+    return (mean - one_y.mean()) / one_y.std(correction=0)
+
+
 def client_rows(batch: object, k: int) -> tuple[Tensor, Tensor]:
     return batch.x[k][batch.mask[k]], batch.y[k][batch.mask[k]]  # type: ignore[attr-defined]
 
 
 def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
     trained = opened(SPLIT)
-    table = certify(trained, Request())
+    table = certify(trained, Request(posterior="refined"))
     assert trained.bound_rows is not None
     raw = trained.groups["existing"].raw.train
     for k, line in enumerate(lines(table, "existing")):
@@ -133,16 +145,19 @@ def test_a_split_is_certified_from_its_own_half(opened: Opened) -> None:
         risk, kl = by_hand(trained, seen, own, trained.state.server.particles)
         assert (line.rows, line.risk) == (3, pytest.approx(risk, abs=1e-9))
         assert line.kl == pytest.approx(kl, abs=1e-4)  # the dense oracle needs jitter
-        again = bounds.seeger(
-            line.risk, line.kl, 3, 0.05, bounds.Premises(Provenance("split"), True, SaturatingSquare())
-        )
+        premises = bounds.Premises(Provenance("split"), True, SaturatingSquare())
+        again = bounds.seeger(line.risk, line.kl, 3, 0.025, premises)  # the other half of delta is the hold-out bound's
         assert line.bound == pytest.approx(float(again.value), abs=1e-12)
+        losses = SaturatingSquare()(predicted(trained, k, own[0]), own[1])
+        assert line.holdout_risk == pytest.approx(float(losses.mean()), abs=1e-9)
+        fixed = bounds.holdout_betting(losses, 0.025, premises).value
+        assert line.holdout_bound == pytest.approx(float(fixed), abs=1e-9)
     assert table.reasons == {"existing": [], "new": []}
 
 
 def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> None:
     trained = opened()
-    table = certify(trained, Request())
+    table = certify(trained, Request(posterior="refined"))
     assert table.reasons["existing"] == [
         "the prior saw the rows of the bound (split them, or leave the client out of its training): "
         "report.certify.scheme = 'split', or certify --retrain"
@@ -165,7 +180,7 @@ def test_a_new_client_is_certified_in_units_of_the_others(opened: Opened) -> Non
 def test_folds_certify_every_row_under_priors_that_never_saw_the_client(opened: Opened) -> None:
     sets = (FOLDS, "report.certify.folds=2")
     trained = opened(*sets)
-    table = certify(trained, Request())
+    table = certify(trained, Request(posterior="refined"))
     fold_of = trained.method.fold_of  # type: ignore[attr-defined]
     raw = trained.groups["existing"].raw.train
     none = torch.zeros(0, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
@@ -198,7 +213,7 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     more = [f"data.options.{name}" for name in ("train=10", "test=2")]
     run(tiny_images(root, SPLIT, *more, "method.zeta=1.0"), tmp_path)
     trained = uncounted(tmp_path)
-    table = certify(trained, Request(draws=300))
+    table = certify(trained, Request(draws=300, posterior="refined"))
     method, plan, message = trained.method, trained.study.plan, trained.method.broadcast(trained.state.server)
     assert trained.bound_rows is not None
     noise = Noise(plan.seed, 0, trained.bound_rows.ids, None, plan.noise)
@@ -212,15 +227,43 @@ def test_classifiers_are_certified_by_draws_from_their_posterior(root: Path, tmp
     assert [line.risk for line in result] == pytest.approx(risk.tolist(), abs=1e-6)
     assert [line.kl for line in result] == pytest.approx(refined.kl.tolist(), rel=1e-4)
     premises = bounds.Premises(Provenance("split"), True)
-    own = bounds.seeger(risk, refined.kl, 25, 0.05, premises, monte_carlo=bounds.MonteCarlo(300, 0.01))
-    assert [line.bound for line in result] == pytest.approx(own.value.tolist(), rel=1e-4)
-    assert from_record(table.certificates["existing"]).delta_split == pytest.approx(
-        {"bound": 0.04, "Monte Carlo": 0.01}
+    loss, held = ZeroOne(), trained.bound_rows
+    each = torch.stack(
+        [loss(one.logits, held.y).mean(1) for one in refined.posterior.sample_hypotheses(held.x, 300, drawn)], 1
     )
+    own = bounds.seeger(risk, refined.kl, 25, 0.025, premises, monte_carlo=bounds.MonteCarlo(300, 0.005, each))
+    assert [line.bound for line in result] == pytest.approx(own.value.tolist(), rel=1e-4)
+    assert bool(
+        (
+            own.value
+            < bounds.seeger(risk, refined.kl, 25, 0.025, premises, monte_carlo=bounds.MonteCarlo(300, 0.005)).value
+        ).all()
+    )
+    assert from_record(table.certificates["existing"]).delta_split == pytest.approx(
+        {"bound": 0.02, "Monte Carlo": 0.005}
+    )
+    wrong = [int((predict(trained, name, held.x[k]).label != held.y[k]).sum()) for k, name in enumerate(held.names)]  # type: ignore[union-attr]
+    fixed = bounds.holdout_binomial(torch.tensor(wrong).double() / 25, 25, 0.025, premises)
+    assert [line.holdout_bound for line in result] == pytest.approx(fixed.value.tolist(), rel=1e-9)
     together = from_record(table.summary["existing"])
     assert float(together.terms["kl"]) == pytest.approx(float(refined.kl.sum()), rel=1e-4)
     assert float(together.terms["n"]) == 100
     assert min(line.bound for line in result) < 0.99  # a bound of 1 would agree with any other
+
+
+def test_a_method_without_a_posterior_has_the_binomial_bound_of_what_it_predicts(root: Path, tmp_path: Path) -> None:
+    run(tiny_images(root, SPLIT, *quick("fedavg-ft"), "data.options.train=10", "data.options.test=2"), tmp_path)
+    trained = uncounted(tmp_path)
+    with pytest.raises(AssumptionError, match="no posterior"):
+        certify(trained)
+    table = certify(trained, Request("holdout-binomial"))
+    held, result = trained.bound_rows, lines(table, "existing")
+    assert held is not None and {line.rows for line in result} == {25} and table.reasons["existing"] == []
+    wrong = [int((predict(trained, name, held.x[k]).label != held.y[k]).sum()) for k, name in enumerate(held.names)]  # type: ignore[union-attr]
+    exact = stats.beta.ppf(0.95, np.array(wrong) + 1, 25 - np.array(wrong))
+    assert [line.bound for line in result] == pytest.approx(exact.tolist(), rel=1e-6)  # all of delta: nothing is beside
+    assert all(line.kl == 0 and math.isnan(line.holdout_bound) for line in result)
+    assert from_record(table.certificates["existing"]).terms["n"].tolist() == [25.0] * 4
 
 
 @pytest.mark.parametrize("name", ["bpfed", "cfedbayes", "sfedbayes", "fedsi", "fedsi-fac", "pac-pfl-bnn"])
@@ -257,7 +300,7 @@ def test_an_exact_gibbs_posterior_over_draws_from_the_prior(opened: Opened) -> N
     prior = trained.method.personalise(message, trained.method.init_clients(message, empty), empty, noise)
     weights, risks = finite_risks(prior, batch, SaturatingSquare())  # type: ignore[arg-type]
     log_z = torch.logsumexp(weights.log() - 7.0 * risks, 1)
-    value = -log_z / 7 + 1 / 8 + math.log(20) / 7
+    value = -log_z / 7 + 1 / 8 + math.log(40) / 7
     assert [line.bound for line in lines(table, "new")] == pytest.approx(value.tolist(), rel=1e-5)
     assert table.reasons["new"] == []
     assert all(line.kl <= math.log(20 * 2) for line in lines(table, "new"))
@@ -274,7 +317,7 @@ PRIVATE = {
 @pytest.mark.parametrize("kind", list(PRIVATE))
 def test_a_prior_that_was_released_with_privacy_is_paid_for(opened: Opened, kind: str) -> None:
     trained = opened(*PRIVATE[kind])
-    table = certify(trained, Request("theorem-3.2", beta=7.0))
+    table = certify(trained, Request("theorem-3.2", beta=7.0, posterior="refined"))
     assert table.reasons["existing"] == []
     assert "drawn with privacy" in table.reasons["new"][0]
     certificate = from_record(table.certificates["existing"])
@@ -283,11 +326,11 @@ def test_a_prior_that_was_released_with_privacy_is_paid_for(opened: Opened, kind
     charges = [
         Charge(**each | {"cohorts": Cohorts(**each["cohorts"])}) for each in spent for _ in range(each.pop("count"))
     ]
-    guarantee = replacement(charges, 0.04)  # of the delta, a fifth might go to an estimate
+    guarantee = replacement(charges, 0.02)  # of half of delta a fifth might go to an estimate
     assert (certificate.prior.epsilon, certificate.prior.delta) == pytest.approx(guarantee)
     assert kind != "laplace" or guarantee.nats(0.04) <= 0.6  # twice its epsilon, of which max-information makes 3.6
     for line in lines(table, "existing"):
-        tail = (line.kl + guarantee.nats(0.05) + math.log(20)) / 7 + 1 / 8
+        tail = (line.kl + guarantee.nats(0.025) + math.log(40)) / 7 + 1 / 8
         assert line.bound == pytest.approx(line.risk + tail, rel=1e-6)
     raw = trained.groups["existing"].raw.train
     others = [client_rows(raw, k) for k in (1, 2, 3)]
@@ -298,7 +341,7 @@ def test_a_prior_that_was_released_with_privacy_is_paid_for(opened: Opened, kind
     assert lines(table, "existing")[0].risk == pytest.approx(risk, abs=1e-9)
     jointly = certify(trained, Request(jointly=True, tried=3))
     joint = from_record(jointly.certificates["existing"])
-    assert joint.valid and joint.prior.epsilon == pytest.approx(replacement(charges, 0.04 / (6 * 3)).epsilon)
+    assert joint.valid and joint.prior.epsilon == pytest.approx(replacement(charges, 0.02 / (6 * 3)).epsilon)
     assert len(lines(jointly, "existing")) == 4 and {line.rows for line in lines(jointly, "existing")} == {7}
 
 
@@ -490,7 +533,7 @@ def test_posteriors_with_correlated_weights_are_certified(family: str, root: Pat
     )
     trained = uncounted(tmp_path / "run")
     assert type(trained.state.server.w).__name__ == {"full-rank": "FullRankNormal", "low-rank": "LowRankNormal"}[family]
-    table = certify(trained, Request(draws=5))
+    table = certify(trained, Request(draws=5, posterior="refined"))
     assert table.reasons == {"existing": [], "new": []} and len(table.clients) == 6
     for line in table.clients:
         assert 0 < line.kl < math.inf and 0 <= line.risk <= line.bound <= 1
@@ -500,10 +543,10 @@ def test_posteriors_with_correlated_weights_are_certified(family: str, root: Pat
 
 def test_a_bound_of_one_s_own_certifies_a_run_as_any_other(opened: Opened) -> None:
     trained = opened()
-    table = certify(trained, Request(REFINED_PINSKER))
+    table = certify(trained, Request(REFINED_PINSKER, posterior="refined"))
     assert (table.bound, table.asked, table.theorem) == ("refined-pinsker", "refined-pinsker", "refined Pinsker")
     again = from_record(table.certificates["new"], REFINED_PINSKER)
-    seeger = from_record(certify(trained, Request()).certificates["new"])
+    seeger = from_record(certify(trained, Request(posterior="refined")).certificates["new"])
     assert again.valid and torch.equal(again.terms["risk"], seeger.terms["risk"])
     numbers = {name: again.terms[name] for name in REFINED_PINSKER.needs}
     own = REFINED_PINSKER.certify(numbers, again.delta, again.premises)

@@ -282,7 +282,7 @@ def test_a_beta_is_fixed_by_all_rows_and_not_by_those_that_count(tmp_path: Path)
     trained = train(on_csv(write_csv(tmp_path / "rows.csv", whole), *COUNTED, "report.certify.drawn_clients=true"))
     terms = certify(trained, Request("catoni", beta="rows")).certificates["new"]["terms"]
     assert (terms["n"], terms["beta"]) == ([10.0, 10.0], [30.0, 30.0])
-    terms = certify(trained, Request("new-clients")).certificates["new"]["terms"]
+    terms = certify(trained, Request("new-clients", beta="rows")).certificates["new"]["terms"]
     assert (terms["m"], terms["beta"]) == (10.0, 30.0)
 
 

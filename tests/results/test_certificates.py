@@ -25,8 +25,8 @@ from pacbayes_fl.results.certificates import (
     tables_of,
 )
 
-FIRST = CertifiedClient("roof 1", "existing", 40, 0.1, 2.5, 0.31, 0.125, 200, 3, 0.7)
-LAST = CertifiedClient("Dächer", "new", 7, 1 / 3, 1e-300, 0.8, 0.9, 11, trivial=0.99)
+FIRST = CertifiedClient("roof 1", "existing", 40, 0.1, 2.5, 0.31, 0.125, 200, 3, 0.7, 0.11, 0.16, 1.0)
+LAST = CertifiedClient("Dächer", "new", 7, 1 / 3, 1e-300, 0.8, 0.9, 11, 0, 0.99, 0.4, 0.85, 0.0)
 RUN = CertifiedRun(
     study="polynomial",
     method="pac-pfl",
@@ -46,6 +46,10 @@ RUN = CertifiedRun(
             "value": [line.bound],
             "terms": {"risk": [line.risk], "kl": [line.kl], "n": [float(line.rows)], "delta": 0.05},
         }
+        for line in (FIRST, LAST)
+    },
+    holdout={
+        line.group: {"valid": True, "value": [line.holdout_bound], "terms": {"risk": [line.holdout_risk]}}
         for line in (FIRST, LAST)
     },
     labels={"split": True, "priors": "other clients"},
@@ -84,7 +88,8 @@ def test_numbers_that_json_does_not_have_survive(tmp_path: Path) -> None:
     odd = CertifiedClient("odd", "new", 5, math.nan, math.inf, math.inf, math.nan, 0)
     certificates = {"existing": RUN.certificates["existing"], "new": {"valid": True, "value": math.inf}}
     summary = {"average": {"value": math.nan, "parts": (1.0, math.inf)}}
-    run = replace(RUN, clients=(FIRST, odd), summary=summary, certificates=certificates)
+    holdout = {"existing": RUN.holdout["existing"]}
+    run = replace(RUN, clients=(FIRST, odd), summary=summary, certificates=certificates, holdout=holdout)
     path = run.save(tmp_path)
     stored = strict(path)
     assert stored["clients"][1] == {
@@ -98,6 +103,9 @@ def test_numbers_that_json_does_not_have_survive(tmp_path: Path) -> None:
         "test_rows": 0,
         "repeats": 0,
         "trivial": None,
+        "holdout_risk": None,
+        "holdout_bound": None,
+        "share": None,
     }
     assert stored["summary"] == {"average": {"value": None, "parts": [1.0, "inf"]}}
     first, again = load(path).clients

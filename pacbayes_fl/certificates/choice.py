@@ -1,0 +1,131 @@
+"""Which posterior is certified: that which the rows gave, the prior, or one between them, whichever has the best bound.
+
+PAC-Bayes bounds hold for all posteriors on one event, so that to choose among them by the rows is free. What is not is
+the estimate of a risk by draws: the draws that choose are others than those that estimate, given which the choice is
+fixed, so that the estimate pays for one posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.certificates.rows import BoundRows
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.methods.base import AnyMethod
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.predictive import FunctionPosterior
+from pacbayes_fl.posteriors.tempered import TemperedPosterior, tempered
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+
+SHARES: Final = (0.75, 0.5, 0.25, 0.1)
+"""Ways between prior (0) and refined posterior (1) that are tried, beside both ends."""
+
+PILOT: Final = 40
+"""Draws of every candidate that choose among them, where a risk has no closed form."""
+
+
+class Candidate(NamedTuple):
+    """A posterior of K clients.
+
+    Args:
+        share: how far it is on the way from the prior, 0, to the refined posterior, 1.
+        posterior: over the hypotheses of the prior.
+        kl: from the prior, or an upper bound of it [K], in nats; not finite where it is no candidate.
+    """
+
+    share: float
+    posterior: Any
+    kl: Tensor
+
+
+def candidates(method: AnyMethod, prior: Any, refined: Candidate, subset: BoundRows, noise: Noise) -> list[Candidate]:
+    """List posteriors between the prior and that which the rows of the bound gave.
+
+    Of a family of weights: parameters on the line between those of both. Of functions: the posterior of a part of the
+    rows. Of others: both ends alone.
+
+    Args:
+        method: refines.
+        prior: P of K clients.
+        refined: Q.
+        subset: their rows.
+        noise: as for Q, at its beginning.
+
+    Returns:
+        The refined posterior, those between, and the prior.
+    """
+    ends = refined, Candidate(0.0, prior, torch.zeros_like(refined.kl))
+    between: list[Candidate] = []
+    bare, wrap = _unwrapped(refined.posterior), _wrapper(refined.posterior)
+    if isinstance(bare, WeightPosterior):
+        p, q = _unwrapped(prior).family, bare.family
+        for share in SHARES:
+            family = tensors.tree_map(lambda a, b, share=share: a + share * (b - a), p, q)
+            kl = family.kl(p).double().clamp_min(0.0)
+            between.append(Candidate(share, wrap(replace(bare, family=family)), kl))
+    elif isinstance(bare, FunctionPosterior):
+        for share in SHARES:
+            result = method.refine(prior, subset.seen, _part(subset.rows, share), noise.copy())
+            between.append(Candidate(share, *result))
+    return [ends[0], *between, ends[1]]
+
+
+def choose(among: Sequence[Candidate], bound: Callable[[Candidate], Tensor]) -> Tensor:
+    """Take the best candidate of every client.
+
+    Args:
+        among: of K clients.
+        bound: gives the value of the bound [K], or what grows with it; NaN where there is none.
+
+    Returns:
+        Positions [K] in the list, the first of equals.
+    """
+    values = torch.stack([torch.where(one.kl.isfinite(), bound(one), torch.inf).nan_to_num(torch.inf) for one in among])
+    return values.argmin(0)
+
+
+def merged(among: Sequence[Candidate], which: Tensor) -> list[tuple[Tensor, Candidate]]:
+    """Join the chosen candidates into as few posteriors as can be.
+
+    Args:
+        among: of K clients.
+        which: positions [K].
+
+    Returns:
+        Clients, bool [K], and the posterior that is theirs: one of all clients for families of weights.
+    """
+    first = _unwrapped(among[0].posterior)
+    if not isinstance(first, WeightPosterior):
+        return [(which == c, among[c]) for c in which.unique().tolist()]
+    family, kl = first.family, among[0].kl
+    for c, one in enumerate(among):
+        own = which == c
+        family = tensors.where(own, _unwrapped(one.posterior).family, family)
+        kl = torch.where(own, one.kl, kl)
+    posterior = _wrapper(among[0].posterior)(replace(first, family=family))
+    return [(torch.ones_like(which, dtype=torch.bool), Candidate(float("nan"), posterior, kl))]
+
+
+def _unwrapped(posterior: Any) -> Any:
+    return posterior.inner if isinstance(posterior, TemperedPosterior) else posterior
+
+
+def _wrapper(posterior: Any) -> Callable[[Any], Any]:
+    if isinstance(posterior, TemperedPosterior):
+        temperature = posterior.temperature
+        return lambda one: tempered(one, temperature)
+    return lambda one: one
+
+
+def _part(rows: ClientBatch, share: float) -> ClientBatch:
+    """Take the first rows of every client, at least one."""
+    count = (share * rows.size.to(rows.mask.device)).ceil().unsqueeze(1)
+    mask = rows.mask & (rows.mask.cumsum(1) <= count)
+    x = torch.where(mask.view(*mask.shape, *[1] * (rows.x.dim() - 2)), rows.x, 0)
+    return replace(rows, x=x, y=torch.where(mask, rows.y, 0), mask=mask)

@@ -1,0 +1,310 @@
+"""What a certificate of a model needs: its hypotheses, one at a time, and its divergence from the prior."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, kl_divergence
+from torch.nn.utils import vector_to_parameters
+
+from pacbayes_fl.bounds import discrete_kl, full_gaussian_kl
+from pacbayes_fl.errors import AssumptionError
+
+Predict = Callable[[Any], Any]
+"""Turns inputs into scores or log probabilities [n, C], labels [n], real predictions [n], or a torch distribution."""
+
+
+class Hypotheses(NamedTuple):
+    """A distribution over predictors, or a single one.
+
+    Args:
+        draw: gives as many predictors as are asked for, drawn with a generator; None where they are listed.
+        listed: all predictors with their weights; None where they are drawn.
+        kl: divergence from the prior, in nats.
+        classes: labels in the order of the scores; None where they are 0, 1, ...
+    """
+
+    draw: Callable[[int, torch.Generator], Iterator[Predict]] | None
+    listed: Sequence[tuple[float, Predict]] | None
+    kl: float
+    classes: Any = None
+
+
+def hypotheses_of(model: Any, prior: Any, sample: Any, kl: Any, weights: Any, inputs: Any) -> Hypotheses:
+    """Find out how a model is drawn from, and how far it is from its prior; see `certify_model`.
+
+    Args:
+        model: any of those that `certify_model` takes.
+        prior: of the same kind, or None.
+        sample: gives a predictor from a generator, where the caller knows how.
+        kl: in nats, or what gives it.
+        weights: of a list of predictors.
+        inputs: of the rows, on which programs are traced.
+
+    Returns:
+        The hypotheses.
+
+    Raises:
+        AssumptionError: when the divergence cannot be known.
+    """
+    if sample is not None or kl is not None:
+        return _told(model, prior, sample, kl)
+    if isinstance(model, list | tuple):
+        return _listed(model, weights, prior)
+    if weights is not None:
+        raise AssumptionError("weights are of a list of predictors", hint="certify_model([tree, tree], weights=...)")
+    if type(model).__module__.split(".")[0] == "laplace":
+        return _laplace(model, prior)
+    if hasattr(model, "coef_") and hasattr(model, "sigma_") and np.ndim(model.sigma_) == 2:
+        return _bayesian_ridge(model, prior)
+    if prior is not None and callable(model) and callable(prior) and not hasattr(model, "predict"):
+        return _guide(model, prior, inputs)
+    if prior is not None:
+        what = f"how a {type(model).__name__} is drawn from, and its KL divergence from the prior, are not known"
+        raise AssumptionError(what, hint="give sample and kl; or leave the prior out for a predictor that is fixed")
+    return Hypotheses(None, [(1.0, predictor(model))], 0.0, getattr(model, "classes_", None))
+
+
+def predictor(model: Any) -> Predict:
+    """Make one function of a fixed model: log probabilities of a scikit-learn classifier, else what it says.
+
+    Args:
+        model: a fitted estimator, a module, or a function.
+
+    Returns:
+        The function.
+
+    Raises:
+        AssumptionError: when it is none of these.
+    """
+    if hasattr(model, "predict_proba"):
+        return lambda x: np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
+    if hasattr(model, "predict") and hasattr(model, "classes_"):
+        place = {label: at for at, label in enumerate(np.asarray(model.classes_).tolist())}
+        return lambda x: np.array([place[label] for label in np.asarray(model.predict(x)).tolist()])
+    if hasattr(model, "predict"):
+        return lambda x: model.predict(x)
+    if isinstance(model, nn.Module):
+        return partial(_evaluated, model)
+    if not callable(model):
+        raise AssumptionError(f"{type(model).__name__} predicts nothing", hint="an estimator, a module or a function")
+    result: Predict = model
+    return result
+
+
+def _evaluated(model: nn.Module, x: Any) -> Any:
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        result = model(x)
+    model.train(training)
+    return result
+
+
+def _told(model: Any, prior: Any, sample: Any, kl: Any) -> Hypotheses:
+    """Take the sampler and the divergence from the caller; a module without a sampler draws whenever it is called."""
+    if kl is None:
+        raise AssumptionError("a sampler without a divergence certifies nothing", hint="kl = a number, or a function")
+    value = float(kl(model, prior) if callable(kl) else kl)
+    if not 0.0 <= value < math.inf:
+        raise AssumptionError(f"kl must be finite and at least 0, got {value:g}")
+
+    def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
+        for _ in range(count):
+            if sample is not None:
+                yield predictor(sample(generator))
+                continue
+            with torch.random.fork_rng(devices=[]):
+                torch.random.set_rng_state(_state(generator))  # for what draws from torch's own generator
+                yield model
+
+    return Hypotheses(draw, None, value)
+
+
+def _state(generator: torch.Generator) -> Tensor:
+    """Return a generator's state that is drawn from another."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator))).get_state()
+
+
+def _listed(models: Sequence[Any], weights: Any, prior: Any) -> Hypotheses:
+    """Weigh a list of predictors: uniformly, as the prior does, unless it is told otherwise."""
+    uniform = torch.full((len(models),), 1.0 / len(models), dtype=torch.float64)
+    q, p = (uniform if each is None else torch.as_tensor(each, dtype=torch.float64) for each in (weights, prior))
+    for name, each in (("weights", q), ("prior", p)):
+        if each.shape != uniform.shape or bool((each < 0).any()) or abs(float(each.sum()) - 1.0) > 1e-6:
+            raise AssumptionError(f"{name} must be {len(models)} numbers from 0 on that sum to 1, got {each.tolist()}")
+    listed = [(weight, predictor(one)) for weight, one in zip(q.tolist(), models, strict=True)]
+    return Hypotheses(None, listed, discrete_kl(q, p).item(), getattr(models[0], "classes_", None))
+
+
+def _laplace(posterior: Any, prior: Any) -> Hypotheses:
+    """Take a posterior of laplace-torch, of all weights or of the last layer, from another or from its own prior."""
+    mean, covariance = _gaussian_of(posterior)
+    if prior is None:
+        raise AssumptionError(
+            "a Laplace posterior is measured against a prior that has not seen the rows",
+            hint="a posterior on other rows, or 'own' for its own prior, N(prior_mean, 1 / prior_precision)",
+        )
+    if isinstance(prior, str):
+        if prior != "own" or type(posterior).__name__.endswith("LLLaplace"):
+            what = f"prior = 'own' is for posteriors of all weights, got {prior!r} of {type(posterior).__name__}"
+            raise AssumptionError(what, hint="the layers before the last have learned from rows: another posterior's")
+        at = torch.as_tensor(posterior.prior_mean).double().expand(mean.shape)
+        other = at, torch.diag(1.0 / posterior.prior_precision_diag.double())
+    else:
+        other = _gaussian_of(prior)
+        apart = [not torch.equal(a, b) for a, b in zip(_beside(posterior), _beside(prior), strict=True)]
+        if any(apart):
+            raise AssumptionError(
+                "the weights without uncertainty differ between posterior and prior: their divergence is infinite",
+                hint="fit both on one network, whose layers before the last have not seen the rows of the bound",
+            )
+    kl = full_gaussian_kl(mean, covariance, *other).item()
+    network, last = copy.deepcopy(posterior.model), type(posterior).__name__.endswith("LLLaplace")
+
+    def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
+        for theta in posterior.sample(count, generator=generator):
+            vector_to_parameters(theta, (network.last_layer if last else network).parameters())
+            yield predictor(network)
+
+    return Hypotheses(draw, None, kl)
+
+
+def _gaussian_of(posterior: Any) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a posterior of laplace-torch."""
+    for name, covariance in (("posterior_covariance", Tensor.double), ("posterior_variance", torch.diag)):
+        if hasattr(posterior, name):
+            return posterior.mean.double(), covariance(getattr(posterior, name)).double()
+    if hasattr(posterior, "posterior_precision") and hasattr(posterior.posterior_precision, "to_matrix"):
+        return posterior.mean.double(), torch.linalg.inv(posterior.posterior_precision.to_matrix().double())
+    what = f"a posterior of laplace-torch with a covariance, got {type(posterior).__name__}"
+    raise AssumptionError(what, hint="hessian_structure 'full', 'diag' or 'kron'; or give sample and kl")
+
+
+def _beside(posterior: Any) -> list[Tensor]:
+    """Parameters of a network that its posterior leaves alone."""
+    if not type(posterior).__name__.endswith("LLLaplace"):
+        return []
+    own = {id(each) for each in posterior.model.last_layer.parameters()}
+    return [each.detach() for each in posterior.model.parameters() if id(each) not in own]
+
+
+def _bayesian_ridge(posterior: Any, prior: Any) -> Hypotheses:
+    """Take scikit-learn's Bayesian linear regression, N(coef_, sigma_) and an intercept that is known, from another."""
+    if prior is None or not hasattr(prior, "coef_"):
+        what = f"the prior of a {type(posterior).__name__} must be one that was fitted on other rows, got {prior}"
+        raise AssumptionError(what)
+    if float(posterior.intercept_) != float(prior.intercept_):
+        raise AssumptionError(
+            f"the intercepts differ, {posterior.intercept_:g} and {prior.intercept_:g}: neither is uncertain",
+            hint="fit_intercept = False, with targets centred by other rows or a column of ones",
+        )
+    gaussians = [torch.from_numpy(np.asarray(part)) for one in (posterior, prior) for part in (one.coef_, one.sigma_)]
+    mean, root = gaussians[0].double(), torch.linalg.cholesky(gaussians[1].double())
+
+    def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
+        for _ in range(count):
+            coef = mean + root @ torch.randn(len(mean), generator=generator, dtype=torch.float64)
+            yield partial(_linear, coef.numpy(), float(posterior.intercept_))
+
+    return Hypotheses(draw, None, full_gaussian_kl(*gaussians).item())
+
+
+def _linear(coef: Any, intercept: float, x: Any) -> Any:
+    return np.asarray(x) @ coef + intercept
+
+
+def _guide(guide: Any, model: Any, inputs: Any) -> Hypotheses:
+    """Take a Pyro guide over a program of inputs that observes one site; the KL divergence is that of its sites."""
+    values = [_guide_kl(guide, model, inputs) for _ in range(2)]
+    if abs(values[0] - values[1]) > 1e-6 * (1.0 + abs(values[0])):
+        what = "the guide's sites depend on each other: their KL divergences vary from draw to draw"
+        raise AssumptionError(what, hint="give sample and kl of the guide as a whole")
+
+    def draw(count: int, generator: torch.Generator) -> Iterator[Predict]:
+        for _ in range(count):
+            yield partial(_played, *_traced(guide, model, inputs, generator))
+
+    return Hypotheses(draw, None, values[0])
+
+
+def _traced(guide: Any, model: Any, inputs: Any, generator: torch.Generator) -> tuple[Any, Any]:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.random.set_rng_state(_state(generator))
+        return model, poutine.trace(guide).get_trace(inputs)
+
+
+def _played(model: Any, drawn: Any, x: Any) -> Any:
+    """Give the distribution of the site that a program observes, with the latent sites as drawn."""
+    with torch.no_grad():
+        trace = poutine.trace(poutine.replay(poutine.block(model, hide_types=["param"]), trace=drawn)).get_trace(x)
+    sites = [one for name, one in trace.nodes.items() if one["type"] == "sample" and name not in drawn.nodes]
+    sites = [
+        one for one in sites if not one["infer"].get("_deterministic") and type(one["fn"]).__name__ != "_Subsample"
+    ]
+    if len(sites) != 1:
+        raise AssumptionError(f"the program must observe one site given its inputs, found {len(sites)}")
+    result = sites[0]["fn"]
+    while hasattr(result, "base_dist"):
+        result = result.base_dist
+    return result
+
+
+def _guide_kl(guide: Any, model: Any, inputs: Any) -> float:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
+        drawn = poutine.trace(guide).get_trace(inputs)
+        played = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+    total = 0.0
+    for name, site in drawn.nodes.items():
+        if site["type"] != "sample" or name not in played.nodes or _is_plate(site):
+            continue
+        q, p = _site(drawn, name), played.nodes[name]["fn"]
+        try:
+            total += kl_divergence(q, p).sum().item()
+        except NotImplementedError as error:
+            raise AssumptionError(
+                f"the KL divergence of the site {name!r} is not known: {error}", hint="give kl"
+            ) from error
+    return total
+
+
+def _is_plate(site: Any) -> bool:
+    return type(site["fn"]).__name__ == "_Subsample"
+
+
+def _site(drawn: Any, name: str) -> Distribution:
+    """The distribution of a guide's site, also where an AutoNormal draws it beside and hands on the value."""
+    beside = drawn.nodes.get(f"{name}_unconstrained")
+    if beside is None:
+        result: Distribution = drawn.nodes[name]["fn"]
+        return result
+    if not torch.equal(beside["value"], drawn.nodes[name]["value"]):
+        raise AssumptionError(f"the site {name!r} is constrained, and its guide is not", hint="give sample and kl")
+    own: Distribution = beside["fn"]
+    return own
+
+
+def outputs_of(result: Any) -> Tensor:
+    """Turn what a predictor says into a tensor: scores [n, C], or labels or real predictions [n].
+
+    Args:
+        result: an array, a tensor or a distribution.
+
+    Returns:
+        [n, C] or [n].
+    """
+    if isinstance(result, Categorical):
+        return result.logits
+    if isinstance(result, Distribution):
+        return result.mean
+    tensor = torch.as_tensor(np.asarray(result) if not isinstance(result, Tensor) else result.detach())
+    return tensor.squeeze(-1) if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor

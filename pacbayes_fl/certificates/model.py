@@ -1,0 +1,165 @@
+"""Certificates of models that no federation has trained: of torch, scikit-learn, laplace-torch, Pyro or one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl import bounds
+from pacbayes_fl.bounds import Bound, BoundedLoss, Certificate, ClippedNLL, MonteCarlo, Premises, Provenance, ZeroOne
+from pacbayes_fl.bounds.holdout import of_losses
+from pacbayes_fl.bounds.premises import Source
+from pacbayes_fl.bounds.table import DEFAULT
+from pacbayes_fl.certificates.hypotheses import Hypotheses, Predict, hypotheses_of, outputs_of
+from pacbayes_fl.certificates.repeats import Repeats
+from pacbayes_fl.errors import AssumptionError, ShapeError
+
+
+def certify_model(
+    model: Any,
+    prior: Any = None,
+    rows: tuple[Any, Any] | None = None,
+    loss: BoundedLoss | str | None = None,
+    *,
+    source: Source | Provenance = "unknown",
+    independent: bool = False,
+    delta: float = 0.05,
+    bound: str | Bound = DEFAULT,
+    beta: float | None = None,
+    sample: Any = None,
+    kl: Any = None,
+    weights: Any = None,
+    draws: int = 1000,
+    draws_delta: float = 0.2,
+    tried: int | None = 1,
+    seed: int = 0,
+) -> Certificate:
+    """Bound the true risk of a predictor or of a posterior over predictors, from rows that its prior has not seen.
+
+    Without a prior the model is one predictor, which must not have seen the rows at all: its bound is a test-set bound.
+    With one it is a posterior, which may have seen them: the bound is PAC-Bayesian, on the Gibbs predictor. Equal rows
+    count once, and more often only where that makes the bound larger.
+
+    Args:
+        model: a posterior of laplace-torch over all weights or the last layer; a Pyro guide; scikit-learn's
+            BayesianRidge or ARDRegression; a list of predictors with `weights`; with `sample` or `kl` anything else
+            that can be drawn from. A predictor: a fitted scikit-learn estimator, a torch module, or a function of
+            inputs. Modules and functions give scores or log probabilities [n, C], or real predictions [n].
+        prior: of the same kind, fixed without the rows: another posterior fitted elsewhere, "own" for that of a Laplace
+            posterior over all weights, a guide's program, weights of the list (uniform when None); None for one
+            predictor.
+        rows: inputs and targets, of which the model alone must know the form; labels for a classifier.
+        loss: bounded; a name of `bounds.LOSSES`; of labels the 0-1 loss and of numbers 1 - exp(-e^2) when None.
+        source: where the prior, or a predictor, came from, as seen from these rows: see `bounds.Provenance`.
+        independent: declares that the rows are independent draws of one distribution.
+        delta: probability with which the bound may fail.
+        bound: of a posterior: a name of `bounds.BOUNDS`, a reference, or a record, which takes risk, kl and n.
+        beta: of bounds at a temperature, fixed before the rows are seen.
+        sample: draws a predictor from a `torch.Generator`; a module without one draws whenever it is called.
+        kl: KL(model || prior) in nats, or a function of both that gives it.
+        weights: of the predictors of a list [J].
+        draws: hypotheses that estimate the risk of a posterior that cannot be listed.
+        draws_delta: share of delta that the estimate may fail with.
+        tried: number of models among which these rows chose; None when nobody counted.
+        seed: of the draws.
+
+    Returns:
+        The certificate; without the premises it says why it is none.
+
+    Raises:
+        AssumptionError: when the divergence is not known or infinite, or the loss is not for what the model predicts.
+        ShapeError: when there are not as many targets as inputs, or no row.
+
+    Example:
+        >>> import numpy as np, pacbayes_fl as fl
+        >>> x = np.linspace(-1, 1, 200)[:, None]
+        >>> sign = lambda x: np.stack([-x[:, 0], x[:, 0]], 1)
+        >>> rows = x, (x[:, 0] > 0.1).astype(int)
+        >>> print(fl.certify_model(sign, rows=rows, source="data-free", independent=True).valid)
+        True
+    """
+    inputs, targets, chosen = _checked(rows, loss)
+    provenance = source if isinstance(source, Provenance) else Provenance(source)
+    premises = Premises(provenance, independent, chosen, tried=tried)
+    known = hypotheses_of(model, prior, sample, kl, weights, inputs)
+    y, repeats = _indexed(targets, known.classes), _repeats(inputs, targets)
+    losses = torch.zeros(len(y), dtype=torch.float64)
+    for weight, one in _weighed(known, draws, torch.Generator().manual_seed(seed)):
+        losses += weight * _losses(one, inputs, y, chosen)
+    n = repeats.n.squeeze(0)
+    if known.draw is None and known.listed is not None and len(known.listed) == 1:
+        own, doubtful = (each.squeeze(0) for each in repeats.ordered(losses.unsqueeze(0)))
+        return of_losses(bounds.holdout_for(chosen), own, n, doubtful, delta, premises)
+    risk = repeats.risk(losses.unsqueeze(0)).squeeze(0)
+    numbers = {"risk": risk, "kl": known.kl, "n": n, "beta": beta}
+    estimate = None if known.draw is None else MonteCarlo(draws, draws_delta * delta)
+    return bounds.bound_named(bound).certify(numbers, delta, premises, estimate)
+
+
+def _checked(rows: tuple[Any, Any] | None, loss: BoundedLoss | str | None) -> tuple[Any, Any, BoundedLoss]:
+    """Take inputs and targets, and the loss of their task where none is given."""
+    if rows is None:
+        raise AssumptionError("rows must be given: inputs and targets that the prior has not seen")
+    inputs, targets = rows[0], np.asarray(rows[1].detach().cpu() if isinstance(rows[1], Tensor) else rows[1])
+    if len(inputs) != len(targets) or not len(targets) or targets.ndim != 1:
+        raise ShapeError(f"rows must be as many inputs as targets, got {len(inputs)} and targets {targets.shape}")
+    labels = not np.issubdtype(targets.dtype, np.floating)
+    chosen = bounds.loss_named(loss) if isinstance(loss, str) else loss
+    chosen = chosen or (ZeroOne() if labels else bounds.SaturatingSquare())
+    if hasattr(chosen, "expected") == labels:
+        raise AssumptionError(f"{chosen.name} is not for {'labels' if labels else 'real targets'}")
+    return inputs, targets, chosen
+
+
+def _weighed(known: Hypotheses, draws: int, generator: torch.Generator) -> Any:
+    if known.draw is None:
+        yield from known.listed or ()
+        return
+    if draws < 1:
+        raise AssumptionError(f"draws must be at least 1, got {draws}")
+    for one in known.draw(draws, generator):
+        yield 1.0 / draws, one
+
+
+def _indexed(targets: Any, classes: Any) -> Tensor:
+    """Take labels as places in the order of the scores; -1 for one that the model does not know, which is an error."""
+    if np.issubdtype(targets.dtype, np.floating):
+        return torch.from_numpy(targets.astype(np.float64))
+    if classes is None:
+        if not np.issubdtype(targets.dtype, np.integer) and targets.dtype != np.bool_:
+            raise AssumptionError(f"labels must be whole numbers 0, 1, ..., got {targets.dtype}")
+        return torch.from_numpy(targets.astype(np.int64))
+    place = {label: at for at, label in enumerate(np.asarray(classes).tolist())}
+    return torch.tensor([place.get(label, -1) for label in targets.tolist()])
+
+
+def _repeats(inputs: Any, targets: Any) -> Repeats:
+    table = inputs.detach().cpu().numpy() if isinstance(inputs, Tensor) else np.asarray(inputs)
+    numeric = table.dtype != object
+    seen: dict[object, int] = {}
+    keys = ((each.tobytes() if numeric else repr(each), y) for each, y in zip(table, targets.tolist(), strict=True))
+    return Repeats(torch.tensor([[seen.setdefault(key, len(seen)) for key in keys]]), False)
+
+
+def _losses(one: Predict, inputs: Any, y: Tensor, loss: Any) -> Tensor:
+    """Loss of one hypothesis on every row [n], float64."""
+    said = outputs_of(one(inputs)).cpu()
+    if len(said) != len(y):
+        raise ShapeError(f"the model gives {len(said)} predictions of {len(y)} rows")
+    if y.is_floating_point():
+        if said.dim() != 1:
+            raise ShapeError(f"predictions of real targets must be [n], got {list(said.shape)}")
+        result: Tensor = loss(said.double(), y)
+        return result.double()
+    if said.dim() == 1:
+        if said.is_floating_point() and bool((said != said.round()).any()):
+            raise ShapeError("scores of labels must be [n, C], got one number a row")
+        if isinstance(loss, ClippedNLL):
+            raise AssumptionError(f"{loss.name} needs probabilities, and the model gives labels alone")
+        return (said.long() != y).double()
+    unknown = (y < 0) | (y >= said.shape[1])
+    losses = loss(said.double().log_softmax(-1), y.clamp(0, said.shape[1] - 1))
+    return torch.where(unknown, loss.high, losses)

@@ -1,0 +1,101 @@
+"""Choosing a posterior: what stands between, that the best is taken, and that the choice is not paid for twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacbayes_fl.certificates import measure as certify_measure
+from pacbayes_fl.certificates.choice import SHARES, Candidate, candidates, choose, merged
+from pacbayes_fl.certificates.clients import certify
+from pacbayes_fl.certificates.request import Request
+from pacbayes_fl.certificates.rows import bound_rows_of
+from pacbayes_fl.errors import AssumptionError
+from pacbayes_fl.noise import Noise
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
+from pacbayes_fl.study.run import Trained, train
+from tests.tiny import tiny
+
+SPLIT = "report.certify.scheme=split"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return train(tiny(SPLIT, "federation.rounds=2"))
+
+
+def test_the_smallest_bound_of_each_client_is_taken_and_what_has_no_divergence_is_none() -> None:
+    kls = ([4.0, 1.0, float("inf")], [0.5, 3.0, 2.0], [0.0, 0.0, float("nan")])
+    among = [Candidate(share, None, torch.tensor(kl)) for share, kl in zip((1.0, 0.5, 0.0), kls, strict=True)]
+    values = {1.0: [0.3, 0.2, 0.1], 0.5: [0.2, 0.2, 0.9], 0.0: [float("nan"), 0.4, 0.1]}
+    assert choose(among, lambda one: torch.tensor(values[one.share])).tolist() == [1, 0, 1]
+
+
+def test_between_prior_and_posterior_the_divergence_grows_and_each_client_gets_its_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = (MeanField(torch.randn(2, 5, generator=generator), torch.randn(2, 5, generator=generator)) for _ in range(2))
+    noise = Noise(0, 0, (1, 2))
+    posteriors = [WeightPosterior(None, family, 1, noise) for family in (p, q)]  # type: ignore[arg-type]
+    refined = Candidate(1.0, posteriors[1], q.kl(p))
+    among = candidates(None, posteriors[0], refined, None, noise)  # type: ignore[arg-type]
+    assert [one.share for one in among] == [1.0, *SHARES, 0.0]
+    assert bool((torch.stack([one.kl for one in among]).diff(dim=0) < 0).all())
+    half = among[1 + SHARES.index(0.5)]
+    torch.testing.assert_close(half.kl, half.posterior.family.kl(p))
+    torch.testing.assert_close(half.posterior.family.loc, 0.5 * (p.loc + q.loc))
+    ((whose, one),) = merged(among, torch.tensor([0, len(among) - 1]))
+    assert whose.all() and torch.equal(one.posterior.family.loc, torch.stack((q.loc[0], p.loc[1])))
+    assert one.kl.tolist() == [pytest.approx(refined.kl[0].item()), 0.0]
+
+
+def test_no_bound_is_larger_than_that_of_the_refined_posterior_and_all_are_of_one_client_s_candidates(
+    trained: Trained,
+) -> None:
+    refined, best = (certify(trained, Request("seeger", posterior=which)) for which in ("refined", "best"))  # type: ignore[arg-type]
+    assert all(mine.bound <= other.bound for mine, other in zip(best.clients, refined.clients, strict=True))
+    assert any(mine.bound < other.bound for mine, other in zip(best.clients, refined.clients, strict=True))
+    assert {line.share for line in refined.clients} == {1.0}
+    assert {line.share for line in best.clients} <= {1.0, *SHARES, 0.0}
+    prior = [line for line in best.clients if line.share == 0.0]
+    assert all(line.kl == 0.0 for line in prior)
+    with pytest.raises(AssumptionError, match="posterior must be one of best, refined"):
+        Request(posterior="prior")  # type: ignore[arg-type]
+
+
+def test_a_part_of_the_rows_is_a_posterior_of_that_part(trained: Trained) -> None:
+    group = bound_rows_of(trained, "existing", trained.groups["existing"], 0.05)
+    assert group is not None
+    seen: list[list[int]] = []
+
+    class Counting:
+        def refine(self, prior: Any, before: Any, rows: Any, noise: Any) -> Any:
+            seen.append(rows.size.tolist())
+            return prior, torch.zeros(rows.clients)
+
+    class Functions:
+        def function(self, x: Any) -> Any:
+            """Stand for a posterior over functions."""
+
+    candidates(Counting(), Functions(), Candidate(1.0, Functions(), torch.zeros(4)), group, Noise(0, 0, (1,)))  # type: ignore[arg-type]
+    assert seen == [[3] * 4, [2] * 4, [1] * 4, [1] * 4]  # of three rows: at least one, rounded up
+
+
+def test_the_draws_that_choose_are_not_those_that_estimate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same network is drawn twice only if the streams are one: their rounds differ."""
+    assert len(set(certify_measure._STREAMS)) == 3
+    drawn: list[tuple[int, int]] = []
+    real = certify_measure._risks
+
+    def watched(posterior: Any, subset: Any, loss: Any, request: Request, noise: Noise) -> Any:
+        drawn.append((noise.round, request.draws))
+        return real(posterior, subset, loss, request, noise)
+
+    monkeypatch.setattr(certify_measure, "_risks", watched)
+    certify(replace(train(tiny(SPLIT, "federation.rounds=1")), folder=None), Request("seeger", draws=90))
+    pilot, final = {entry for entry in drawn if entry[1] == 40}, {entry for entry in drawn if entry[1] == 90}
+    assert {stream for stream, _ in pilot}.isdisjoint({stream for stream, _ in final}) and pilot and final

@@ -1,0 +1,160 @@
+"""Certificates without a federation, against formulas in numpy and scipy, of every kind of model that is taken."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.tree import DecisionTreeClassifier
+from torch import Tensor, nn
+
+from pacbayes_fl import certify_model
+from pacbayes_fl.bounds import (
+    ClippedNLL,
+    Premises,
+    Provenance,
+    SaturatingSquare,
+    ZeroOne,
+    from_record,
+    holdout_betting,
+    holdout_for,
+    seeger,
+    to_record,
+)
+from pacbayes_fl.bounds.divergence import discrete_kl
+from pacbayes_fl.errors import AssumptionError, PacBayesFLError, ShapeError
+
+FINE: dict[str, Any] = {"source": "split", "independent": True}
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "certify-your-model.md"
+
+
+def data(n: int, seed: int = 0) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, 2))
+    return x, (x[:, 0] + 0.5 * random.normal(size=n) > 0).astype(int)
+
+
+def test_the_example_of_ten_lines_certifies(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+    exec(compile(block, "certify-your-model.md", "exec"), {})
+    assert "risk at most 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [LogisticRegression, RidgeClassifier])
+def test_a_fixed_classifier_has_the_binomial_bound_whatever_its_labels_are_called(kind: Any) -> None:
+    names = np.array(["no", "yes"])
+    (x, y), (more, z) = data(60), data(80, 1)
+    fitted = kind().fit(x, names[y])
+    errors = int((fitted.predict(more) != names[z]).sum())
+    certificate = certify_model(fitted, rows=(more, names[z]), **FINE)
+    assert certificate.valid
+    assert certificate.value.item() == pytest.approx(stats.beta.ppf(0.95, errors + 1, 80 - errors), rel=1e-9)
+    strange = certify_model(fitted, rows=(more, np.array(["else"] * 80)), **FINE)
+    assert strange.value.item() == 1.0
+
+
+def test_a_list_of_predictors_is_exact() -> None:
+    (x, y), (more, z) = data(60), data(90, 2)
+    trees = [DecisionTreeClassifier(max_depth=d, random_state=0).fit(x, y) for d in (1, 2, 5)]
+    weights, prior = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
+    risk = sum(w * (tree.predict(more) != z).mean() for w, tree in zip(weights, trees, strict=True))
+    kl = discrete_kl(torch.from_numpy(weights), torch.from_numpy(prior))
+    got = certify_model(trees, prior, (more, z), weights=weights, **FINE)
+    assert got.value.item() == pytest.approx(
+        seeger(risk, kl, 90, 0.05, Premises(Provenance("split"), independent=True)).value.item(), rel=1e-10
+    )
+    assert certify_model(trees, None, (more, z), **FINE).terms["kl"].item() == 0.0
+
+
+class Noisy(nn.Module):
+    """A module that draws whenever it is called, as probabilistic layers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = 3.0 + 0.1 * torch.randn(())
+        return torch.stack([-w * x[:, 0], w * x[:, 0]], 1)
+
+
+def test_any_module_with_a_sampler_and_a_divergence_will_do() -> None:
+    x, y = (torch.from_numpy(each) for each in data(60, 8))
+    before = torch.random.get_rng_state()
+    got = certify_model(Noisy(), None, (x, y), ClippedNLL(1e-3), kl=1.5, draws=100, **FINE)
+    assert torch.equal(torch.random.get_rng_state(), before) and got.valid and got.terms["kl"].item() == 1.5
+    same = certify_model(Noisy(), None, (x, y), ClippedNLL(1e-3), kl=1.5, draws=100, **FINE)
+    other = certify_model(Noisy(), None, (x, y), ClippedNLL(1e-3), kl=1.5, draws=100, seed=1, **FINE)
+    assert torch.equal(got.value, same.value) and not torch.equal(got.value, other.value)
+    logits, most = torch.stack([-3 * x[:, 0], 3 * x[:, 0]], 1), -np.log(1e-3)
+    clipped = nn.functional.cross_entropy(logits, y, reduction="none").clamp_max(most)
+    assert got.terms["risk"].item() == pytest.approx(clipped.mean().item() / most, abs=0.01)
+
+    def drawn(generator: torch.Generator) -> Any:
+        sign = 1.0 if torch.rand((), generator=generator) < 0.9 else -1.0
+        return lambda x: torch.stack([-sign * x[:, 0], sign * x[:, 0]], 1)
+
+    mixed = certify_model("named", "prior", (x, y), sample=drawn, kl=lambda q, p: len(q + p), draws=1000, **FINE)
+    wrong = ((x[:, 0] > 0).long() != y).double().mean().item()
+    assert mixed.terms["kl"].item() == 10.0
+    assert mixed.terms["risk"].item() == pytest.approx(0.9 * wrong + 0.1 * (1 - wrong), abs=0.04)
+
+
+def test_equal_rows_count_once_and_more_often_only_where_they_err() -> None:
+    x, y = data(40, 9)
+    model = LogisticRegression().fit(*data(50))
+    once, thrice = (certify_model(model, rows=rows, **FINE) for rows in ((x, y), (np.tile(x, (3, 1)), np.tile(y, 3))))
+    errors = int((model.predict(x) != y).sum())
+    assert errors > 0 and thrice.terms["n"].item() == 40 + 2 * errors
+    assert thrice.value.item() == pytest.approx(stats.beta.ppf(0.95, 3 * errors + 1, 40 - errors), rel=1e-9)
+    assert thrice.value.item() > once.value.item()
+    record = to_record(thrice)
+    assert record["formula"] == holdout_for(ZeroOne()).name and from_record(record).value.item() == thrice.value.item()
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_fixed_predictor_under_another_loss_bets_and_is_written_and_read(labels: bool) -> None:
+    x, y = data(60, 3)
+    model: Any = LogisticRegression().fit(x, y) if labels else LinearRegression().fit(x, y + 0.0)
+    more, z = data(70, 4)
+    loss: Any = ClippedNLL(1e-2) if labels else SaturatingSquare()
+    got = certify_model(model, rows=(more, z if labels else z + 0.0), loss=loss, **FINE)
+    said = model.predict_log_proba(more)[np.arange(70), z] if labels else model.predict(more) - z
+    losses = np.minimum(-said, -np.log(1e-2)) / -np.log(1e-2) if labels else 1 - np.exp(-(said**2))
+    unit = holdout_betting(torch.from_numpy(losses), 0.05, Premises(Provenance("split"), independent=True, loss=loss))
+    assert got.valid and got.value.item() == pytest.approx(unit.value.item(), rel=1e-6)
+    assert from_record(to_record(got)).value.item() == got.value.item()
+
+
+def test_without_premises_it_says_why_it_is_no_certificate() -> None:
+    model = LogisticRegression().fit(*data(50))
+    reasons = certify_model(model, rows=data(40, 1)).reasons
+    assert len(reasons) == 2 and "nobody said where the prior came from" in reasons[0]
+    assert not certify_model(model, rows=data(40, 1), source="saw the rows", independent=True).valid
+    assert not certify_model(model, rows=data(40, 1), tried=None, **FINE).valid
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: certify_model(m, **FINE), AssumptionError, "rows must be given"),
+        (lambda m: certify_model(m, rows=(data(5)[0], [0]), **FINE), ShapeError, "as many inputs as targets"),
+        (lambda m: certify_model(m, rows=(np.zeros((0, 2)), []), **FINE), ShapeError, "as many inputs"),
+        (lambda m: certify_model(m, m, data(9), **FINE), AssumptionError, "how a LogisticRegression is drawn from"),
+        (lambda m: certify_model(m, rows=data(9), loss="nll", **FINE), AssumptionError, "unbounded"),
+        (lambda m: certify_model(m, rows=data(9), loss="saturating-square", **FINE), AssumptionError, "not for labels"),
+        (lambda m: certify_model([m, m], None, data(9), weights=[1.0, 1.0], **FINE), AssumptionError, "sum to 1"),
+        (lambda m: certify_model(m, None, data(9), weights=[1.0], **FINE), AssumptionError, "of a list of predictors"),
+        (lambda m: certify_model(m, rows=data(9), sample=lambda g: m, **FINE), AssumptionError, "without a divergence"),
+        (lambda m: certify_model(3, rows=data(9), **FINE), AssumptionError, "int predicts nothing"),
+        (lambda m: certify_model([m], None, data(9), kl=np.inf, **FINE), AssumptionError, "kl must be finite"),
+        (lambda m: certify_model(lambda x: x[:, 0], rows=data(9), **FINE), ShapeError, "scores of labels must be"),
+        (lambda m: certify_model(lambda x: x[:3], rows=data(9), **FINE), ShapeError, "3 predictions of 9 rows"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(call: Any, error: type[PacBayesFLError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(LogisticRegression().fit(*data(50)))
