@@ -169,5 +169,11 @@ def sgd(parameters: Tree, gradient: Tree, rate: float) -> Tree:
 
     Returns:
         New parameters.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.inference.optim import sgd
+        >>> sgd(torch.ones(2), torch.ones(2), rate=0.5).tolist()
+        [0.5, 0.5]
     """
     return tree_map(lambda leaf, g: leaf - rate * g, parameters, gradient)

@@ -32,7 +32,8 @@ class LocalInference:
         minibatch: rows, b.
         draws: Monte Carlo draws per step, a.
         rate: learning rate of the steps on q, eta_1.
-        zeta: weight of the KL divergence.
+        zeta: weight of the KL divergence; "certificate" leaves it to clients whose prior stays as it is, each of which
+            takes that of a grid which gives it the least bound, and is 1, Bayes' rule, in rounds.
         data_scale: "rows" multiplies the minibatch's log likelihood by m_k / b (eq. 30); "sum" by 1 and "mean" by
             1 / b, as two public codes do.
         noise_std: standard deviation of the draws' eps; 1 but for the public codes, which take 0.001.
@@ -46,7 +47,7 @@ class LocalInference:
     minibatch: int = option(50, low=1, symbol="b")
     draws: int = option(1, low=1, symbol="a")
     rate: float = option(1e-3, above=0, symbol="eta_1")
-    zeta: float = option(10.0, above=0, symbol="zeta")
+    zeta: float | Literal["certificate"] = option(10.0, above=0, symbol="zeta")
     data_scale: Literal["rows", "sum", "mean"] = "rows"
     noise_std: float = option(1.0, above=0)
     divergence: Literal["forward", "reverse"] = "forward"
@@ -58,6 +59,11 @@ class LocalInference:
         check(self)
         turns.check(self)
 
+    @property
+    def weight(self) -> float:
+        """Weight of the KL divergence in a round."""
+        return 1.0 if isinstance(self.zeta, str) else self.zeta
+
     @default
     def scale(self, batch: ClientBatch, rows: ClientBatch) -> Tensor:
         """Factor [K] of the minibatch's log likelihood, in the dtype of float64 until it is used."""
@@ -65,6 +71,35 @@ class LocalInference:
             return torch.ones_like(batch.size)
         drawn = rows.size.clamp_min(1.0)
         return batch.size / drawn if self.data_scale == "rows" else 1.0 / drawn
+
+    @default
+    def slopes(
+        self,
+        model: WeightModel,
+        q: AnyTree,
+        prior: AnyTree,
+        rows: ClientBatch,
+        draws: Sequence[Draw],
+        scale: Tensor,
+        precomputed: tuple[Precomputed, Precomputed],
+    ) -> tuple[Tensor, AnyTree]:
+        """Differentiate what a step descends by the parameters of q; here the negative ELBO, as `loss_gradient`.
+
+        The factor of the minibatch's log likelihood is scale [K]. The result is the scaled log likelihood [K], in nats,
+        and the gradient, leaves [K, D], which the caller may overwrite.
+        """
+        if self.divergence == "forward":
+            value, _, gradient = loss_gradient(
+                model, q, prior, rows, draws, self.weight, scale, precomputed, with_kl=False
+            )
+            return value, gradient
+        q_terms, prior_terms = precomputed  # KL(q || q) has slope 0
+        value, _, gradient = loss_gradient(
+            model, q, q, rows, draws, self.weight, scale, (q_terms, q_terms), with_kl=False
+        )
+        backwards = only_stochastic(model, prior_terms.kl_gradient_wrt_prior(q_terms))
+        tensors.tree_map(lambda slope, other: slope.add_(other, alpha=self.weight), gradient, backwards)
+        return value, gradient
 
 
 def draw_of(q: WeightDistribution, noise: Noise, std: float = 1.0) -> Draw:
@@ -166,20 +201,46 @@ def _hot_gradient(
     zeta: float,
     scale: Tensor,
 ) -> tuple[Tensor, AnyTree]:
-    total = torch.zeros_like(scale)
     gradient = tensors.tree_map(lambda slope: slope.mul_(zeta), only_stochastic(model, q.kl_gradient(prior)))
+
+    def loss(theta: Tensor) -> Tensor:
+        return -scale * model.log_likelihood(theta, rows)
+
+    return -add_mean_gradient(model, q, draws, loss, gradient), gradient
+
+
+def add_mean_gradient(
+    model: WeightModel,
+    q: Precomputed,
+    draws: Sequence[Draw],
+    loss: Callable[[Tensor], Tensor],
+    gradient: AnyTree,
+) -> Tensor:
+    """Add the gradient of a loss of weights, averaged over draws, by the parameters of q, in place.
+
+    Args:
+        model: says which weights are uncertain.
+        q: `q.precompute()`.
+        draws: random numbers of each of the a draws [K, D].
+        loss: of weights [K, D], [K].
+        gradient: that is added to, leaves [K, D].
+
+    Returns:
+        The mean loss [K].
+    """
+    values = []
     for draw in draws:
         with torch.enable_grad():
             theta = q.weights(draw).requires_grad_(True)
-            log_likelihood = model.log_likelihood(theta, rows) * scale
-            (grad_weights,) = torch.autograd.grad(log_likelihood.sum(), theta)
-        grad_weights.mul_(-1.0 / len(draws))
+            value = loss(theta)
+            (grad_weights,) = torch.autograd.grad(value.sum(), theta)
+        grad_weights.mul_(1.0 / len(draws))
         grad_draw = q.vjp(draw, grad_weights)
         if model.deterministic:
             grad_draw = only_stochastic(model, grad_draw)._replace(loc=grad_draw.loc)
         tensors.tree_map(Tensor.add_, gradient, grad_draw)
-        total += log_likelihood.detach() / len(draws)
-    return total, gradient
+        values.append(value.detach() / len(draws))
+    return torch.stack(values).sum(0)
 
 
 class Fitting(NamedTuple):
@@ -230,16 +291,7 @@ def personal_steps(
     total = torch.zeros_like(scale)
     for _ in range(local.inner):
         draws = [draw(q, noise) for _ in range(local.draws)]
-        if local.divergence == "forward":
-            value, _, gradient = loss_gradient(
-                model, q, w, rows, draws, local.zeta, scale, (q_terms, w_terms), with_kl=False
-            )
-        else:  # KL(q || q) has slope 0
-            value, _, gradient = loss_gradient(
-                model, q, q, rows, draws, local.zeta, scale, (q_terms, q_terms), with_kl=False
-            )
-            backwards = only_stochastic(model, w_terms.kl_gradient_wrt_prior(q_terms))
-            tensors.tree_map(lambda slope, other: slope.add_(other, alpha=local.zeta), gradient, backwards)
+        value, gradient = local.slopes(model, q, w, rows, draws, scale, (q_terms, w_terms))
         if free is not None:
             gradient = tensors.tree_map(lambda slope: slope * free, gradient)
         adam = step_(q, gradient, adam, local.rate, local.optimiser, active)

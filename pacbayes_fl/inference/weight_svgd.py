@@ -47,7 +47,7 @@ def fit(
     """
     theta = start.clone()
     svgd_particles, adam = theta.shape[1], adam_init(theta, batch.clients)
-    precision = torch.where(model.stochastic_columns().to(theta.device), local.zeta / prior.scale.square(), 0.0)
+    precision = torch.where(model.stochastic_columns().to(theta.device), local.weight / prior.scale.square(), 0.0)
     for active in turns.turns(local, batch):
         rows, scale = svi.minibatch(local, batch, noise, theta.dtype)
         many = repeated(rows, svgd_particles)

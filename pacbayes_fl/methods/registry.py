@@ -85,6 +85,7 @@ METHODS = Registry(
         "pooled-ensemble": "baselines.ensemble:RECIPE",
         "fed-ensemble": "baselines.fed_ensemble:RECIPE",
         "pfedbayes": "variational.pfedbayes:RECIPE",
+        "pbb": "variational.pbb:RECIPE",
         "sfedbayes": "variational.sfedbayes:RECIPE",
         "cfedbayes": "variational.cfedbayes:RECIPE",
         "bpfed": "variational.bpfed:RECIPE",

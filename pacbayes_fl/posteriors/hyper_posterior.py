@@ -72,6 +72,15 @@ class GaussianHyperPrior:
     Args:
         loc: [D], from `FunctionModel.location`.
         std: sigma_P, in units of the hyper-parameters.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import GaussianHyperPrior
+        >>> hyper_prior = GaussianHyperPrior(torch.zeros(3), std=2.0)
+        >>> hyper_prior.sample(4, torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 3])
+        >>> hyper_prior.score(torch.ones(1, 3)).tolist()  # towards the location
+        [[-0.25, -0.25, -0.25]]
     """
 
     loc: Tensor
@@ -292,6 +301,11 @@ def gibbs_tau(lam: float, beta: float, n: int, n2: float, v: float = 1e-4) -> fl
 
     Raises:
         AssumptionError: when lambda <= n2 + v.
+
+    Example:
+        >>> from pacbayes_fl.bounds import gibbs_tau
+        >>> round(gibbs_tau(lam=2_000.0, beta=100.0, n=24, n2=0.0), 4)
+        0.9999
     """
     if not lam > n2 + v:
         raise AssumptionError(f"lambda must be above n2 + v = {n2 + v:g} (Theorem 4.2), got {lam:g}")

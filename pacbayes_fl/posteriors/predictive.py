@@ -139,6 +139,18 @@ class NormalMixture:
         log_weights: [K, P], normalised over P.
         means: [K, P, N], in units of y.
         variances: [K, P, N], in squared units of y, positive.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> predictive.mean.tolist(), predictive.variance.tolist()
+        ([[0.0, 1.0]], [[1.0, 1.0]])
+        >>> predictive.quantile(torch.tensor([0.5])).numpy().round(4).tolist()
+        [[[0.0, 1.0]]]
+        >>> round(predictive.cdf(y := torch.zeros(1, 2).double())[0, 0].item(), 3)
+        0.5
     """
 
     log_weights: Tensor

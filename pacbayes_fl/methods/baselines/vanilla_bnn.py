@@ -80,7 +80,7 @@ class FixedPrior(Variational[Server, Client, Update], Generic[Server, Client, Up
         for _ in range(passes):
             state, _, fits = track_prior(self.model, self.local, self.tracking, state, prior, batch, noise, self.draw)
             total += fits / passes
-        return state, fit_of(self.model, self.local.zeta, total, state.q, prior, prior)
+        return state, fit_of(self.model, self.local.weight, total, state.q, prior, prior)
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
+from pacbayes_fl.bounds import Objective, Premises, SaturatingSquare, ZeroOne, client
+from pacbayes_fl.bounds.risk import gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.files import JsonTable
@@ -168,6 +170,12 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """As `weighting` says, of rows [K]: [K]."""
         return average.client_weight(rows, self.weighting)
 
+    @property
+    @default
+    def refining(self) -> LocalInference:
+        """Steps on q where w stays as it is: of new clients, on later rows, and of a certificate's posterior."""
+        return self.local
+
     @default
     def draw(self, q: AnyTree, noise: Noise) -> Draw:
         """Take the random numbers of one draw from the clients' streams."""
@@ -204,7 +212,7 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
         """
         if tensors.on_host(fresh) and not bool(fresh.any()):
             return q
-        fitted = svi.fit(self.model, self.local, w, batch, noise, self.join_passes, self.draw, free)
+        fitted = self.fit_against(self.refining, w, batch, noise, self.draw, free)
         return tensors.where(fresh, fitted, q)
 
     def filtered(
@@ -279,8 +287,49 @@ class Variational(Method[Server, Server, Client, Update], Generic[Server, Client
             uncertain = self.model.stochastic_columns().to(w.loc.device)
             free = uncertain if free is None else free & uncertain
         exact = replace(self, local=replace(self.local, noise_std=1.0))
-        q = svi.fit(self.model, exact.local, w, rows, noise, self.join_passes, exact.draw, free)
+        q = self.fit_against(exact.refining, w, rows, noise, exact.draw, free)
         return tensors.where(tensors.finite(q), q, w)
+
+    def fit_against(
+        self,
+        local: LocalInference,
+        w: AnyTree,
+        rows: ClientBatch,
+        noise: Noise,
+        draw: Callable[[AnyTree, Noise], Draw],
+        free: Tensor | None,
+    ) -> AnyTree:
+        """Fit q from a distribution that stays and against it, with the zeta of `local` or each client's own.
+
+        With zeta = "certificate" a client takes of `ZETAS` that whose q has the least kl^-1(L^, (KL + ln(xi / delta)) /
+        m), L^ estimated by draws. A certificate pays nothing for the choice: its bound holds for all q at once, and the
+        draws that estimate its risk are others. (A choice among priors would cost ln of their number.)
+
+        Args:
+            local: hyper-parameters.
+            w: leaves [K, D].
+            rows: the clients' rows.
+            noise: a fork of their streams.
+            draw: takes q and the streams, gives the random numbers of a draw.
+            free: bool [D] or [K, D], True for weights that may move; all when None.
+
+        Returns:
+            q, leaves [K, D].
+        """
+        if local.zeta != "certificate":
+            return svi.fit(self.model, local, w, rows, noise, self.join_passes, draw, free)
+        least, result = torch.full_like(rows.size, torch.inf), w
+        premises = Premises(loss=ZeroOne() if not rows.y.is_floating_point() else SaturatingSquare())
+        bound = Objective(client.SEEGER, rows.size.clamp_min(1.0), 0.05, premises)
+        for zeta in ZETAS:
+            own = noise.copy()  # what is left of it after the fit judges the result
+            q = svi.fit(self.model, replace(local, zeta=zeta), w, rows, own, self.join_passes, draw, free)
+            posterior = WeightPosterior(self.model, q, self.draws, own, rows)
+            risk, _ = gibbs_risk(posterior, rows, premises.loss, self.draws, own)
+            value, *_ = bound.slopes(risk, svi.divergence(self.model, q, w).clamp_min(0.0))
+            better = value < least  # False also for what is no number
+            least, result = torch.where(better, value, least), tensors.where(better, q, result)
+        return result
 
 
 def moments_of(q: MeanField) -> Moments:

@@ -143,7 +143,7 @@ class BPFed(Variational[Server, Client, Update]):
         if self.sends_moments:
             sent = moments_of(sent)
         weight = self.weight(batch.size)
-        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, prior)
+        fit = fit_of(self.model, self.local.weight, log_likelihood, new.q, w, prior)
         update = Update(sent, weight, torch.ones_like(weight), fit)
         return update, Client(self._personal(new.q), new.adam_q, new.adam_w)
 

@@ -147,7 +147,7 @@ class CFedBayes(Variational[Server, Client, Update]):
         new, w, log_likelihood = track_prior(
             self.model, self.local, self.tracking, before, start, batch, noise, self.draw
         )
-        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, start)
+        fit = fit_of(self.model, self.local.weight, log_likelihood, new.q, w, start)
         weight = self.weight(batch.size)
         moved = (cluster != state.cluster).to(weight)
         sent = moments_of(new.q) if self.sends_moments else w

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -249,7 +249,6 @@ def update_from_release(w: AnyTree) -> Update:
     return Update(w, private_steps.unit_weights(like, rows), unknown, Fit(unknown, unknown, unknown))
 
 
-@final
 @dataclass(frozen=True)
 class PFedBayes(Variational[Server, Client, Update]):
     """pFedBayes (Algorithm 1, eqs. 5-9 and 29-31); fields as in `methods.variational.base.Variational`, and some more.
@@ -301,7 +300,7 @@ class PFedBayes(Variational[Server, Client, Update]):
         w = tensors.expand(message.w, batch.clients)
         new, w, log_likelihood = track_prior(self.model, self.local, self.tracking, state, w, batch, noise, self.draw)
         weight = self.weight(batch.size)
-        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        fit = fit_of(self.model, self.local.weight, log_likelihood, new.q, w, message.w)
         sent = moments_of(new.q) if self.sends_moments else w
         return Update(sent, weight, torch.ones_like(weight), fit), new
 

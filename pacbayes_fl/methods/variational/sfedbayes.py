@@ -152,7 +152,7 @@ class SFedBayes(Variational[Server, Client, Update]):
         new, w, log_likelihood = track_prior(
             self.model, self.local, self.tracking, state, start, batch, noise, self.draw
         )
-        fit = fit_of(self.model, self.local.zeta, log_likelihood, new.q, w, message.w)
+        fit = fit_of(self.model, self.local.weight, log_likelihood, new.q, w, message.w)
         weight = self.weight(batch.size)
         uploaded = new.q if self.sends_moments else w
         keep = uploaded.inclusion >= self.threshold

@@ -174,6 +174,11 @@ class DeepKernelGP(FunctionModel):
         linear_kernel: add s^2 (x' x + 1) to the kernel, s a hyper-parameter from .1: slopes of every client's own.
         dof: degrees of freedom of Student-t noise, above 2; "learned" makes them a hyper-parameter, from 4. Gaussian
             noise when None.
+
+    Example:
+        >>> from pacbayes_fl import DeepKernelGP
+        >>> DeepKernelGP(2, (8,), (8,)).dim  # hyper-parameters of mean and kernel networks
+        76
     """
 
     def __init__(

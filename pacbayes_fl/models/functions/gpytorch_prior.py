@@ -86,6 +86,13 @@ class GPyTorchPrior(FunctionModel):
             hyper-prior that the method is given, and another one would count for nothing; when a likelihood is not
             normal around the function with a positive noise at any input, or `noise_std` stands beside it.
         ShapeError: when mean or kernel do not map [N, d] inputs to [N] and [N, N].
+
+    Example:
+        >>> import gpytorch
+        >>> from pacbayes_fl import GPyTorchPrior
+        >>> prior = GPyTorchPrior(gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel(), input_dim=1)
+        >>> prior.location().shape  # lengthscale and noise
+        torch.Size([2])
     """
 
     host_bound: ClassVar[str | None] = "GPyTorch's kernels compare their inputs at every call"

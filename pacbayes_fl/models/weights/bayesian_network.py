@@ -99,6 +99,11 @@ class BayesianMLP(BayesianNetwork):
         sizes: numbers of units from the flattened input to the output.
         likelihood: of the targets given the outputs.
         dtype: of the weights.
+
+    Example:
+        >>> from pacbayes_fl import BayesianMLP, Categorical
+        >>> BayesianMLP((4, 8, 3), Categorical(3)).dim  # 4 x 8 + 8 + 8 x 3 + 3 weights
+        67
     """
 
     def __init__(self, sizes: Sequence[int], likelihood: Likelihood, dtype: torch.dtype = torch.float32) -> None:

@@ -161,6 +161,13 @@ def wasserstein(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
 
     Returns:
         [*], in squared units of a weight.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.weights.laplace import wasserstein
+        >>> zero, eye = torch.zeros(2).double(), torch.eye(2).double()
+        >>> round(wasserstein(zero, eye, zero + 1, 4 * eye).item(), 3)
+        4.0
     """
     values, vectors = torch.linalg.eigh(other_covariance)
     root = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)) @ vectors.mT

@@ -54,6 +54,13 @@ def probit_log_probs(outputs: Tensor, variance: Tensor) -> Tensor:
 
     Returns:
         Log probabilities [*, C].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.weights.linearised import probit_log_probs
+        >>> outputs, variance = torch.tensor([2.0, 0.0]).double(), torch.tensor([4.0, 4.0]).double()
+        >>> probit_log_probs(outputs, variance).exp().numpy().round(3).tolist()  # less sure than softmax
+        [0.777, 0.223]
     """
     return (outputs * (1.0 + math.pi / 8.0 * variance).rsqrt()).log_softmax(-1)
 

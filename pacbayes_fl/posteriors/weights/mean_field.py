@@ -40,6 +40,12 @@ def rho_of(variance: Tensor) -> Tensor:
 
     Returns:
         [*]; -inf for a variance of 0.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.weights.mean_field import rho_of
+        >>> round(torch.nn.functional.softplus(rho_of(torch.tensor(0.25))).item(), 3)
+        0.5
     """
     scale = variance.sqrt()
     return scale + torch.log(-torch.expm1(-scale))
@@ -79,6 +85,13 @@ class MeanField(NamedTuple):
     Args:
         loc: mu [*, D].
         rho: [*, D], kept in [-20, 20] (float64: [-40, 40]).
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.weights.mean_field import MeanField
+        >>> q = MeanField(torch.zeros(1, 3).double(), torch.zeros(1, 3).double())
+        >>> q.scale.numpy().round(3).tolist(), q.kl(q).tolist()
+        ([[0.693, 0.693, 0.693]], [0.0])
     """
 
     loc: Tensor

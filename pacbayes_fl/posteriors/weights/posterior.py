@@ -18,6 +18,7 @@ from pacbayes_fl.posteriors.classes import ClassMixture, average_log_probs
 from pacbayes_fl.posteriors.point import PointMass
 from pacbayes_fl.posteriors.predictive import NormalMixture
 from pacbayes_fl.posteriors.sampled import SampledMixture
+from pacbayes_fl.posteriors.weights.mean_field import MeanField
 
 Predictive = ClassMixture | NormalMixture | SampledMixture
 
@@ -90,11 +91,13 @@ class WeightPosterior:
         return self._each(x, draws, noise.copy())
 
     def _each(self, x: Tensor, draws: int, noise: Noise, std: float = 1.0) -> Iterator[TorchDistribution]:
-        rows = rows_of(x, noise)
+        rows, family = rows_of(x, noise), self.family
+        if isinstance(family, MeanField):
+            family = family.precompute()  # its scales, once for all draws
         for _ in range(draws):
             with torch.no_grad():  # not around the loop: between draws the mode is the caller's
                 draw = self.family.draw(noise)
-                theta = self.family.weights(draw if std == 1.0 else draw * std)
+                theta = family.weights(draw if std == 1.0 else draw * std)
                 result = self.model.observation(theta, rows, self.reference)
             yield result
 

@@ -143,6 +143,14 @@ class SpikeSlab(NamedTuple):
         loc: mu [*, D].
         rho: [*, D].
         logit: of the inclusion probability lambda [*, D], kept in [-15, 15].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.posteriors.weights.spike_slab import SpikeSlab
+        >>> one = torch.ones(1, 2).double()
+        >>> q = SpikeSlab(one, 0 * one, torch.tensor([[0.0, 4.0]]).double())
+        >>> q.inclusion.numpy().round(3).tolist()  # probability that a weight is not 0
+        [[0.5, 0.982]]
     """
 
     loc: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from pacbayes_fl.bounds import Premises, SaturatingSquare, seeger
+from pacbayes_fl.bounds.risk import gibbs_risk
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.inference.svi import LocalInference
 from pacbayes_fl.methods import METHODS
-from pacbayes_fl.methods.variational.base import PriorTracking, Variational, towards
+from pacbayes_fl.methods.variational.base import ZETAS, PriorTracking, Variational, towards
 from pacbayes_fl.methods.variational.pfedbayes import PFedBayes
 from pacbayes_fl.models.likelihoods import Gaussian
 from pacbayes_fl.models.weights.bayesian_network import BayesianMLP
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.posteriors.weights.mean_field import MeanField
+from pacbayes_fl.posteriors.weights.posterior import WeightPosterior
 from pacbayes_fl.server.moments import Moments
 from pacbayes_fl.study.data import load
 from pacbayes_fl.study.file import Study
@@ -128,3 +132,28 @@ def test_weights_without_uncertainty_go_towards_a_mean_alone(beta: float) -> Non
     variance = (1 - beta) * float(old.scale[0]) ** 2 + beta * 4.0 + beta * (1 - beta) * 1.0  # about the new mean
     assert float(new.scale[0]) == pytest.approx(variance**0.5, rel=1e-12)
     assert float(new.rho[1]) == -1.0
+
+
+def test_zeta_by_the_certificate_is_each_client_s_own_of_the_grid() -> None:
+    """The posterior of every client is that of one of the weights, and no other has a lower bound."""
+    generator = torch.Generator().manual_seed(1)
+    x = [torch.randn(m, 2, generator=generator).double() for m in (40, 4, 40)]
+    batch = ClientBatch.pad([(each, torch.sign(each[:, 0]) * (2.0 if k else 0.01)) for k, each in enumerate(x)])
+    w = MeanField(torch.zeros(3, MODEL.dim).double() + 0.1, torch.full((3, MODEL.dim), -1.0).double())
+    noise, steps = Noise(1, 0, batch.ids), {"steps": 20, "minibatch": 20, "rate": 0.02}
+    chosen = PFedBayes(MODEL, LocalInference(zeta="certificate", **steps), join_passes=3)
+    got, names, values = chosen.refit(w, batch, noise), [], []
+    each = [replace(chosen, local=replace(chosen.local, zeta=zeta)).refit(w, batch, noise.copy()) for zeta in ZETAS]
+    for k in range(3):
+        names.append(
+            [torch.equal(got.loc[k], q.loc[k]) and torch.equal(got.rho[k], q.rho[k]) for q in each].index(True)
+        )
+    loss, streams = SaturatingSquare(), Noise(7, 7, batch.ids)
+    for q in each:
+        risk = gibbs_risk(WeightPosterior(MODEL, q, 1, streams, batch), batch, loss, 400, streams.copy()).risk
+        values.append(seeger(risk, q.kl(w), batch.size, 0.05, Premises(loss=loss)).value)
+    best = torch.stack(values)
+    assert (best.gather(0, torch.tensor([names])) <= best.amin(0) + 0.02).all() and len(set(names)) > 1
+    assert chosen.local.weight == 1.0
+    with pytest.raises(StudyError, match="zeta must be one of 'certificate', got 'bound'"):
+        LocalInference(zeta="bound")  # type: ignore[arg-type]
