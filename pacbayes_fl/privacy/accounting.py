@@ -47,6 +47,14 @@ def epsilon(charges: Sequence[Charge], delta: float, method: Method = "auto") ->
     Raises:
         PrivacyError: when delta is too large, charges do not go together, the method has no account of them, or
             dp-accounting is asked for and not installed.
+
+    Example:
+        >>> from pacbayes_fl.privacy.accounting import epsilon
+        >>> from pacbayes_fl.privacy.charges import Charge
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(epsilon(rounds, 1e-3), 3)
+        1.352
     """
     _check(charges, delta, method)
     if not charges:
@@ -196,6 +204,12 @@ def noise_multiplier(
 
     Raises:
         PrivacyError: as `epsilon`, and when no noise keeps the budget.
+
+    Example:
+        >>> from pacbayes_fl.privacy.accounting import Budget, noise_multiplier
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> round(noise_multiplier("gaussian", Budget(5.0, 1e-3), 100, Cohorts(100)), 2)
+        6.9
     """
     if rounds < 1:
         raise PrivacyError(f"rounds must be at least 1, got {rounds}")

@@ -14,6 +14,7 @@ from typing import Final
 from scipy.special import log_ndtr, ndtr
 
 from pacbayes_fl.errors import PrivacyError
+from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.privacy import kinds
 from pacbayes_fl.privacy.kinds import Account
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
@@ -96,6 +97,22 @@ class Charge:
         return self.account == "gaussian" and self.cohorts.share == 1
 
 
+def charge_of(saved: JsonMapping) -> Charge:
+    """Read a charge from what `dataclasses.asdict` makes of one.
+
+    Args:
+        saved: its fields; the message may be left out where it is a round's.
+
+    Returns:
+        The charge.
+
+    Raises:
+        KeyError, TypeError, PrivacyError: when it is none.
+    """
+    cohorts, message = Cohorts(**saved["cohorts"]), saved.get("message", ROUND)
+    return Charge(saved["kind"], saved["multiplier"], saved["coordinates"], cohorts, message)
+
+
 def pure_epsilon(charges: Sequence[Charge]) -> float:
     """Add up pure epsilons (basic composition).
 
@@ -120,6 +137,13 @@ def zcdp(charges: Sequence[Charge]) -> float:
 
     Returns:
         rho.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge, zcdp
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(zcdp(rounds), 4)
+        0.125
     """
     return math.fsum(charge.zcdp for charge in checked(charges))
 
@@ -150,6 +174,13 @@ def zcdp_epsilon(charges: Sequence[Charge], delta: float) -> float:
 
     Returns:
         Epsilon.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge, zcdp_epsilon
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(zcdp_epsilon(rounds, 1e-3), 4)
+        1.9835
     """
     rho = zcdp(charges)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
@@ -181,6 +212,13 @@ def gaussian_epsilon(charges: Sequence[Charge], delta: float) -> float:
 
     Returns:
         Epsilon, to 1e-12.
+
+    Example:
+        >>> from pacbayes_fl.privacy.charges import Charge, gaussian_epsilon
+        >>> from pacbayes_fl.privacy.mechanisms import Cohorts
+        >>> rounds = [Charge("gaussian", 20.0, 1, Cohorts(100))] * 100
+        >>> round(gaussian_epsilon(rounds, 1e-3), 4)
+        1.3523
     """
     if gaussian_delta(charges, 0.0) <= delta:
         return 0.0

@@ -29,9 +29,9 @@ from torch import Tensor
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PrivacyError, caller_stacklevel
 from pacbayes_fl.files import JsonMapping, checksum
 from pacbayes_fl.privacy.accounting import Budget, epsilon, rounds_within
-from pacbayes_fl.privacy.charges import ROUND, Charge
+from pacbayes_fl.privacy.charges import ROUND, Charge, charge_of
 from pacbayes_fl.privacy.guarantees import Statement, rounded, statement
-from pacbayes_fl.privacy.mechanisms import Cohorts
+from pacbayes_fl.privacy.shared_ledger import Shared, SharedLedger
 from pacbayes_fl.results.manifest import put
 from pacbayes_fl.results.records import SIMULATED_EPSILON
 
@@ -96,7 +96,8 @@ class Ledger:
     ) -> None:
         """Read what was spent."""
         self.path, self._ahead, self._seen = Path(folder) / NAME, max(1, ahead), released
-        self._entries, delta, randomness = _read(self.path)
+        self._entries, delta, randomness, self._keys = _read(self.path)
+        self._shared: SharedLedger | None = None
         self._cohort, self._halved, self._undone = tuple[int, ...](), 0, tuple[str, ...]()
         found = {name: _read_release(self.path.with_name(file_of(name)), self._entries) for name in (ROUND, *OUTSIDE)}
         newest = sorted((one for one in found.values() if one is not None), key=lambda one: one.serial)
@@ -150,6 +151,40 @@ class Ledger:
             self._limit = known = charge, len(self) + more, more == self._ahead
         return known[1] - len(self)
 
+    def join(self, shared: SharedLedger, charge: Charge, first: int, last: int) -> None:
+        """Reserve in a ledger of several runs what this one has spent and plans.
+
+        Args:
+            shared: this run's place there; it pays for every release from here on, too.
+            charge: of a round.
+            first: the next round.
+            last: round after which the run ends.
+
+        Raises:
+            PrivacyError: when its budget would be exceeded, or it is damaged or lost.
+            CheckpointError: when something cannot be written.
+        """
+        others = [one for one in self._reserved.values() if one.message != charge.message]
+        rounds = max(0, last - first + 1 - (self.kept(first) is not None))
+        planned = [charge] * min(rounds, self.room(charge))
+        shared.join(self._keys, [*self.charges, *others, *planned], self._keep_keys)
+        self._shared = shared
+
+    def settle(self) -> Shared | None:
+        """Give back what the shared ledger has reserved for a run that has ended.
+
+        Returns:
+            What all runs on the same rows have spent; None where none is shared.
+        """
+        return None if self._shared is None else self._shared.settle(self.charges)
+
+    def _keep_keys(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(keys)
+        put(self.path.parent, {NAME: self._bytes(self._entries)})
+
+    def _bytes(self, entries: Entries) -> bytes:
+        return _ledger_bytes(entries, self.budget.delta, self.simulated, self._keys)
+
     def check_budget(self, charge: Charge, round: int | None = None) -> None:
         """Refuse a release that the budget does not allow.
 
@@ -169,6 +204,8 @@ class Ledger:
                 cause="budget spent",
                 hint="the model of the last round is what this budget buys",
             )
+        if self._shared is not None:
+            self._shared.cover([*self.charges, charge])
 
     def reserve(self, charges: Sequence[Charge]) -> None:
         """Keep a part of the budget for releases outside of rounds that are still to come.
@@ -245,7 +282,7 @@ class Ledger:
         self.check_budget(charge, round)
         serial = len(self)
         entries, folder = _with(self._entries, charge), self.path.parent
-        release, files = None, {NAME: _ledger_bytes(entries, self.budget.delta, self.simulated)}
+        release, files = None, {NAME: self._bytes(entries)}
         if mean is not None and round is not None:
             drawn = (self._cohort, mean, self._halved, self._undone) if charge.message == ROUND else ((), mean)
             release = Release(serial, round, charge, *drawn)._replace(about=about)
@@ -347,19 +384,23 @@ def _read_release(path: Path, entries: Entries) -> Release | None:
         return None
 
 
-def _ledger_bytes(entries: Entries, delta: float, simulated: bool) -> bytes:
+def _ledger_bytes(entries: Entries, delta: float, simulated: bool, keys: Sequence[str]) -> bytes:
     releases = [asdict(charge) | {"count": n} for charge, n in entries]
     randomness = "simulation" if simulated else "system"
     body = {"format_version": FORMAT_VERSION, "delta": delta, "randomness": randomness, "releases": releases}
+    body |= {"shared": [*keys]} if keys else {}
     return json.dumps(body | {"sha256": checksum(body)}, indent=1).encode()
 
 
-def _read(path: Path) -> tuple[Entries, float | None, str | None]:
-    """Read entries, delta and randomness; none where there is no file. Damage is never taken for an empty ledger."""
+def _read(path: Path) -> tuple[Entries, float | None, str | None, tuple[str, ...]]:
+    """Read entries, delta, randomness and keys in a shared ledger; none where there is no file.
+
+    Damage is never taken for an empty ledger.
+    """
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        return [], None, None
+        return [], None, None, ()
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path) from error
     try:
@@ -375,15 +416,14 @@ def _read(path: Path) -> tuple[Entries, float | None, str | None]:
         raise PrivacyError(what, hint="update pacbayes_fl")
     try:
         entries = [_entry(saved) for saved in body["releases"]]
-        return entries, body.get("delta"), body.get("randomness")  # the first ledgers had neither
+        more = body.get("delta"), body.get("randomness"), tuple(body.get("shared", ()))  # the first ledgers had none
+        return entries, *more
     except UNREADABLE as error:
         raise _damaged(path) from error
 
 
 def _entry(saved: JsonMapping) -> tuple[Charge, int]:
-    cohorts = Cohorts(**saved["cohorts"])
-    message = saved.get("message", ROUND)
-    return Charge(saved["kind"], saved["multiplier"], saved["coordinates"], cohorts, message), saved["count"]
+    return charge_of(saved), saved["count"]
 
 
 def _damaged(path: Path) -> PrivacyError:

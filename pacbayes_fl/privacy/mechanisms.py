@@ -183,6 +183,13 @@ def clip(update: Tree, mechanism: Mechanism, present: Tensor | None = None) -> T
 
     Raises:
         PrivacyError: when a leaf is not floating, and so cannot carry noise.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.privacy.mechanisms import Mechanism, clip
+        >>> sent = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).double()
+        >>> clip(sent, Mechanism('gaussian', clip=1.0, multiplier=1.0)).numpy().round(2).tolist()
+        [[0.6, 0.8], [0.3, 0.4]]
     """
     leaves = tensors.leaves(update)
     for name, leaf in leaves.items():

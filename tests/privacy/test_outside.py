@@ -18,7 +18,7 @@ from pacbayes_fl.privacy.charges import Charge
 from pacbayes_fl.privacy.ledger import Ledger
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
 from pacbayes_fl.privacy.outside import Outside, charge
-from tests.privacy.test_audit import lower_bound
+from tests.distinguishing import lower_bound
 
 TEN = Cohorts(10)
 BUDGETS = {"gaussian": Budget(4.0, 1e-3), "laplace": Budget(4.0, 0.0), "knorm": Budget(4.0, 0.0)}
