@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import DeployError, ShapeError
 from pacbayes_fl.federation.frames import STYPE, Array
 from pacbayes_fl.files import JsonMapping
 
@@ -20,6 +20,11 @@ DTYPES = MappingProxyType(
     {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.int64)}
 )
 """What may travel; always little-endian."""
+
+Compress = Literal["none", "float16", "bfloat16"]
+"""How floating-point numbers travel: as they are, or rounded to 16 bits."""
+
+_NARROW: Final = MappingProxyType({"float16": torch.float16, "bfloat16": torch.bfloat16})
 
 _HEADER = 512
 _SHOWN = 80
@@ -38,28 +43,62 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def pack(tree: object) -> dict[str, Array]:
+def pack(tree: object, compress: Compress = "none") -> dict[str, Array]:
     """Lay a tree out in bytes.
 
     Args:
         tree: message or update, leaves [*].
+        compress: how floating-point numbers travel.
 
     Returns:
         Arrays by flat name.
 
     Raises:
         ShapeError: naming a leaf whose dtype does not travel.
+        DeployError: naming a leaf with a finite number that 16 bits do not hold.
     """
     packed = {}
     for name, leaf in tensors.leaves(tree).items():
         kind = str(leaf.dtype).removeprefix("torch.")
         if kind not in DTYPES:
             raise ShapeError(f"leaf {name!r} is {leaf.dtype}; what may travel is {', '.join(DTYPES)}")
-        array = leaf.detach().cpu().contiguous().numpy()
+        leaf = leaf.detach().cpu().contiguous()
+        if compress != "none" and leaf.is_floating_point():
+            kind, leaf = compress, _narrowed(name, leaf, compress)
+        array = leaf.numpy()
         file = io.BytesIO()
         np.lib.format.write_array(file, array.astype(array.dtype.newbyteorder("<"), copy=False), (1, 0))
         packed[name] = Array(kind, tuple(leaf.shape), STYPE, file.getvalue())
     return packed
+
+
+def _narrowed(name: str, leaf: Tensor, compress: Compress) -> Tensor:
+    """Round to 16 bits; those of bfloat16, which NumPy does not know, as whole numbers."""
+    narrow = leaf.to(_NARROW[compress])
+    if bool((narrow.isinf() & leaf.isfinite()).any()):
+        largest = torch.finfo(narrow.dtype).max
+        what = f"leaf {name!r} has a number beyond {largest:g}, the largest of {compress}"
+        raise DeployError(what, cause="compress", hint="deploy.compress = 'bfloat16', or 'none'")
+    return narrow.view(torch.int16) if compress == "bfloat16" else narrow
+
+
+def rounded(tree: tensors.Tree, compress: Compress) -> tensors.Tree:
+    """Give a tree as it arrives.
+
+    Args:
+        tree: leaves [*].
+        compress: how floating-point numbers travel.
+
+    Returns:
+        The tree with its dtypes and devices, floating-point numbers rounded; the very same with "none".
+
+    Raises:
+        DeployError: as `pack`.
+    """
+    if compress == "none":
+        return tree
+    came = tensors.leaves(unpack(tree, pack(tree, compress), compress))
+    return tensors.unleaves(tree, {name: came[name].to(leaf.device) for name, leaf in tensors.leaves(tree).items()})
 
 
 def size(arrays: JsonMapping) -> int:
@@ -88,12 +127,13 @@ def size(arrays: JsonMapping) -> int:
     return total
 
 
-def unpack(like: tensors.Tree, arrays: JsonMapping) -> tensors.Tree:
+def unpack(like: tensors.Tree, arrays: JsonMapping, compress: Compress = "none") -> tensors.Tree:
     """Read received arrays into a tree of known structure.
 
     Args:
         like: the wanted names, shapes and dtypes, leaves [*].
         arrays: `Serialised`, or dense tensors [*] on the CPU, by flat name.
+        compress: how floating-point numbers have travelled.
 
     Returns:
         A tree of `like`'s structure on the CPU, in memory of its own.
@@ -106,7 +146,7 @@ def unpack(like: tensors.Tree, arrays: JsonMapping) -> tensors.Tree:
     if wanted.keys() != arrays.keys():
         missing, strange = sorted(wanted.keys() - arrays.keys()), sorted(map(shown, arrays.keys() - wanted.keys()))
         raise ShapeError(f"leaves missing: {missing[:5]}, not known: {', '.join(strange[:5]) or 'none'}")
-    read = {name: _read(name, arrays[name], leaf) for name, leaf in wanted.items()}
+    read = {name: _read(name, arrays[name], leaf, compress) for name, leaf in wanted.items()}
     return tensors.unleaves(like, read)
 
 
@@ -127,8 +167,10 @@ def digest(tree: object) -> str:
     return code.hexdigest()
 
 
-def _read(name: str, value: object, like: Tensor) -> Tensor:
-    wanted = f"leaf {name!r} must be {list(like.shape)} {like.dtype}"
+def _read(name: str, value: object, like: Tensor, compress: Compress) -> Tensor:
+    narrow = compress != "none" and like.is_floating_point()
+    form_of = compress if narrow else str(like.dtype).removeprefix("torch.")
+    wanted = f"leaf {name!r} must be {list(like.shape)} {compress if narrow else like.dtype}"
     if isinstance(value, Tensor):
         odd = "quantised" if value.is_quantized else "nested" if value.is_nested else None
         if odd is not None or value.layout != torch.strided or value.device.type != "cpu":
@@ -144,9 +186,13 @@ def _read(name: str, value: object, like: Tensor) -> Tensor:
         raise ShapeError(f"{wanted}, got {type(value).__name__} of {type(dtype).__name__}, {type(shape).__name__}")
     if form != STYPE:
         raise ShapeError(f"{wanted} as {STYPE}, got {shown(form)}")
-    if DTYPES.get(dtype) != like.dtype or tuple(shape) != tuple(like.shape):
+    if dtype != form_of or tuple(shape) != tuple(like.shape):
         raise ShapeError(f"{wanted}, got {shown(list(shape))} {shown(dtype)}")
-    return _numbers(wanted, data, like)
+    if not narrow:
+        return _numbers(wanted, data, like)
+    if compress == "float16":
+        return _numbers(wanted, data, like.to(torch.float16)).to(like.dtype)
+    return _numbers(wanted, data, like.to(torch.int16)).view(torch.bfloat16).to(like.dtype)
 
 
 def _numbers(wanted: str, data: bytes, like: Tensor) -> Tensor:

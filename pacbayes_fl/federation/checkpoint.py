@@ -1,7 +1,8 @@
 """The saved state of a run: written so that no crash, kill or full disk can take the last good round away.
 
-`RUN/checkpoints/round_000040/` holds `state.safetensors`, `state.json` and `manifest.json` with their SHA-256. A round
-is written as `round_000040.tmp`, synced, and then renamed: what bears the final name is complete, and what was altered
+`RUN/checkpoints/round_000040/` holds `state.safetensors`, `state.json` and `manifest.json` with their SHA-256; of a
+run in several processes also `clients_0000.safetensors` and so on, the states of the clients of each. A round is
+written as `round_000040.tmp`, synced, and then renamed: what bears the final name is complete, and what was altered
 since shows in its checksum.
 """
 
@@ -29,14 +30,18 @@ from pacbayes_fl import names
 from pacbayes_fl.errors import UNREADABLE, CheckpointError, PacBayesFLError
 from pacbayes_fl.files import JsonMapping, JsonTable, checksum, make_folder, refuse_link
 from pacbayes_fl.results.folder import sync_folder, write_atomic, write_synced
-from pacbayes_fl.results.manifest import announced, intact
+from pacbayes_fl.results.manifest import Print, announced, intact
 
-FORMAT_VERSION: Final = 1
-MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every")
+FORMAT_VERSION: Final = 2
+_WHOLE: Final = 1  # the version in which one file has all states, which older readers know
+MAY_CHANGE: Final = ("rounds", "out", "device", "threads", "checkpoint_every", "deadline")
+
+PART: Final = "clients_"
+"""How the files begin that hold the states of the clients of one process."""
 
 Migration = Callable[[dict[str, Tensor], JsonTable], tuple[dict[str, Tensor], JsonTable]]
 # from a version to the next: tensors and meta in, tensors and meta out
-_MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({})
+_MIGRATIONS: Final[Mapping[int, Migration]] = MappingProxyType({_WHOLE: lambda tensors, meta: (tensors, meta)})
 _NO_SPACE: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -61,7 +66,14 @@ class _DamagedError(Exception):
     """A round on disk that must not be used; the text says which file of it."""
 
 
-def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: JsonMapping, keep: int = 2) -> Path:
+def save(
+    folder: Path | str,
+    round: int,
+    tensors: Mapping[str, Tensor],
+    meta: JsonMapping,
+    keep: int = 2,
+    parts: Mapping[str, Print] = MappingProxyType({}),
+) -> Path:
     """Save a round, then delete superseded ones.
 
     Until the new round is on disk with its final name, nothing older is touched. Afterwards the `keep` newest up to
@@ -74,6 +86,7 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Js
         tensors: flat names with tensors [*] of any dtype and device.
         meta: anything JSON: the resolved study, client ids, the privacy ledger.
         keep: how many rounds stay on disk, at least 1.
+        parts: prints, by name, of files of states that stand in `begin`'s folder already.
 
     Returns:
         The folder of the saved round.
@@ -92,21 +105,23 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Js
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
     files = {"state.safetensors": safetensors.torch.save(flat), "state.json": state_json}
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest: JsonTable = {
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if parts else _WHOLE,
         "round": round,
-        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        "sha256": sums | {name: one.sha256 for name, one in parts.items()},
     }
     files["manifest.json"] = json.dumps(manifest | {"manifest_sha256": checksum(manifest)}, indent=2).encode()
 
     root = Path(folder) / "checkpoints"
     final = root / f"round_{round:06d}"
     pointer = f"{final.name}\n".encode()
-    listed = {f"{root.name}/{final.name}/{name}": data for name, data in files.items()}
+    written: dict[str, bytes | Print] = {**files, **parts}
+    listed = {f"{root.name}/{final.name}/{name}": data for name, data in written.items()}
     refuse_link(root)
     try:
         with announced(folder, {**listed, f"{root.name}/latest": pointer}):
-            _put(final, files)
+            _put(final, files, begun=bool(parts))
             write_atomic(root / "latest", pointer)
             _drop(root, round, keep)
     except (OSError, CheckpointError) as error:
@@ -116,14 +131,34 @@ def save(folder: Path | str, round: int, tensors: Mapping[str, Tensor], meta: Js
     return final
 
 
-def _put(final: Path, files: Mapping[str, bytes]) -> None:
-    """Write a round: until it is on disk under its final name, nothing else is touched."""
-    root, half, replaced = final.parent, final.with_suffix(".tmp"), final.with_suffix(".old")
+def begin(folder: Path | str, round: int) -> Path:
+    """Make the folder into which several processes write a round, before it is complete.
+
+    Args:
+        folder: the run folder.
+        round: rounds finished.
+
+    Returns:
+        A folder without files.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+    root = Path(folder) / "checkpoints"
+    half = root / f"round_{round:06d}.tmp"
     if not root.is_dir():
         make_folder(root)
         sync_folder(root.parent)
     _discard(half)
     make_folder(half)
+    return half
+
+
+def _put(final: Path, files: Mapping[str, bytes], begun: bool) -> None:
+    """Write a round: until it is on disk under its final name, nothing else is touched."""
+    root, half, replaced = final.parent, final.with_suffix(".tmp"), final.with_suffix(".old")
+    if not begun:
+        begin(root.parent, int(final.name.removeprefix("round_")))
     for name, data in files.items():
         write_synced(half / name, data)
     sync_folder(half)
@@ -345,6 +380,8 @@ def _read(path: Path, round: int) -> tuple[dict[str, Tensor], JsonTable]:
         need(hashlib.sha256(data).hexdigest() == checksums[name], name)
     try:
         tensors, meta = safetensors.torch.load(files["state.safetensors"]), json.loads(files["state.json"])["meta"]
+        parts = [safetensors.torch.load(files[name]) for name in sorted(files) if name.startswith(PART)]
+        tensors |= {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
         need(isinstance(meta, dict), "state.json")
     except (*UNREADABLE, SafetensorError) as error:
         raise _DamagedError(f"round {round} is damaged") from error

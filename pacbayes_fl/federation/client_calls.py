@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, group_by_size
 from pacbayes_fl.errors import ClientError, caller_stacklevel
 from pacbayes_fl.federation.plan import FederationPlan
@@ -74,6 +75,7 @@ def cut_calls(
     """
     for part in cut:
         yield part, batch.select(torch.tensor(part)).trim(max(1, max(sizes[k] for k in part)))
+        tensors.release_mapped()
 
 
 class CallSplitter:

@@ -27,6 +27,11 @@ def draw(seed: int | None, round: int, ids: Sequence[int], size: int | None) -> 
 
     Returns:
         Sorted positions [size], int64, on the CPU.
+
+    Example:
+        >>> from pacbayes_fl.federation import cohort
+        >>> cohort.draw(seed=1, round=1, ids=[11, 12, 13, 14], size=2).tolist()
+        [1, 3]
     """
     if size is None or size >= len(ids):
         return torch.arange(len(ids))

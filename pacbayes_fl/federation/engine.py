@@ -20,6 +20,8 @@ from pacbayes_fl.federation.guard import (
 from pacbayes_fl.federation.plan import FederationPlan
 from pacbayes_fl.federation.player import Player, RoundPlayer
 from pacbayes_fl.federation.private import PrivateAggregator
+from pacbayes_fl.federation.rank_player import RankPlayer
+from pacbayes_fl.federation.ranks import Ranks
 from pacbayes_fl.federation.undo import DivergenceGuard
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import AnyMethod
@@ -51,6 +53,7 @@ def rounds(
     plan: FederationPlan,
     state: FederationState | None = None,
     aggregator: PrivateAggregator | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[tuple[RoundRecord, FederationState]]:
     """Run the rounds that are left, one at a time.
 
@@ -71,6 +74,8 @@ def rounds(
         state: where to go on; the start when None.
         aggregator: makes the rounds private (see `federation.private`), with cohorts of its own. Their records tell how
             many clients were expected, and only numbers that are functions of the releases.
+        ranks: the processes among which the clients are dealt; the states that are yielded are then those of this
+            one's clients. Not for private rounds.
 
     Yields:
         After each round its record and the state to go on from.
@@ -80,8 +85,12 @@ def rounds(
         NumericalError: when a client fails and `on_bad_client` is "stop", or the federation diverges at an eighth of
             its learning rates too; it names the client whose step was far longer than others', if there is one.
         PrivacyError: when the budget does not allow another round.
+        DeployError: when one of the processes has ended.
     """
-    player = RoundPlayer(method, prepared(method, batch), plan, aggregator)
+    batch = prepared(method, batch)
+    player: Player = RoundPlayer(method, batch, plan, aggregator)
+    if ranks is not None:
+        player = RankPlayer(method, batch, plan, ranks)
     yield from play(player, start(method, player.batch, plan) if state is None else state)
 
 
@@ -198,6 +207,15 @@ def run_rounds(
 
     Raises:
         ClientError, NumericalError: as `rounds`.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch, DeepKernelGP, FederationPlan, PacPFL, run_rounds
+        >>> x = torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, torch.sin(x[:, 0] + k)) for k in range(3)])
+        >>> method = PacPFL(DeepKernelGP(1, (4,), (4,)), particles=2)
+        >>> run_rounds(method, batch, FederationPlan(rounds=2)).server.particles.shape[0]
+        2
     """
     last = start(method, batch, plan)
     for record, state in rounds(method, batch, plan):

@@ -145,6 +145,18 @@ class Kept:
             writing.put(positions, block)
         return writing.done()
 
+    def only(self, positions: Sequence[int]) -> Kept:
+        """Forget the states of all others, which are elsewhere: asked for, they are as if they had never taken part.
+
+        Args:
+            positions: of the clients whose states stay.
+
+        Returns:
+            States of as many clients.
+        """
+        stay = set(positions)
+        return Kept(self.clients, self._made, {k: at for k, at in self._at.items() if k in stay}, self.shelves)
+
     def subset(self, positions: Sequence[int]) -> Kept:
         """Select some of the clients.
 

@@ -25,7 +25,7 @@ SLACK = 1.1
 """A request or reply may take so many times the bytes of one that is as expected."""
 
 REPLY = (("run", str), ("round", int), ("client", str), ("parameters", str))
-REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str), ("keep", bool))
+REQUEST = (*REPLY, ("method", str), ("rates", float), ("seed", int), ("noise", str), ("keep", bool), ("uncounted", int))
 
 
 class Request(NamedTuple):
@@ -33,8 +33,9 @@ class Request(NamedTuple):
 
     Args:
         config: run, round, client, parameters (hash of `arrays`), method (see `signature`), rates (what is left of its
-            learning rates after rounds that were undone), seed, noise and keep (False where the server only tries a
-            round, and the client goes on from the state that it has); other keys are not looked at.
+            learning rates after rounds that were undone), seed, noise, keep (False where the server only tries a
+            round, and the client goes on from the state that it has) and uncounted (the round from which on none of
+            the client's answers has counted; 0 where the last one did); other keys are not looked at.
         arrays: the broadcast message, by flat name.
     """
 
@@ -234,24 +235,26 @@ def read_config(message: Request | Reply, wanted: Iterable[tuple[str, type]], wh
     return config
 
 
-def byte_budget(like: AnyTree) -> int:
+def byte_budget(like: AnyTree, compress: arrays.Compress = "none") -> int:
     """Largest number of bytes of the arrays of a request or reply.
 
     Args:
         like: a tree of the structure that is expected, leaves [*].
+        compress: how floating-point numbers travel.
 
     Returns:
         `SLACK` times what they take.
     """
-    return int(SLACK * arrays.size(arrays.pack(like)))
+    return int(SLACK * arrays.size(arrays.pack(like, compress)))
 
 
-def read_arrays(like: AnyTree, got: JsonMapping) -> AnyTree:
+def read_arrays(like: AnyTree, got: JsonMapping, compress: arrays.Compress = "none") -> AnyTree:
     """Read arrays whose size is judged first; floating leaves are finite, and so is the square of their norm.
 
     Args:
         like: a tree of the structure that is expected, leaves [*].
         got: received arrays, by flat name.
+        compress: how floating-point numbers have travelled.
 
     Returns:
         A tree of that structure.
@@ -259,9 +262,9 @@ def read_arrays(like: AnyTree, got: JsonMapping) -> AnyTree:
     Raises:
         ShapeError: naming the leaf, or when it is too large.
     """
-    if (came := arrays.size(got)) > (most := byte_budget(like)):
+    if (came := arrays.size(got)) > (most := byte_budget(like, compress)):
         raise ShapeError(f"{came} bytes, and at most {most} are expected")
-    tree = arrays.unpack(like, got)
+    tree = arrays.unpack(like, got, compress)
     if astray := [name for name, leaf in tensors.leaves(tree).items() if is_astray(leaf)]:
         raise ShapeError(f"leaf {astray[0]!r} is not finite, or too large to be squared")
     return tree

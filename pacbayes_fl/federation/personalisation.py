@@ -168,6 +168,17 @@ def join(
 
     Raises:
         DataError: when the columns differ.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import ClientBatch, DeepKernelGP, FederationPlan, PacPFL, join, run_rounds
+        >>> x = torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(1)
+        >>> batch = ClientBatch.pad([(x, torch.sin(x[:, 0] + k)) for k in range(3)])
+        >>> method = PacPFL(DeepKernelGP(1, (4,), (4,)), particles=2)
+        >>> state = run_rounds(method, batch, FederationPlan(rounds=2))
+        >>> new = ClientBatch.pad([(x[:2], x[:2, 0])], ['new'])
+        >>> join(method, state.server, new, seed=1).predict(x.unsqueeze(0)).mean.shape
+        torch.Size([1, 6])
     """
     if like is not None:
         same_schema(like, batch)

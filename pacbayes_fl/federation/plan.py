@@ -46,6 +46,11 @@ class FederationPlan:
             side, "multi-krum" that many steps.
         clip_multiple: of the running median of norms, over the last 10 rounds, at which "clipped" ends a step; 2 when
             None.
+
+    Example:
+        >>> from pacbayes_fl import FederationPlan
+        >>> FederationPlan(rounds=50, cohort=8, seed=1).rounds
+        50
     """
 
     rounds: int = option(100, low=0, symbol="T")

@@ -24,6 +24,7 @@ from pacbayes_fl.federation.private import PrivateAggregator
 from pacbayes_fl.federation.reduction import Reduction, RobustAccumulator, UpdateAccumulator
 from pacbayes_fl.federation.watch import Watch
 from pacbayes_fl.methods.base import AnyMethod, slowed
+from pacbayes_fl.models.base import default
 from pacbayes_fl.noise import Noise
 from pacbayes_fl.tensors import AnyTree
 
@@ -100,6 +101,11 @@ class Player(ABC):
     def updates(self, start: FederationState, rates: float) -> Iterator[tuple[Sequence[str], AnyTree]]:
         """Updates [k, *] of all clients, with their names, from the federation's start; they keep nothing of it."""
 
+    @default
+    def sent(self, message: AnyTree) -> AnyTree:
+        """Give the server's message as clients receive it."""
+        return message
+
     def play(
         self,
         state: FederationState,
@@ -123,7 +129,7 @@ class Player(ABC):
         method, t = self.method if rates == 1 else slowed(self.method, rates), state.round + 1
         drawn = self._drawn(t, state.watch.halved, undone)
         heard = tuple(self.batch.names[k] for k in drawn)
-        message = method.broadcast(state.server)
+        message = self.sent(method.broadcast(state.server))
         reduction, notes = self._reduction(message, state), Notes()
         asked = Asked(state, drawn, heard, rates, trial_rates is not None, without)
         trained = self.train(asked, message, reduction, notes)
@@ -131,11 +137,11 @@ class Player(ABC):
         server = method.server(state.server, update, self.batch.clients)
         report = {**method.report(server, update), **reduction.numbers}
         outcome = notes.read(heard, server, parameter_size(method, server), report)._replace(reasons=trained.reasons)
-        watch = state.watch if self.aggregator is not None else self._watched(state.watch, outcome)
+        watch = state.watch if self.aggregator is not None else self._watched(state.watch, t, outcome)
         return Played(FederationState(server, trained.kept, t, watch), outcome)
 
-    def _watched(self, watch: Watch, outcome: Outcome) -> Watch:
-        return watch.after(outcome.members, outcome.dropped, outcome.norms, dominant(outcome.norms, self._rows))
+    def _watched(self, watch: Watch, t: int, outcome: Outcome) -> Watch:
+        return watch.after(t, outcome.members, outcome.dropped, outcome.norms, dominant(outcome.norms, self._rows))
 
     def _reduction(self, message: AnyTree, state: FederationState) -> Reduction:
         if self.aggregator is not None:
@@ -174,14 +180,20 @@ class RoundPlayer(Player):
         batch: training rows of all clients [K, N, *].
         plan: how to run.
         aggregator: makes the rounds private; None where they are not.
+        own: positions of the clients that train here; all when None.
     """
 
     def __init__(
-        self, method: AnyMethod, batch: ClientBatch, plan: FederationPlan, aggregator: PrivateAggregator | None
+        self,
+        method: AnyMethod,
+        batch: ClientBatch,
+        plan: FederationPlan,
+        aggregator: PrivateAggregator | None,
+        own: Sequence[int] | None = None,
     ) -> None:
         """Cut clients into calls, where all of them make a step in every round."""
         super().__init__(method, batch, plan, aggregator)
-        self._everyone = self._parts(range(batch.clients)) if self.everybody else None
+        self._everyone = self.parts(range(batch.clients) if own is None else own) if self.everybody else None
         self._splitter = CallSplitter()
 
     def train(self, asked: Asked, message: AnyTree, reduction: Reduction, notes: Notes) -> Trained:
@@ -206,7 +218,7 @@ class RoundPlayer(Player):
             hear(reduction, update, good, [name in heard for name in rows.names])  # at last: it is done or not at all
             return note
 
-        for call in self._calls(self._parts(asked.drawn) if self._everyone is None else self._everyone):
+        for call in self._calls(self.parts(asked.drawn) if self._everyone is None else self._everyone):
             for _, rows, note in self._splitter.calls(*call, work):
                 if note is not None:
                     notes.add(rows.names, note)
@@ -221,11 +233,12 @@ class RoundPlayer(Player):
             noise = Noise(self.plan.seed, 1, rows.ids, rows.x.device, self.plan.noise)
             return method.client(message, kept.select(positions), rows, noise)[0]
 
-        calls = self._calls(self._parts(range(self.batch.clients)))
+        calls = self._calls(self.parts(range(self.batch.clients)))
         for _, rows, update in chain.from_iterable(self._splitter.calls(*call, work) for call in calls):
             yield rows.names, update
 
-    def _parts(self, positions: Sequence[int]) -> list[list[int]]:
+    def parts(self, positions: Sequence[int]) -> list[list[int]]:
+        """Cut clients into calls, see `client_calls.parts`."""
         return parts(self.method, self.sizes, list(positions), self.plan)
 
     def _calls(self, cut: Sequence[list[int]]) -> Iterator[tuple[list[int], ClientBatch]]:

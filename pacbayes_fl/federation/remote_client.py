@@ -27,6 +27,7 @@ from pacbayes_fl.federation.messages import (
 from pacbayes_fl.files import JsonMapping
 from pacbayes_fl.methods.base import AnyMethod, slowed
 from pacbayes_fl.noise import Engine, Noise
+from pacbayes_fl.tensors import AnyTree
 
 
 def handle_train(
@@ -36,6 +37,8 @@ def handle_train(
     batch: ClientBatch,
     run: str | None = None,
     from_start: bool = False,
+    compress: arrays.Compress = "none",
+    tells_rows: bool = True,
 ) -> tuple[Reply, Kept]:
     """Answer a training request: the remote half of `engine.rounds`, for one client.
 
@@ -47,6 +50,8 @@ def handle_train(
         run: the run that it has joined; that of `kept`, or of its first request, when None.
         from_start: whether a new client begins with the parameters with which the federation began, as one does that
             was there from the start, and not with those of the request.
+        compress: how floating-point numbers travel, both ways.
+        tells_rows: whether the update says on how many rows it rests; else it weighs what an update of one row does.
 
     Returns:
         The reply, and the new state.
@@ -64,27 +69,51 @@ def handle_train(
     device = batch.x.device
     like = method.broadcast(method.init_server(torch.Generator()))
     try:
-        message = read_arrays(like, request.arrays)
+        message = read_arrays(like, request.arrays, compress)
     except ShapeError as error:
         raise DeployError(f"the parameters do not fit: {error}", client=name, round=number, cause="message") from error
     if arrays.digest(message) != config["parameters"]:
         what = "the parameters that came are not those that the request names by their hash"
         raise DeployError(what, client=name, round=number, cause="message", hint="send the request again")
     down = tensors.tree_map(lambda leaf: leaf.to(device), message)
-    first = down
-    if from_start and number > 1:
-        first = method.broadcast(method.init_server(torch.Generator().manual_seed(config["seed"])))
-        first = tensors.tree_map(lambda leaf: leaf.to(device), first)
-    state = fresh = method.init_clients(first, batch)
-    if kept is not None:
-        state = tensors.tree_map(lambda leaf: leaf.to(device), tensors.unleaves(fresh, kept.state))
-        if any(is_astray(leaf) for leaf in kept.state.values()):
-            raise DeployError("what it kept is not finite", client=name, round=number, cause="state")
+    state = state_of(method, down, kept, batch, config["seed"] if from_start and number > 1 else None)
     noise = Noise(config["seed"], number, batch.ids, device, config["noise"])
     slower = method if config["rates"] == 1 else slowed(method, config["rates"])
     update, new = slower.client(down, state, batch, noise)
+    if not tells_rows:
+        update = method.registered(update, torch.ones_like(batch.size), batch.ids)
     header = {"run": config["run"], "round": number, "client": name, "parameters": config["parameters"]}
-    return Reply(header, arrays.pack(update)), Kept(config["run"], number, flatten(new))
+    return Reply(header, arrays.pack(update, compress)), Kept(config["run"], number, flatten(new))
+
+
+def state_of(method: AnyMethod, message: AnyTree, kept: Kept | None, batch: ClientBatch, seed: int | None) -> AnyTree:
+    """Give the state of a client between rounds.
+
+    Args:
+        method: the algorithm.
+        message: of the server, on the client's device.
+        kept: what it kept; None for a client that has not trained.
+        batch: the client's rows, K = 1.
+        seed: with which the federation began, where a client that has not trained begins with its first parameters and
+            not with the message.
+
+    Returns:
+        Leaves [1, *].
+
+    Raises:
+        DeployError: when what it kept is not finite.
+        ShapeError: when that does not fit the method.
+    """
+    device = batch.x.device
+    if seed is not None:
+        first = method.broadcast(method.init_server(torch.Generator().manual_seed(seed)))
+        message = tensors.tree_map(lambda leaf: leaf.to(device), first)
+    fresh = method.init_clients(message, batch)
+    if kept is None:
+        return fresh
+    if any(is_astray(leaf) for leaf in kept.state.values()):
+        raise DeployError("what it kept is not finite", client=batch.names[0], round=kept.round, cause="state")
+    return tensors.tree_map(lambda leaf: leaf.to(device), tensors.unleaves(fresh, kept.state))
 
 
 def _unwanted(config: JsonMapping, method: AnyMethod, kept: Kept | None, batch: ClientBatch, run: str | None) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch, client_id
 from pacbayes_fl.errors import ClientError
-from pacbayes_fl.federation import wire
+from pacbayes_fl.federation import arrays, wire
 from pacbayes_fl.federation.federation_state import FederationState, start
 from pacbayes_fl.federation.messages import Refused, Reply, members
 from pacbayes_fl.federation.plan import FederationPlan
@@ -47,6 +48,7 @@ class RemotePlayer(Player):
         aggregator: makes the rounds private; None where they are not.
         transport: reaches the clients.
         run: random identifier of the run.
+        compress: how floating-point numbers travel, both ways.
     """
 
     def __init__(
@@ -57,11 +59,16 @@ class RemotePlayer(Player):
         aggregator: PrivateAggregator | None,
         transport: Transport,
         run: str,
+        compress: arrays.Compress = "none",
     ) -> None:
         """Find the structure of what clients send."""
         super().__init__(method, clients, plan, aggregator)
-        self._transport, self._run, self._members = transport, run, members(clients)
+        self._transport, self._run, self._members, self._compress = transport, run, members(clients), compress
         self._expected = wire.expected_update(method, start(method, clients, plan).server, clients)
+
+    def sent(self, message: AnyTree) -> AnyTree:
+        """Round the server's message as clients receive it."""
+        return arrays.rounded(message, self._compress)
 
     def train(self, asked: Asked, message: AnyTree, reduction: Reduction, notes: Notes) -> Trained:
         """Ask the clients of a round for their updates; one that does not reply in time counts as one that failed.
@@ -98,7 +105,8 @@ class RemotePlayer(Player):
 
     def _opened(self, state: FederationState, names: Sequence[str], rates: float, trial: bool) -> wire.Round:
         common = self.method, state.server, self.plan, self._run, state.round + 1, self._members, self._expected
-        return wire.open_round(*common, names, rates, keep=not trial)
+        opened = wire.open_round(*common, names, rates, not trial, self._compress)
+        return replace(opened, uncounted=state.watch.since)
 
     def _exchanged(self, opened: wire.Round) -> Iterator[tuple[str, Reply | Refused]]:
         return self._transport.exchange({name: opened.request(name) for name in opened.asked})

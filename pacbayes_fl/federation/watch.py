@@ -17,6 +17,7 @@ class Watch(NamedTuple):
 
     Args:
         failures: consecutive failures of clients, by name; a success removes the entry.
+        since: the round in which such a row of failures began, by name.
         steps: norms of the clients' steps in the last round; None where there are none.
         halved: how often the learning rates had to be halved.
         medians: median norm of the steps of each of the last rounds, oldest first.
@@ -32,9 +33,11 @@ class Watch(NamedTuple):
     usual: float = 0.0
     alone: str | None = None
     times: int = 0
+    since: Mapping[str, int] = MappingProxyType({})
 
     def after(
         self,
+        round: int,
         members: Collection[str],
         dropped: Collection[str],
         norms: Mapping[str, float],
@@ -43,6 +46,7 @@ class Watch(NamedTuple):
         """Remember a round.
 
         Args:
+            round: its number.
             members: names of the clients that were asked.
             dropped: names of those that failed.
             norms: of the steps of the clients that moved the server, by name.
@@ -54,6 +58,8 @@ class Watch(NamedTuple):
         asked = set(members)
         absent = {name: count for name, count in self.failures.items() if name not in asked}
         failed = {name: self.failures.get(name, 0) + 1 for name in dropped}
+        since = {name: self.since.get(name, round) for name in failed}
+        since |= {name: first for name, first in self.since.items() if name in absent}
         steps = summary(norms)
         medians = self.medians if steps is None else (*self.medians, steps.median)[-WINDOW:]
         usual = self.usual if steps is None else max(self.usual, steps.median)
@@ -64,7 +70,7 @@ class Watch(NamedTuple):
             times = 0
         else:  # it was not there
             alone = self.alone
-        return Watch(absent | failed, steps, self.halved, medians, usual, alone, times)
+        return Watch(absent | failed, steps, self.halved, medians, usual, alone, times, since)
 
     def labels(self) -> JsonTable:
         """Say what learning rates a run had to give up.
@@ -81,7 +87,7 @@ class Watch(NamedTuple):
         """Give everything as JSON."""
         steps = None if self.steps is None else self.steps._asdict()
         rest: JsonTable = {"halved": self.halved, "medians": list(self.medians), "usual": self.usual}
-        rest |= {"alone": self.alone, "times": self.times}
+        rest |= {"alone": self.alone, "times": self.times, "since": dict(self.since)}
         return {"failures": dict(self.failures), "steps": steps, **rest}
 
     @classmethod
@@ -90,7 +96,7 @@ class Watch(NamedTuple):
         steps = saved.get("steps")
         memory, medians = None if steps is None else Steps(**steps), tuple(saved.get("medians", ()))
         halved, usual = int(saved.get("halved", 0)), float(saved.get("usual", 0.0))
-        alone = saved.get("alone"), int(saved.get("times", 0))
+        alone = saved.get("alone"), int(saved.get("times", 0)), dict(saved.get("since", {}))
         return cls(dict(saved.get("failures", {})), memory, halved, medians, usual, *alone)
 
 

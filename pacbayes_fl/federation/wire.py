@@ -9,7 +9,7 @@ what the reply says of itself is compared with it, and counts for nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,8 @@ class Round:
         signature: of the method as it was before any round was undone.
         rates: factor of the learning rates.
         keep: False where the round is only tried: clients go on from the states that they have.
+        compress: how floating-point numbers travel, both ways.
+        uncounted: of clients whose last answer did not count, the round from which on none has, by name.
     """
 
     run: str
@@ -71,6 +73,8 @@ class Round:
     signature: str
     rates: float = 1.0
     keep: bool = True
+    compress: arrays.Compress = "none"
+    uncounted: Mapping[str, int] = field(default_factory=dict)
 
     def request(self, client: str) -> Request:
         """Write a client's request.
@@ -88,13 +92,13 @@ class Round:
             raise DeployError("it is not asked in this round", client=client, round=self.number)
         config = {"run": self.run, "round": self.number, "client": client, "parameters": self.parameters}
         config |= {"method": self.signature, "rates": self.rates, "seed": self.plan.seed, "noise": self.plan.noise}
-        config["keep"] = self.keep
+        config |= {"keep": self.keep, "uncounted": self.uncounted.get(client, 0)}
         return Request(config, self.message)
 
     @property
     def budget(self) -> int:
         """Largest number of bytes of a reply's arrays, also as a limit for the transport."""
-        return byte_budget(self.expected)
+        return byte_budget(self.expected, self.compress)
 
 
 def open_round(
@@ -108,6 +112,7 @@ def open_round(
     asked: Iterable[str] | None = None,
     rates: float = 1.0,
     keep: bool = True,
+    compress: arrays.Compress = "none",
 ) -> Round:
     """Open a round: serialise and hash the message once for all clients.
 
@@ -122,6 +127,7 @@ def open_round(
         asked: names of the cohort; all when None.
         rates: factor of the method's learning rates, 1 until a round is undone.
         keep: False where the round is only tried.
+        compress: how floating-point numbers travel, both ways.
 
     Returns:
         The round.
@@ -133,9 +139,9 @@ def open_round(
     if strange := [name for name in names if name not in clients]:
         raise DeployError("it is asked and not registered", client=strange[0], round=number)
     message = method.broadcast(server)
-    header = arrays.pack(message), arrays.digest(message), signature(method)
+    header = arrays.pack(message, compress), arrays.digest(arrays.rounded(message, compress)), signature(method)
     slower = method if rates == 1 else slowed(method, rates)
-    return Round(run, number, slower, plan, clients, names, expected, *header, rates, keep)
+    return Round(run, number, slower, plan, clients, names, expected, *header, rates, keep, compress)
 
 
 def expected_update(method: AnyMethod, server: AnyTree, like: ClientBatch) -> AnyTree:
@@ -233,7 +239,7 @@ def _judged(opened: Round, sender: str, reply: Reply | Refused) -> AnyTree:
         raise DeployError("not asked in this round")
     if config["parameters"] != opened.parameters:
         raise DeployError("it started from other parameters than those that were sent")
-    update = read_arrays(opened.expected, reply.arrays)
+    update = read_arrays(opened.expected, reply.arrays, opened.compress)
     if not bool(opened.method.possible(update).all()):
         raise DataError("its update holds values that the method cannot give, such as a negative variance")
     return update

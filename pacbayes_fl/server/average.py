@@ -39,6 +39,12 @@ def extrapolate(old: Tree, mean: Tree, beta: float) -> Tree:
 
     Returns:
         Leaves [*].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import average
+        >>> average.extrapolate(torch.zeros(2), torch.ones(2), beta=0.5).tolist()
+        [0.5, 0.5]
     """
     return tensors.tree_map(lambda before, after: torch.lerp(before, after, beta), old, mean)
 
@@ -52,6 +58,12 @@ def client_weight(size: Tensor, weighting: Weighting) -> Tensor:
 
     Returns:
         [K], 0 for a client without rows.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import average
+        >>> average.client_weight(torch.tensor([10, 30, 0]), "rows").tolist()
+        [10, 30, 0]
     """
     present = (size > 0).to(size.dtype)
     return present if weighting == "uniform" else size

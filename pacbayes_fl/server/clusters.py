@@ -64,6 +64,12 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 
     Returns:
         [K], int64.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import clusters
+        >>> clusters.nearest(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]])).tolist()
+        [0, 1]
     """
     distances = [(points - centre).double().square().sum(1) for centre in centres.unbind(0)]
     return torch.stack(distances).argmin(0)
@@ -169,6 +175,13 @@ def k_means(points: Tensor, weight: Tensor, clusters: int, steps: int = 20) -> T
 
     Returns:
         Cluster of every client [K], int64.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import clusters
+        >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+        >>> clusters.k_means(points, torch.ones(4), clusters=2).tolist()
+        [0, 0, 1, 1]
     """
     present = weight > 0
     there, count = present.unsqueeze(1), present.sum()

@@ -36,6 +36,13 @@ def average(moments: Moments, weight: Tensor) -> Moments:
 
     Returns:
         Leaves [D].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import moments
+        >>> two = moments.Moments(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]))
+        >>> moments.average(two, torch.ones(2))
+        Moments(mean=tensor([1.]), variance=tensor([1.]))
     """
     return tensors.weighted_mean(moments, weight)
 
@@ -55,6 +62,13 @@ def match(moments: Moments, weight: Tensor) -> Moments:
 
     Returns:
         Leaves [D]; 0 where all weights are 0.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import moments
+        >>> two = moments.Moments(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]))
+        >>> moments.match(two, torch.ones(2))  # with the spread of the means
+        Moments(mean=tensor([1.]), variance=tensor([2.]))
     """
     weight = (weight if weight.dim() == moments.mean.dim() else weight.unsqueeze(-1)).to(moments.mean)
     share = weight / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
@@ -136,5 +150,11 @@ def prior_variance(variance: Tensor, alpha: float, floor: float = 0.0) -> Tensor
 
     Returns:
         [D], positive.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import moments
+        >>> moments.prior_variance(torch.tensor([0.0, 0.2]).double(), alpha=1.0).numpy().round(4).tolist()
+        [1.0, 0.2]
     """
     return torch.where(variance > 0, variance.clamp_min(floor), alpha)

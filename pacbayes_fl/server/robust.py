@@ -261,6 +261,13 @@ def median(steps: Tree, weight: Tensor) -> Tree:
 
     Returns:
         Leaves [*].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import robust
+        >>> steps = torch.tensor([[1.0], [1.2], [0.8], [0.9], [1.1], [100.0]]).double()
+        >>> robust.median(steps, torch.ones(6)).numpy().round(2).tolist()
+        [1.05]
     """
     return _by_coordinate(middle, steps, weight)
 

@@ -70,6 +70,13 @@ def direction(particles: Tensor, score: Tensor, rule: Bandwidth | float = "off-d
 
     Raises:
         StudyError: when there is no such rule, or h is not positive.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.server import svgd
+        >>> particles = torch.tensor([[0.0], [1.0]]).double()
+        >>> svgd.direction(particles, score=0 * particles, rule=1.0).numpy().round(4).tolist()  # apart
+        [[-0.3679], [0.3679]]
     """
     if isinstance(rule, float | int) and not rule > 0:
         raise StudyError(f"bandwidth must be positive, got {rule:g}")

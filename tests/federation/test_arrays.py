@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pacbayes_fl import tensors
-from pacbayes_fl.errors import ShapeError
+from pacbayes_fl.errors import DeployError, ShapeError
 from pacbayes_fl.federation import arrays
 from pacbayes_fl.federation.arrays import Array
 from tests.laws.cases import bits
@@ -179,3 +179,29 @@ def test_bytes_that_were_changed_give_numbers_of_the_same_form_or_a_named_error(
             assert "leaf 'a' must be [2, 3] torch.float32" in str(error)
         else:
             assert read.shape == (2, 3) and read.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("compress", "digits"), [("float16", 11), ("bfloat16", 8)])
+def test_numbers_are_rounded_to_16_bits_on_their_way(compress: arrays.Compress, digits: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tree = {"x": torch.randn(5, 3, generator=generator, dtype=torch.float64), "n": torch.tensor([2**40])}
+    packed = arrays.pack(tree, compress)
+    assert len(packed["x"].data) == 128 + 2 * 15 and packed["x"].dtype == compress and packed["n"].dtype == "int64"
+    got = arrays.unpack(tree, packed, compress)
+    mantissa, exponent = torch.frexp(tree["x"])
+    expected = torch.ldexp((mantissa * 2**digits).round() / 2**digits, exponent)  # to the nearest, ties to even
+    assert torch.equal(got["x"], expected) and got["x"].dtype == torch.float64 and torch.equal(got["n"], tree["n"])
+    again = arrays.rounded(tree, compress)
+    assert all(torch.equal(again[name], got[name]) for name in tree) and arrays.rounded(tree, "none") is tree
+    others: list[arrays.Compress] = ["none", "float16" if compress == "bfloat16" else "bfloat16"]
+    for wrong in others:
+        with pytest.raises(ShapeError, match="leaf 'x' must be"):
+            arrays.unpack(tree, packed, wrong)
+    with pytest.raises(ShapeError, match="leaf 'x' must be"):
+        arrays.unpack(tree, arrays.pack(tree), compress)
+
+
+def test_what_16_bits_do_not_hold_is_named() -> None:
+    with pytest.raises(DeployError, match=r"leaf 'x' has a number beyond 65504, the largest of float16"):
+        arrays.pack({"x": torch.tensor([1.0, 7e4])}, "float16")
+    assert float(arrays.rounded({"x": torch.tensor([7e4])}, "bfloat16")["x"]) == 70144

@@ -34,6 +34,7 @@ def test_requests_are_plain_values_and_bytes() -> None:
         "seed": 3,
         "noise": "philox",
         "keep": True,
+        "uncounted": 0,
     }
     assert bits(arrays.unpack(METHOD.broadcast(SERVER), REQUEST.arrays)) == bits(METHOD.broadcast(SERVER))
     assert all(isinstance(value, Array) for value in REQUEST.arrays.values())

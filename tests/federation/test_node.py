@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from pacbayes_fl.federation.messages import Kept, Refused, Reply, Request
 from pacbayes_fl.federation.node import InMemory, Memory, Node
@@ -15,7 +17,8 @@ TOY = Toy(1)
 
 
 def asked(number: int, name: str = NAMES[0], **more: Any) -> Request:
-    return opened(TOY, number, **more).request(name)
+    uncounted = {name: more.pop("uncounted", 0)}
+    return replace(opened(TOY, number, **more), uncounted=uncounted).request(name)
 
 
 def joined() -> Node:
@@ -47,6 +50,24 @@ def test_a_round_is_answered_from_the_state_before_it_however_often_it_is_asked_
     late = node.answer(asked(1))
     assert isinstance(late, Refused) and "of round 1, and the client has answered round 2" in late.reason
     assert seen(node) == [2]
+
+
+def test_who_did_not_count_goes_on_from_the_state_before_however_many_rounds_that_lasts() -> None:
+    """Rounds 2 and 3 did not count; the request of round 4 did not arrive."""
+    node = joined()
+    for number, uncounted in ((1, 0), (2, 0), (3, 2), (5, 2)):
+        assert isinstance(node.answer(asked(number, uncounted=uncounted)), Reply)
+    assert seen(node) == [2]
+    node.answer(asked(6))  # round 5 counted
+    assert seen(node) == [3]
+    node.answer(asked(8, uncounted=7))  # it had not heard of round 7: its last one counted
+    assert seen(node) == [4]
+    own = node.state(TOY.broadcast(TOY.init_server(torch.Generator())), 3, {NAMES[0]: 8})
+    assert own.seen.tolist() == [3]
+    never = joined()
+    never.answer(asked(1))
+    never.answer(asked(2, uncounted=1))
+    assert seen(never) == [1]
 
 
 def test_of_a_trial_nothing_is_kept() -> None:

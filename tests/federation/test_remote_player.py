@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from pacbayes_fl import tensors
 from pacbayes_fl.errors import ClientError, NumericalError
 from pacbayes_fl.federation import engine, federation_state, private
 from pacbayes_fl.federation.messages import Refused
 from pacbayes_fl.federation.plan import FederationPlan
+from pacbayes_fl.federation.player import RoundPlayer
 from pacbayes_fl.federation.remote_player import roster
 from pacbayes_fl.privacy.mechanisms import Cohorts
 from tests.federating import pac_pfl, poison, quietly
@@ -109,6 +111,24 @@ def test_one_who_fails_is_named_with_the_reason_and_moves_nobody() -> None:
         played(player(method, BATCH, replace(plan, on_bad_client="stop"), lost()))
     with pytest.raises(ClientError, match=r"4 of 5 clients .*, 5 are needed; .*its disk is full"):
         played(player(method, BATCH, replace(plan, min_clients=5), lost()))
+
+
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_whose_reply_does_not_arrive_has_the_state_of_one_who_was_not_asked(cohort: int | None) -> None:
+    """Late in two rounds on end, and in the last; on one device the client is left out of them."""
+    method, plan, late = Toy(1), FederationPlan(rounds=7, seed=3, cohort=cohort), {2, 3, 5, 7}
+    reached = network(method, BATCH, lambda name, t, reply: None if name == NAMES[1] and t in late else reply)
+    there = played(player(method, BATCH, plan, reached))
+    here, state = RoundPlayer(method, BATCH, plan, None), federation_state.start(method, BATCH, plan)
+    for _, remote in there:
+        state = here.play(state, without=NAMES[1] if state.round + 1 in late else None).state
+        assert_close(remote.server, state.server, 1e-9)
+        assert remote.watch.since == state.watch.since
+    message = method.broadcast(state.server)
+    for k, node in enumerate(reached.nodes):
+        own = node.state(message, plan.seed, there[-1][1].watch.since)
+        assert_close(own, tensors.select(state.clients, torch.tensor([k])), 1e-9)
+    assert any(NAMES[1] in record.dropped for record, _ in there)
 
 
 def test_nobody_replies_and_nothing_is_undone() -> None:

@@ -17,27 +17,29 @@ def test_a_summary_says_how_long_and_whose() -> None:
 
 
 def test_failures_are_counted_in_a_row_and_only_of_those_who_were_asked() -> None:
-    first = Watch().after(("a", "b", "c"), ("a", "b"), {"c": 1.0})
-    assert first == Watch({"a": 1, "b": 1}, Steps(1.0, 1.0, "c"), 0, (1.0,), 1.0)
-    assert first.after(("a", "c"), ("a",), {}) == Watch({"a": 2, "b": 1}, None, 0, (1.0,), 1.0)
-    assert first.after(("a", "b"), (), {"b": 2.0}).failures == {}
-    assert first._replace(halved=2).after(("a",), (), {}).halved == 2
+    first = Watch().after(4, ("a", "b", "c"), ("a", "b"), {"c": 1.0})
+    assert first == Watch({"a": 1, "b": 1}, Steps(1.0, 1.0, "c"), 0, (1.0,), 1.0, since={"a": 4, "b": 4})
+    assert first.after(5, ("a", "c"), ("a",), {}) == first._replace(failures={"a": 2, "b": 1}, steps=None)
+    held = first.after(5, ("a",), (), {"a": 2.0})
+    assert held.failures == {"b": 1} and held.since == {"b": 4}
+    assert held.after(6, ("a", "b"), ("a",), {"b": 2.0}).since == {"a": 6}
+    assert first._replace(halved=2).after(5, ("a",), (), {}).halved == 2
     assert Watch().failures == {}, "a memory is never changed"
 
 
 def test_median_norms_are_remembered_for_as_long_as_they_count() -> None:
     watch = Watch()
     for t in range(25):
-        watch = watch.after(("a", "b"), (), {"a": float(t), "b": float(t) + 1.0} if t != 20 else {})
+        watch = watch.after(t + 1, ("a", "b"), (), {"a": float(t), "b": float(t) + 1.0} if t != 20 else {})
     assert watch.medians == tuple(t + 0.5 for t in range(25) if t != 20)[-WINDOW:]
     assert watch.usual == 24.5
-    assert watch.after(("a", "b"), (), {"a": 0.0, "b": 1e-9}).usual == 24.5, "steps that come to rest are as usual"
+    assert watch.after(26, ("a", "b"), (), {"a": 0.0, "b": 1e-9}).usual == 24.5, "steps that come to rest are as usual"
 
 
 def test_a_client_that_steers_alone_is_counted_in_the_rounds_that_it_is_in() -> None:
     def seen(watch: Watch, *rounds: tuple[str, str | None]) -> tuple[str | None, int]:
-        for present, alone in rounds:
-            watch = watch.after(present, (), dict.fromkeys(present, 1.0), alone)
+        for t, (present, alone) in enumerate(rounds, 1):
+            watch = watch.after(t, present, (), dict.fromkeys(present, 1.0), alone)
         return watch.alone, watch.times
 
     assert seen(Watch(), ("abc", "a"), ("abc", "a")) == ("a", 2)
@@ -51,6 +53,7 @@ def test_a_client_that_steers_alone_is_counted_in_the_rounds_that_it_is_in() -> 
 
 
 def test_what_is_remembered_survives_as_json() -> None:
-    for watch in (Watch(), Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"), 3, (0.1, 1 / 3, 5e-324), 1 / 3, "x", 2)):
+    some = Watch({"house [1]": 2}, Steps(0.1, 1e300, "x"), 3, (0.1, 1 / 3, 5e-324), 1 / 3, "x", 2, {"house [1]": 7})
+    for watch in (Watch(), some):
         assert Watch.from_saved(json.loads(json.dumps(watch.to_save()))) == watch
     assert Watch.from_saved({}) == Watch()

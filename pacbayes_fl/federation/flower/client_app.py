@@ -6,6 +6,7 @@ Where no worker listens it starts one for this message alone, by the command in 
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from pacbayes_fl.errors import DeployError
-from pacbayes_fl.federation import sockets
+from pacbayes_fl.federation import frames, sockets
+from pacbayes_fl.federation.flower.parent import end_with_parent
 
 app = ClientApp()
 
@@ -28,10 +30,15 @@ def train(message: Message, context: Context) -> Message:
         context: its `node_config` has "worker", the path of a socket, and "command", which answers one message.
 
     Returns:
-        The worker's answer.
+        The worker's answer, or why there is none.
     """
+    end_with_parent(signal.SIGKILL)
     data = bytes(message.content["letter"]["data"])
-    answer = _answered(data, str(context.node_config["worker"]), str(context.node_config.get("command", "")))
+    try:
+        answer = _answered(data, str(context.node_config["worker"]), str(context.node_config.get("command", "")))
+    except (DeployError, subprocess.CalledProcessError) as error:  # an answer, so that the round's record has it
+        reason = "died while it answered" if isinstance(error, subprocess.CalledProcessError) else str(error)
+        answer = frames.encode({"refused": f"the node's worker: {reason}"}, {})
     return Message(RecordDict({"letter": ConfigRecord({"data": answer})}), reply_to=message)
 
 

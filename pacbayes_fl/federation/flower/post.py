@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import frames
 from pacbayes_fl.federation.frames import Array
 from pacbayes_fl.federation.sockets import Line
 
+_GOODBYE: Final = 3.0  # seconds for a ServerApp to end; one that waits for nodes does not hear it
 _SLACK: Final = 60.0  # seconds beyond a deadline after which the ServerApp itself must be gone
 
 
@@ -39,5 +42,7 @@ class FlowerMail:
             yield int(config["node"]), arrays[""].data
 
     def end(self) -> None:
-        """Let the ServerApp end."""
-        self._line.send(frames.encode({"do": "end"}, {}))
+        """Let the ServerApp end, and wait until it has hung up."""
+        with contextlib.suppress(DeployError):
+            self._line.send(frames.encode({"do": "end"}, {}))
+            self._line.receive(_GOODBYE)

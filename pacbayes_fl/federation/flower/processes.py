@@ -1,51 +1,37 @@
-"""The processes of a deployment on this machine: a SuperLink and SuperNodes, with TLS, keys and ports of their own."""
+"""Processes that end with whoever has started them, and the ports that they need."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import datetime
 import importlib.util
-import ipaddress
-import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final
 
-from pacbayes_fl.errors import DeployError
+from pacbayes_fl.errors import DeployError, one_line
+from pacbayes_fl.federation.flower.parent import end_with_parent
 from pacbayes_fl.files import make_folder, opened
 
 HOST: Final = "127.0.0.1"
-_PR_SET_PDEATHSIG: Final = 1
 _GRACE: Final = 5.0  # seconds between asking a process to end and ending it
-_APP: Final = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "pacbayes-fl-deployment"
-version = "0.1.0"
-description = "Passes messages of pacbayes_fl on"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41"]
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-[tool.flwr.app]
-publisher = "pacbayes-fl"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-[tool.flwr.app.components]
-serverapp = "relay.server:app"
-clientapp = "relay.client:app"
-[tool.flwr.app.config]
-server = ""
-"""
+_MARK: Final = "PACBAYES_FL_DEPLOYMENT"  # of the environment, by which processes of a deployment are known
+UNKNOWN: Final = "[code: 2004]"
+"""What Flower 1.41 says of a key that it does not know."""
+_MEANINGS: Final = MappingProxyType(
+    {
+        UNKNOWN: "the server knows no node of this key",
+        "CERTIFICATE_VERIFY_FAILED": "the server's certificate does not hold under this ca.pem",
+        "SuperNode terminated gracefully": "the server refuses this node's signature; see whether its clock is right",
+    }
+)
 
 
 def check_installed() -> None:
@@ -77,78 +63,22 @@ def check_ports(ports: Sequence[int]) -> None:
                 raise DeployError(what, cause="port", hint="--port takes another first one") from error
 
 
-def write_app(folder: Path) -> None:
-    """Write the Flower app, which holds nothing but where the relays are.
+def free_port() -> int:
+    """Find a port of the loopback address that nobody uses now."""
+    with socket.socket() as trial:
+        trial.bind((HOST, 0))
+        return int(trial.getsockname()[1])
+
+
+def answers(host: str, port: int) -> bool:
+    """Say whether somebody listens.
 
     Args:
-        folder: of the app.
+        host: where.
+        port: at which port.
     """
-    make_folder(folder / "relay")
-    files = {
-        "pyproject.toml": _APP,
-        "LICENSE": "Apache-2.0\n",
-        "relay/__init__.py": "",
-        "relay/server.py": "from pacbayes_fl.federation.flower import server_app\n\napp = server_app.app\n",
-        "relay/client.py": "from pacbayes_fl.federation.flower import client_app\n\napp = client_app.app\n",
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def write_keys(folder: Path, nodes: int) -> None:
-    """Make a certificate authority, a certificate of the server, and a key of every node.
-
-    Args:
-        folder: in which `ca.pem`, `server.pem`, `server.key`, `node_0.key`, `node_0.pub`, ... are written.
-        nodes: their number.
-    """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    make_folder(folder)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-
-    def put(name: str, data: bytes) -> None:
-        with opened(folder / name, "wb") as file:
-            file.write(data)
-
-    def private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-        return bytes(key.private_bytes(pem, form, plain))
-
-    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pacbayes-fl deployment")])
-    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-
-    def builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        begun = x509.CertificateBuilder().subject_name(subject).issuer_name(ca_name).public_key(key.public_key())
-        begun = begun.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-        begun = begun.add_extension(identifier, critical=False).add_extension(authority, critical=False)
-        return begun.not_valid_after(now + datetime.timedelta(days=30))
-
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    authority = builder(ca_name, ca_key).add_extension(x509.BasicConstraints(True, None), critical=True)
-    ca = authority.add_extension(usage, critical=True).sign(ca_key, hashes.SHA384())
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
-    server = builder(server_name, server_key).add_extension(names, critical=False).sign(ca_key, hashes.SHA384())
-    put("ca.pem", ca.public_bytes(pem))
-    put("server.pem", server.public_bytes(pem))
-    put("server.key", private(server_key, serialization.PrivateFormat.PKCS8))
-    for k in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        put(f"node_{k}.key", private(key, serialization.PrivateFormat.OpenSSH))
-        public = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        put(f"node_{k}.pub", key.public_key().public_bytes(*public))
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel, where it can (Linux), to end a new process with the one that has started it, also by kill -9."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    with socket.socket() as trial:
+        return trial.connect_ex((host, port)) == 0
 
 
 class Processes:
@@ -163,11 +93,11 @@ class Processes:
         """Start nothing yet."""
         make_folder(logs)
         self._logs, self._running = logs, dict[str, subprocess.Popen[bytes]]()
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-        quiet["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.05"  # seconds, of which 1 is the default
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         here = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
-        self._environment = {**os.environ, **quiet, "PATH": path, "PYTHONPATH": here, **environment}
+        self._mark = secrets.token_hex(8)
+        marked = {_MARK: self._mark, **environment}
+        self._environment = {**os.environ, "PATH": path, "PYTHONPATH": here, **marked}
 
     def __enter__(self) -> Processes:
         """Give the processes."""
@@ -189,6 +119,20 @@ class Processes:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        while strays := self._strays():  # until they have gone: one may have started another meanwhile
+            for pid in strays:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    def _strays(self) -> list[int]:
+        """Find, where the kernel tells (Linux), those that have left the groups: a SuperLink's SuperExec does so."""
+        mark, found = f"{_MARK}={self._mark}".encode(), list[int]()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process in a group of its own, so that a signal for this one does not reach it.
@@ -205,7 +149,7 @@ class Processes:
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def call(self, command: Sequence[str], seconds: float = 60.0) -> str:
@@ -235,85 +179,49 @@ class Processes:
         """Check that all are still running.
 
         Raises:
-            DeployError: naming the first that is not, with the end of its log.
+            DeployError: naming the first that is not, with the end of its log, or with what that means.
         """
         for name, process in self._running.items():
-            if process.poll() is not None:
-                log = (self._logs / f"{name}.log").read_text("utf-8", "replace").strip()
-                what = f"{name} has ended with code {process.returncode}: {log[-300:]}"
+            if (log := self.ended(name)) is not None:
+                known = next((said for mark, said in _MEANINGS.items() if mark in log), one_line(log[-300:]))
+                what = f"{name} has ended with code {process.returncode}: {known}"
                 raise DeployError(what, cause="process", hint=f"its log is {self._logs / f'{name}.log'}")
 
-
-class Flower:
-    """A SuperLink and SuperNodes on the loopback address.
-
-    Args:
-        processes: in which they run.
-        folder: of keys, configuration and the app.
-        port: of the SuperLink; the SuperNodes have those after it.
-    """
-
-    def __init__(self, processes: Processes, folder: Path, port: int) -> None:
-        """Start nothing yet."""
-        self._processes, self._folder, self._port = processes, folder, port
-
-    def start_link(self, seconds: float = 60.0) -> None:
-        """Start the SuperLink, and wait until it answers.
+    def ended(self, name: str) -> str | None:
+        """Read the log of a process that has ended.
 
         Args:
-            seconds: for which to wait.
-        """
-        keys, home = self._folder / "keys", self._folder / "flwr"
-        make_folder(home)
-        config = f'[superlink]\ndefault = "deploy"\n[superlink.deploy]\naddress = "{HOST}:{self._port}"\n'
-        (home / "config.toml").write_text(config + f'root-certificates = "{keys / "ca.pem"}"\n', encoding="utf-8")
-        files = ("--ssl-ca-certfile", "ca.pem"), ("--ssl-certfile", "server.pem"), ("--ssl-keyfile", "server.key")
-        tls = [part for flag, name in files for part in (flag, str(keys / name))]
-        place = ["--host", HOST, "--port", str(self._port)]
-        quiet = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        self._processes.start("superlink", ["flower-superlink", *place, *tls, *quiet])
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self._processes.check()
-            with socket.socket() as trial:
-                if trial.connect_ex((HOST, self._port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise DeployError(f"the SuperLink does not answer within {seconds:g} s", cause="process")
-
-    def add_node(self, k: int, settings: dict[str, str]) -> int:
-        """Register a node's key, and start its SuperNode.
-
-        Args:
-            k: position of the node.
-            settings: for its ClientApp.
+            name: under which it was started.
 
         Returns:
-            Flower's number of the node, which belongs to its key.
+            What it said; None while it is running.
         """
-        keys = self._folder / "keys"
-        said = self._processes.call(
-            ["flwr", "supernode", "register", str(keys / f"node_{k}.pub"), "deploy", "--format", "json"]
-        )
-        try:
-            number = int(json.loads(said[said.index("{") :])["node-id"])
-        except (ValueError, KeyError) as error:
-            raise DeployError(f"Flower does not say which node has been registered: {said.strip()[-200:]}") from error
-        own = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        link = ["--superlink", f"{HOST}:{self._port}", "--root-certificates", str(keys / "ca.pem")]
-        place = ["--host", HOST, "--port", str(self._port + 1 + k)]
-        files = ("--ssl-ca-certfile", "ca.pem"), ("--ssl-certfile", "server.pem"), ("--ssl-keyfile", "server.key")
-        tls = [part for flag, name in files for part in (flag, str(keys / name))]
-        key = ["--auth-supernode-private-key", str(keys / f"node_{k}.key")]
-        self._processes.start(f"supernode_{k}", ["flower-supernode", *link, *place, *tls, *key, "--node-config", own])
-        return number
+        if self._running[name].poll() is None:
+            return None
+        return (self._logs / f"{name}.log").read_text("utf-8", "replace").strip()
 
-    def start_app(self, server: Path) -> None:
-        """Submit the app, whose ServerApp calls the server.
+    def pid(self, name: str) -> int:
+        """Give the number of a process, which is that of its group too.
 
         Args:
-            server: the server's socket.
+            name: under which it was started.
         """
-        write_app(self._folder / "app")
-        config = f"server={json.dumps(str(server))}"
-        self._processes.call(["flwr", "run", str(self._folder / "app"), "deploy", "--run-config", config], 120.0)
+        return self._running[name].pid
+
+    def wait(self, seconds: float, ready: Callable[[], bool], what: str) -> None:
+        """Wait while all are running.
+
+        Args:
+            seconds: at most.
+            ready: whether the wait is over.
+            what: is waited for, for the message.
+
+        Raises:
+            DeployError: when one has ended, or the time is over.
+        """
+        until = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if time.monotonic() > until:
+                raise DeployError(f"{what} within {seconds:g} s", cause="process")
+            time.sleep(0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -9,12 +10,15 @@ from typing import Final
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import frames, sockets
+from pacbayes_fl.federation.flower.parent import end_with_parent
 from pacbayes_fl.federation.frames import Array
 
 app = ServerApp()
 
-_PAUSE: Final = 0.05  # seconds between two looks for replies: `Grid.send_and_receive` waits for 3
+_PAUSE: Final = 0.05  # least seconds between two looks for replies: `Grid.send_and_receive` waits for 3
+_SHARE: Final = 0.05  # of the time that has passed: a look is work, which slow machines lack
 
 
 @app.main()  # type: ignore[untyped-decorator,unused-ignore]
@@ -25,9 +29,13 @@ def main(grid: Grid, context: Context) -> None:
         grid: Flower's network.
         context: its `run_config` has "server", the path of a socket.
     """
+    end_with_parent(signal.SIGKILL)  # else it asks a SuperLink that has gone, again and again
     with sockets.connect(Path(str(context.run_config["server"]))) as line:
         while True:
-            config, letters = frames.decode(line.receive())
+            try:
+                config, letters = frames.decode(line.receive())
+            except DeployError:  # the server has died: its next one submits an app of its own
+                return
             if config["do"] == "end":
                 return
             if config["do"] == "nodes":
@@ -38,7 +46,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def _asked(grid: Grid, line: sockets.Line, letters: dict[int, bytes], seconds: float) -> None:
     """Send all messages, and pass answers on as they come."""
-    until = time.monotonic() + seconds
+    begun = time.monotonic()
+    until = begun + seconds
     messages = [
         Message(RecordDict({"letter": ConfigRecord({"data": data})}), dst_node_id=node, message_type="train")
         for node, data in letters.items()
@@ -53,5 +62,5 @@ def _asked(grid: Grid, line: sockets.Line, letters: dict[int, bytes], seconds: f
             else:
                 data = frames.encode({"refused": f"Flower: {reply.error.reason}"[:200]}, {})
             line.send(frames.encode({"node": node}, {"": Array("", (), "", data)}))
-        time.sleep(_PAUSE)
+        time.sleep(max(_PAUSE, min(1.0, _SHARE * (time.monotonic() - begun))))
     line.send(frames.encode({"over": True}, {}))

@@ -12,7 +12,8 @@ from pacbayes_fl.errors import DeployError
 from pacbayes_fl.federation import frames
 from pacbayes_fl.federation.sockets import Listener
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pacbayes_fl[flower]'")
+pytestmark = pytest.mark.deploy
+pytest.importorskip("flwr", reason="Flower is not installed; `make deploy-test` has an environment with it")
 
 
 def test_a_worker_is_asked(tmp_path: Path) -> None:

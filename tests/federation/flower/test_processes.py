@@ -39,7 +39,8 @@ def test_all_processes_end_with_the_block_also_those_that_do_not_want_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_GRACE", 0.3)
-    child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    start = "subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    child = f"import subprocess, time; print({start}.pid, flush=True); time.sleep(60)"
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     with pytest.raises(ZeroDivisionError), Processes(tmp_path, {}) as running:
         running.start("child", [sys.executable, "-c", child])
@@ -55,6 +56,23 @@ def test_all_processes_end_with_the_block_also_those_that_do_not_want_to(
     assert not any(map(alive, pids))
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the kernel does not tell")
+def test_those_that_left_their_group_end_too(tmp_path: Path) -> None:
+    """Flower's SuperLink starts its SuperExec so, which starts the ServerApp."""
+    child = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)"
+    with Processes(tmp_path, {}) as running, Processes(tmp_path / "other", {}) as other:
+        other.start("bystander", ["sleep", "60"])
+        running.start("child", [sys.executable, "-c", child])
+        until = time.monotonic() + 20
+        while not (text := (tmp_path / "child.log").read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert alive(int(text))
+        running.__exit__(None, None, None)
+        time.sleep(0.1)
+        assert not alive(int(text)) and alive(other._running["bystander"].pid)
+
+
 def test_a_process_that_has_ended_is_named_with_what_it_said(tmp_path: Path) -> None:
     with Processes(tmp_path, {"MINE": "42"}) as running:
         assert running.call([sys.executable, "-c", "import os; print(os.environ['MINE'])"]).strip() == "42"
@@ -64,23 +82,30 @@ def test_a_process_that_has_ended_is_named_with_what_it_said(tmp_path: Path) -> 
         running._running["short"].wait(20)
         with pytest.raises(DeployError, match=r"short has ended with code 1: out of luck .*short.log"):
             running.check()
+        assert running.ended("short") == "out of luck"
+        running.start("long", [sys.executable, "-c", "import time; time.sleep(60)"])
+        assert running.ended("long") is None
 
 
-def test_keys_are_the_owners_alone(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="comes with Flower: pip install 'pacbayes_fl[flower]'")
-    from cryptography import x509
+def test_a_wait_ends_with_a_process_with_the_time_or_with_what_was_waited_for(tmp_path: Path) -> None:
+    with Processes(tmp_path, {}) as running:
+        running.wait(1.0, lambda: True, "never")
+        with pytest.raises(DeployError, match=r"nobody has come within 0.2 s"):
+            running.wait(0.2, lambda: False, "nobody has come")
+        running.start("short", [sys.executable, "-c", "print('x' * 500 + '[code: 2004] Failed to activate')"])
+        with pytest.raises(DeployError, match="short has ended with code 0: the server knows no node of this key"):
+            running.wait(20.0, lambda: False, "nobody has come")
+        running._running.pop("short").wait()
+        running.start("clock", [sys.executable, "-c", "print('SuperNode terminated gracefully.'); raise SystemExit(1)"])
+        with pytest.raises(DeployError, match=r"clock has ended with code 1: .*see whether its clock is right"):
+            running.wait(20.0, lambda: False, "nobody has come")
 
-    processes.write_keys(tmp_path / "keys", 2)
-    files = {path.name: path for path in (tmp_path / "keys").iterdir()}
-    assert {*files} == {"ca.pem", "server.pem", "server.key", "node_0.key", "node_0.pub", "node_1.key", "node_1.pub"}
-    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
-    ca, server = (x509.load_pem_x509_certificate(files[name].read_bytes()) for name in ("ca.pem", "server.pem"))
-    server.verify_directly_issued_by(ca)
-    assert files["node_0.pub"].read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
-    assert files["node_0.pub"].read_bytes() != files["node_1.pub"].read_bytes()
 
-
-def test_the_app_is_two_relays_and_nothing_else(tmp_path: Path) -> None:
-    processes.write_app(tmp_path / "app")
-    names = {path.relative_to(tmp_path / "app").as_posix() for path in (tmp_path / "app").rglob("*") if path.is_file()}
-    assert names == {"pyproject.toml", "LICENSE", "relay/__init__.py", "relay/server.py", "relay/client.py"}
+def test_a_free_port_is_nobodys() -> None:
+    port = processes.free_port()
+    processes.check_ports([port])
+    assert not processes.answers(processes.HOST, port)
+    with socket.socket() as other:
+        other.bind((processes.HOST, port))
+        other.listen()
+        assert processes.answers(processes.HOST, port)

@@ -13,7 +13,8 @@ from pacbayes_fl.federation import frames
 from pacbayes_fl.federation.flower.post import FlowerMail
 from pacbayes_fl.federation.sockets import Line
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pacbayes_fl[flower]'")
+pytestmark = pytest.mark.deploy
+pytest.importorskip("flwr", reason="Flower is not installed; `make deploy-test` has an environment with it")
 
 
 class Grid:

@@ -1,0 +1,44 @@
+"""Several forked processes that work together, as torchrun would start them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from pacbayes_fl.federation.ranks import Ranks
+
+
+def together(world: int, folder: Path, work: Callable[[Ranks], Any]) -> list[Any]:
+    """Do work in as many forked processes; return what each gives (None of one that is killed), or raise its error."""
+    folder.mkdir(exist_ok=True)
+    children = [os.fork() or _ranked(rank, world, folder, work) for rank in range(world)]
+    for number in children:
+        os.waitpid(number, 0)
+    paths = [folder / f"{rank}.pickle" for rank in range(world)]
+    results = [pickle.loads(path.read_bytes()) if path.is_file() else None for path in paths]
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _ranked(rank: int, world: int, folder: Path, work: Callable[[Ranks], Any]) -> int:
+    result: Any = None
+    try:
+        torch.set_num_threads(1)
+        store = FileStore(str(folder / "store"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+        result = work(Ranks(rank, world, torch.device("cpu"), store))
+    except BaseException as error:  # raised in the parent
+        result = error
+    finally:
+        (folder / f"{rank}.pickle").write_bytes(pickle.dumps(result))
+        os._exit(0)
