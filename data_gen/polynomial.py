@@ -172,22 +172,21 @@ def generate(config: PolynomialConfig | None = None) -> Dataset:
     """
     config = PolynomialConfig() if config is None else config
     size = config.samples + config.test_samples
-    inputs, targets, latents, modes = [], [], [], []
+    total = config.clients + config.new_clients
+    x, y, latent = (np.empty(total * size) for _ in range(3))
+    modes = list[int]()
     for kind, count in enumerate((config.clients, config.new_clients)):
         for index in range(count):
             rng = np.random.default_rng([config.seed, kind, index])
             mode = mode_of(index, count, config.modes)
-            x = rng.uniform(-1.0, 1.0, size)
-            latent, y = _draw(x, mode, config, rng)
-            inputs.append(x)
-            targets.append(y)
-            latents.append(latent)
+            own = slice(len(modes) * size, (len(modes) + 1) * size)
+            x[own] = rng.uniform(-1.0, 1.0, size)
+            latent[own], y[own] = _draw(x[own], mode, config, rng)
             modes.append(mode)
-    total = config.clients + config.new_clients
     names = client_names("poly", config.clients, config.new_clients)
     dataset = Dataset(
-        x=np.concatenate(inputs)[:, None],
-        y=np.concatenate(targets),
+        x=x[:, None],
+        y=y,
         client=np.repeat(np.arange(total, dtype=np.int64), size),
         test=np.tile(np.arange(size) >= config.samples, total),
         client_name=names,
@@ -196,7 +195,7 @@ def generate(config: PolynomialConfig | None = None) -> Dataset:
         feature_unit=np.array(["1"]),
         target_name="y",
         target_unit="1",
-        latent=np.concatenate(latents),
+        latent=latent,
     )
     manifest = {
         "name": "polynomial",

@@ -168,6 +168,14 @@ class ClientBatch:
             DataError: naming the client and the fault: no rows, values that are not finite (rows and columns), labels
                 out of range, another number of features than the first client's, complex numbers, an id out of range,
                 a name or id given twice.
+
+        Example:
+            >>> import torch
+            >>> from pacbayes_fl import ClientBatch
+            >>> rows = torch.ones(3, 2), torch.zeros(3)
+            >>> batch = ClientBatch.pad([rows, (rows[0][:1], rows[1][:1])], ['long', 'short'])
+            >>> batch.x.shape, batch.mask.tolist()
+            (torch.Size([2, 3, 2]), [[True, True, True], [True, False, False]])
         """
         names = tuple(names) if names is not None else tuple(f"client_{k:02d}" for k in range(len(clients)))
         ids = tuple(ids) if ids is not None else tuple(client_id(name) for name in names)

@@ -137,6 +137,16 @@ def _plain(value: str) -> bool:
     return "_" not in value and value.isascii()
 
 
+def is_gap(value: object) -> bool:
+    """Say whether a cell holds no value: blank, NaN, or one of `GAPS`."""
+    return value is None or value != value or str(value).strip().lower() in GAPS  # NaN is not itself
+
+
+def is_empty(values: Sequence[object]) -> bool:
+    """Say whether a column of at least one cell holds no value at all."""
+    return bool(values) and all(map(is_gap, values))
+
+
 def words(cells: Cells, gaps: Collection[str] = ()) -> list[str | None]:
     """Read a column of words, each of which is a category.
 

@@ -99,7 +99,7 @@ def _categories(
     """Find the categories of a column: as given, of a run, or of the training rows of existing clients."""
     feature = table.features[j]
     if feature in layout.categories:
-        return list(layout.categories[feature])
+        return [*map(str, layout.categories[feature])]
     if made is not None:
         return [name.removeprefix(f"{feature}=") for name in made if layout.column_of(name) == feature]
     rows = [x[learned[name], j] for name, (x, _) in table.clients.items() if name not in table.new]

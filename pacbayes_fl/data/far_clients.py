@@ -88,15 +88,38 @@ def without_far(
     Warns:
         UserWarning: naming the clients, and the columns.
     """
-    away = far(moments_of(columns, batch.mask), batch.mask.any(1)) & torch.tensor([*used], device=columns.device)
+    near = without_far_by(moments_of(columns, batch.mask), batch.mask.any(1), batch.names, names, used, what)
+    return batch if near is None else batch.select(near)
+
+
+def without_far_by(
+    moments: Moments, has_rows: Tensor, clients: Sequence[str], names: Sequence[str], used: Sequence[bool], what: str
+) -> Tensor | None:
+    """Find the clients that are left when those that are far are left out, and say who these are.
+
+    Args:
+        moments: of K clients.
+        has_rows: [K] bool.
+        clients: their names.
+        names: of the c columns.
+        used: whether a column counts [c].
+        what: they are left out of, in words.
+
+    Returns:
+        Positions [*] of the others, on the CPU; None where nobody is far.
+
+    Warns:
+        UserWarning: naming the clients, and the columns.
+    """
+    away = far(moments, has_rows) & torch.tensor([*used], device=has_rows.device)
     out = away.any(1)
     if not bool(out.any()):
-        return batch
-    who = [name for name, one in zip(batch.names, out.tolist(), strict=True) if one]
+        return None
+    who = [name for name, one in zip(clients, out.tolist(), strict=True) if one]
     where = [name for name, one in zip(names, away.any(0).tolist(), strict=True) if one]
     text = f"{_first(who)}: {_first(where)} far from that of all other clients, and left out of {what}"
     warnings.warn(f"{text}; check their units, or leave them out", stacklevel=caller_stacklevel())
-    return batch.select((~out).nonzero().flatten().cpu())
+    return (~out).nonzero().flatten().cpu()
 
 
 def _first(names: Sequence[str]) -> str:

@@ -10,7 +10,10 @@ from typing import Final, NamedTuple
 from pacbayes_fl.data.image_files import SUFFIXES
 from pacbayes_fl.errors import DataError, caller_stacklevel
 
-_LAYOUTS: Final = "CLIENT/CLASS/*.png or CLASS/*.png, either of them below train/ and test/ or not"
+_LAYOUTS: Final = (
+    "CLIENT/CLASS/*.png or CLASS/*.png, either of them below train/ and test/ or not, or CLIENT/train/CLASS/*.png and "
+    "CLIENT/test/CLASS/*.png"
+)
 _PARTS: Final = frozenset({"train", "test"})
 
 
@@ -48,11 +51,13 @@ def labelled(root: Path) -> list[Place]:
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}")
-    names = {folder.name for folder in _folders(root)}
     parts: list[tuple[bool | None, Path]] = [(None, root)]
-    if names == _PARTS and not any(_files(root / part) for part in _PARTS):
+    if _is_split(root):
         parts = [(part == "test", root / part) for part in ("train", "test")]
-    found = [place for test, folder in parts for place in _of_part(folder, test)]
+    if parts[1:] or not any(map(_is_split, _folders(root))):
+        found = [place for test, folder in parts for place in _of_part(folder, test)]
+    else:
+        found = [place for part in ("train", "test") for place in _of_split_clients(root, part)]
     if not found:
         raise DataError(f"{root} has no images", hint=f"it needs {_LAYOUTS}")
     owned = [place for place in found if place.client]
@@ -73,7 +78,7 @@ def to_predict(root: Path, client: str | None = None) -> list[Place]:
 
     Returns:
         The files, however deep they lie; those right in the folder of a client have no class, of others it is the
-        folder that they lie in.
+        folder that they lie in. Below train/ and test/ of a client they say which these are.
 
     Raises:
         DataError: when there are no images, or one belongs to nobody.
@@ -83,14 +88,37 @@ def to_predict(root: Path, client: str | None = None) -> list[Place]:
     paths = sorted(path for path in root.rglob("*") if _is_image(path))
     if not paths:
         raise DataError(f"{root} has no images", hint=f"file names end in {', '.join(SUFFIXES)}")
-    found = []
+    found, split = [], {folder.name for folder in ([] if client is not None else _folders(root)) if _is_split(folder)}
     for path in paths:
         *folders, _ = path.relative_to(root).parts
         if client is None and not folders:
             raise DataError(f"{path} lies in no folder of a client", hint="name the client, or make CLIENT/*.png of it")
         below = folders if client is not None else folders[1:]
-        found.append(Place(path, folders[0] if client is None else client, below[-1] if below else "", None))
+        test = below[0] == "test" if folders and folders[0] in split else None
+        found.append(Place(path, folders[0] if client is None else client, below[-1] if below else "", test))
     return found
+
+
+def _is_split(folder: Path) -> bool:
+    """Whether a folder holds train/ and test/ and nothing else, with folders in them: classes may be called so too."""
+    if {one.name for one in _folders(folder)} != _PARTS or _files(folder):
+        return False
+    return not any(_files(folder / part) for part in _PARTS)
+
+
+def _of_split_clients(root: Path, part: str) -> Iterator[Place]:
+    """List one part of clients that hold train/ and test/, of which a new one may lack the former."""
+    if loose := _files(root):
+        raise DataError(f"{loose[0]} lies in no folder of a class", hint=f"it needs {_LAYOUTS}")
+    for client in _folders(root):
+        if not {one.name for one in _folders(client)} <= _PARTS or _files(client):
+            what = f"{client} holds other things than train/ and test/, which other clients hold"
+            raise DataError(what, client=client.name, hint=f"it needs {_LAYOUTS}")
+        for place in _of_part(client / part, part == "test") if (client / part).is_dir() else ():
+            if place.client:
+                what = f"class {place.client}: {client / part / place.client} holds a folder, {place.label}"
+                raise DataError(what, client=client.name, hint=f"it needs {_LAYOUTS}")
+            yield place._replace(client=client.name)
 
 
 def _of_part(root: Path, test: bool | None) -> Iterator[Place]:

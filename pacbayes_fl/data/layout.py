@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pacbayes_fl.errors import DataError, shown
+from pacbayes_fl.options import option
 
 Missing = Literal["refuse", "drop", "median"]
 """What is done about missing values: refuse the table, leave such rows out, or fill in the median of the client's
@@ -120,7 +121,37 @@ class Feature:
 
 @dataclass(frozen=True)
 class Layout:
-    """Roles of the columns of a user's table, and what is made of them; see the keys of [data] of the same names."""
+    """Roles of the columns of a user's table, and what is made of them.
+
+    Args:
+        client: name of the client column of a table.
+        target: name of the target column of a table.
+        time: name of the column of times of a table: ISO 8601 dates or datetimes, or numbers. Rows are sorted by it
+            within clients; it is no feature. Without one the order of the file is taken for that of time.
+        zone: time zone of the table, such as "Europe/Zurich": local times without an offset are of it, and the hour is
+            read by its clocks. Local times that clocks skip or show twice are refused, or left out if `missing` is not
+            "refuse".
+        group: name of the column of a table that says which clients are "existing" and which are "new".
+        features: names of the columns of a table that are features; every other column is one when empty. Derived ones:
+            "hour:cyclic", "dayofweek:cyclic" and "dayofyear:cyclic", sine and cosine of the time; "lag:24h", the target
+            24 hours before, and "lag:24h of cloud"; "roll:3h" and "roll:3h of cloud", means over the 3 hours before,
+            the row's own target not among them; "clear-sky", irradiance without clouds, which needs pvlib. A row before
+            which the table has nothing lacks its lag, and is left out.
+        categorical: names of the columns of a table that hold words, each a category: they become columns of 0 and 1.
+        categories: the words by column, such as { roof = ["flat", "steep"] }; those of the training rows otherwise,
+            which private runs refuse. A word that is none of them is 0 in all columns.
+        client_features: names of the columns of a table that tell clients apart, such as a capacity, constant inside
+            each and scaled across clients.
+        missing: what is done about missing values (blank, "nan", "NA", "null", "none", "-") of a table: "refuse" it,
+            "drop" rows that lack one, or fill in the "median" of the client's training rows; rows without a target are
+            dropped then too. The numbers of rows by client stand in environment.json.
+        horizon: how far ahead predictions are made, such as "24h": shorter lags of the target, and of columns that are
+            no features themselves, are refused as leaks, and rolling means end that long before the row.
+        latitude: of the clients in degrees north, or the column of a table that has it.
+        longitude: likewise in degrees east.
+        exclude_clients: names of clients of a table whose rows are not read, such as ["house_03"]; to a run they are
+            clients that never trained.
+    """
 
     client: str = "client"
     target: str = "y"
@@ -129,24 +160,28 @@ class Layout:
     group: str = "group"
     features: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
-    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    categories: Mapping[str, Any] = option(factory=dict)
     client_features: tuple[str, ...] = ()
     missing: Missing = "refuse"
     horizon: str | None = None
     latitude: float | str | None = None
     longitude: float | str | None = None
+    exclude_clients: tuple[str, ...] = ()
 
     @property
     def ahead(self) -> Span | None:
         """How far ahead targets are predicted, where it is said."""
         return None if self.horizon is None else span(self.horizon)
 
-    def wanted(self, columns: Sequence[str], made: Sequence[str] | None = None) -> tuple[Feature, ...]:
+    def wanted(
+        self, columns: Sequence[str], made: Sequence[str] | None = None, empty: Collection[str] = ()
+    ) -> tuple[Feature, ...]:
         """Find out which features are to be made.
 
         Args:
             columns: of the table.
             made: names of the columns of x of a run; None before there is one.
+            empty: those of the columns that hold no value: none is a feature unless the study names it.
 
         Returns:
             In the order of the study or, where it names none, of the table: a run's come in its own order.
@@ -157,7 +192,7 @@ class Layout:
         reserved = {self.client, self.target, self.time, "split", self.group}
         names = list(self.features)
         if not names and made is None:
-            names = [name for name in columns if name not in reserved]
+            names = [name for name in columns if name not in reserved and name not in empty]
         elif not names and made is not None:
             names = list(dict.fromkeys(self.column_of(name) for name in made))
         if self.features or made is None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from functools import cached_property
+from typing import Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from pacbayes_fl.data.batch import ClientBatch
-from pacbayes_fl.data.far_clients import beyond, without_far
+from pacbayes_fl.data.far_clients import beyond, without_far_by
 from pacbayes_fl.data.linear_start import LinearStart
-from pacbayes_fl.data.moments import moments_of, standardised
+from pacbayes_fl.data.moments import Moments, moments_of, standardised
 from pacbayes_fl.data.shrinkage import Population, fit_population, shrunk
 from pacbayes_fl.data.summaries import SummaryScale
 from pacbayes_fl.data.transforms import Transform
@@ -193,17 +194,90 @@ def settle(
     Returns:
         What the maps have in common, without an average.
     """
-    labels = not batch.y.is_floating_point()
+    return settle_moments(_RowMoments(batch), asked, columns, alone)
+
+
+class KnownMoments(Protocol):
+    """What is known of clients' columns, from their rows or from what they have sent."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the K clients."""
+
+    @property
+    def size(self) -> Tensor:
+        """Their rows [K]."""
+
+    @property
+    def labels(self) -> bool:
+        """Whether targets are labels."""
+
+    @property
+    def inside(self) -> Moments:
+        """Moments of the columns of every client [K, d + 1]."""
+
+    @property
+    def whole(self) -> Moments:
+        """Moments of all rows together [1, d + 1]."""
+
+    def select(self, index: Tensor) -> KnownMoments:
+        """Leave the other clients out.
+
+        Args:
+            index: positions [*].
+        """
+
+
+class _RowMoments:
+    """Moments of rows that are at hand.
+
+    Args:
+        batch: rows of K clients.
+    """
+
+    def __init__(self, batch: ClientBatch) -> None:
+        """Take the rows."""
+        self._batch, self._columns = batch, columns_of(batch)
+        self.names, self.size, self.labels = batch.names, batch.size, not batch.y.is_floating_point()
+
+    @cached_property
+    def inside(self) -> Moments:
+        """Moments of the columns of every client."""
+        return moments_of(self._columns, self._batch.mask)
+
+    @cached_property
+    def whole(self) -> Moments:
+        """Moments of all rows together."""
+        return moments_of(self._columns.flatten(0, 1).unsqueeze(0), self._batch.mask.flatten().unsqueeze(0))
+
+    def select(self, index: Tensor) -> _RowMoments:
+        """Leave the other clients out."""
+        return _RowMoments(self._batch.select(index))
+
+
+def settle_moments(
+    known: KnownMoments, asked: Sequence[ColumnScale | None], columns: Sequence[str] = (), alone: str = ""
+) -> Shared:
+    """Determine how every column is scaled, as `settle`, from what is known of the clients' columns.
+
+    Args:
+        known: of all clients.
+        asked: as `settle`.
+        columns: as `settle`.
+        alone: as `settle`.
+
+    Returns:
+        What the maps have in common, without an average.
+    """
     names = columns or [*(str(j) for j in range(len(asked) - 1)), "y"]
-    every = columns_of(batch)
-    inside = moments_of(every, batch.mask)
+    inside = known.inside
     across = [kind in FEDERATED or (kind is None and one) for kind, one in zip(asked, inside.flat.all(0), strict=True)]
     if not alone and any(across):
-        batch = without_far(batch, every, names, across, "the moments of all clients")
-        every = columns_of(batch)
-        inside = moments_of(every, batch.mask)
-    flat_inside = inside.flat.all(0) & bool((batch.size > 1).any())  # of a single row every column is constant
-    whole = moments_of(every.flatten(0, 1).unsqueeze(0), batch.mask.flatten().unsqueeze(0))
+        near = without_far_by(inside, known.size > 0, known.names, names, across, "the moments of all clients")
+        known = known if near is None else known.select(near)
+        inside = known.inside
+    flat_inside = inside.flat.all(0) & bool((known.size > 1).any())  # of a single row every column is constant
+    whole, device = known.whole, inside.mean.device
     between = (flat_inside & ~whole.flat[0]).tolist()
     lost = [
         name
@@ -219,9 +293,9 @@ def settle(
         kinds.append(kind or ("pooled" if between_clients and not alone else "client"))
     constant = inside.flat.all(0).tolist()  # in every client: its scale is that between them
     kinds = ["pooled" if kind == "shrunk" and flat else kind for kind, flat in zip(kinds, constant, strict=True)]
-    if labels:
+    if known.labels:
         kinds[-1] = "none"
-    pooled = torch.tensor([kind == "pooled" for kind in kinds], device=every.device)
+    pooled = torch.tensor([kind == "pooled" for kind in kinds], device=device)
     if still := [name for name, one in zip(names, (pooled & whole.flat[0]).tolist(), strict=True) if one]:
         warnings.warn(
             f"{_listed(still)} do not vary over all clients: left unscaled (std := 1)", stacklevel=caller_stacklevel()
@@ -230,8 +304,8 @@ def settle(
     result = Shared(tuple(kinds), mean, std)
     if "shrunk" not in kinds:
         return result
-    towards = torch.tensor([kind == "shrunk" for kind in kinds], device=every.device)
-    population = fit_population(inside, batch.size)
+    towards = torch.tensor([kind == "shrunk" for kind in kinds], device=device)
+    population = fit_population(inside, known.size)
     return result._replace(
         mean=torch.where(towards, population.mean, mean),
         std=torch.where(towards, population.std, std),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.errors import DataError
 
@@ -82,7 +83,7 @@ def _keys(batch: ClientBatch, times: Tensor | None) -> Iterator[list[bytes]]:
 
 
 _SHOWN = 4  # features of a row in an error
-_BLOCK = 2**22  # numbers that are copied at once
+_BLOCK = 2**20  # numbers that are copied at once
 
 
 def rows_of(batch: ClientBatch) -> Iterator[Array]:
@@ -102,6 +103,7 @@ def rows_of(batch: ClientBatch) -> Iterator[Array]:
         x, y = batch.x[part].cpu()[mask], batch.y[part].cpu()[mask]
         rows = torch.cat((x.flatten(1).double(), y.unsqueeze(-1).double()), 1) + 0.0  # -0 becomes 0
         yield from np.split(rows.numpy(), mask.sum(1).cumsum(0)[:-1].numpy())
+        tensors.release_mapped()
 
 
 def split_hash(*batches: ClientBatch) -> str:

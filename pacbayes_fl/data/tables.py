@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pacbayes_fl import tensors
 from pacbayes_fl.data import history, user_tables
 from pacbayes_fl.data.archives import Array, read_npz
 from pacbayes_fl.data.batch import ClientBatch
 from pacbayes_fl.data.cells import check_names
+from pacbayes_fl.data.client_blocks import Batches, Pieces, joined, long_rows
 from pacbayes_fl.data.encoding import check_client_features, encoded
 from pacbayes_fl.data.history import History
 from pacbayes_fl.data.layout import Layout, Span
@@ -141,15 +143,22 @@ def from_arrays(arrays: Mapping[str, Array], provenance: Mapping[str, Any]) -> D
         raise DataError(f"arrays 'x' and 'y' must hold numbers: {error}") from error
     x = x.reshape(-1, *shape) if shape else x
     parts = rows_of_clients(owner, len(names), (~test & ~validation, test, validation))
-    pieces = [list(zip(x[rows].split(own), y[rows].split(own), strict=True)) for rows, own in parts]
+    pieces = [Pieces(x, y, *part) for part in parts]
     when = None if "time" not in arrays else torch.from_numpy(np.ascontiguousarray(arrays["time"]))
     times = None if when is None else [when[rows].split(own) for rows, own in parts[:2]]
     groups = {}
     for label, wanted_ones in (("existing", ~new), ("new", new)):
         members = np.flatnonzero(wanted_ones).tolist()
         if members:
-            dtype, given = torch.float32 if shape else torch.float64, ([part[c] for c in members] for part in pieces)
-            made = _group(label, [names[c] for c in members], *given, classes=classes, dtype=dtype)
+            dtype = torch.float32 if shape else torch.float64
+
+            def part_of(own: slice, members: list[int] = members, label: str = label, dtype: Any = dtype) -> Batches:
+                chosen = members[own]
+                given = ([part.of(c) for c in chosen] for part in pieces)
+                one = _group(label, [names[c] for c in chosen], *given, classes=classes, dtype=dtype)
+                return one.train, one.test, one.validation
+
+            made = Group(*joined(part_of, [[part.counts[c] for c in members] for part in pieces]))
             own = times and Times(*(pad_sequence([part[c] for c in members], batch_first=True) for part in times))
             groups[label] = replace(made, times=own or None)
     if "existing" not in groups:
@@ -196,31 +205,29 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
     Returns:
         The arrays named there.
     """
-    x, y, owner, part, when = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-    names: list[str] = []
-    new: list[bool] = []
-    for label, group in dataset.groups.items():
-        for number, batch in enumerate((group.train, group.test, group.validation)):
-            if batch is None:
-                continue
-            mask = batch.mask.cpu()
-            x.append(batch.x.cpu()[mask].flatten(1))
-            y.append(batch.y.cpu()[mask])
-            owner.append(mask.nonzero()[:, 0] + len(names))
-            part.append(torch.full(y[-1].shape, number))
-            if group.times is not None:  # those of validation rows are not kept
-                taken = group.times[number] if number < 2 else group.times.train.new_zeros(mask.shape)
-                when.append(taken.cpu()[mask[:, : taken.shape[1]]])
-        names += group.train.names
-        new += [label == "new"] * group.train.clients
-    clients = torch.cat(owner)
-    order = clients.argsort(stable=True)  # client after client, each with its training, test and validation rows
-    parts = torch.cat(part)[order].numpy()
+    names = [name for group in dataset.groups.values() for name in group.train.names]
+    new = [label == "new" for label, group in dataset.groups.items() for _ in group.train.names]
+    every = [batch for group in dataset.groups.values() for batch in (group.train, group.test, group.validation)]
+    count = sum(int(batch.mask.sum()) for batch in every if batch is not None)
+    first = dataset.groups["existing"].train
+    x = tensors.mapped_zeros((count, first.x[0, 0].numel()), first.x.dtype)
+    y, clients, parts = (tensors.mapped_zeros((count,), dtype) for dtype in (first.y.dtype, torch.int64, torch.int64))
+    timed = any(group.times is not None for group in dataset.groups.values())
+    when = list[Tensor]()
+    done = before = 0
+    for group in dataset.groups.values():
+        for own in tensors.client_blocks(group.train.clients):
+            part = group.select(torch.arange(own.start, own.stop))
+            found = long_rows((part.train, part.test, part.validation), part.times, before)
+            rows = slice(done, done + len(found.y))
+            x[rows], y[rows], clients[rows], parts[rows] = found.x, found.y, found.owner, found.part
+            when += found.times
+            done, before = rows.stop, before + own.stop - own.start
     arrays = {
-        "x": torch.cat(x)[order].numpy(),
-        "y": torch.cat(y)[order].numpy(),
-        "client": clients[order].numpy(),
-        "test": parts == 1,
+        "x": x.numpy(),
+        "y": y.numpy(),
+        "client": clients.numpy(),
+        "test": parts.numpy() == 1,
         "client_name": np.array(names),
         "client_new": np.array(new),
         "feature_name": np.array([column.name for column in dataset.features]),
@@ -229,14 +236,40 @@ def to_arrays(dataset: Dataset) -> dict[str, Array]:
         "target_unit": np.array(dataset.target.unit),
     }
     optional = {  # left out where there is nothing to say, as in files of regression
-        "validation": parts == 2 if any(group.validation is not None for group in dataset.groups.values()) else None,
+        "validation": parts.numpy() == 2
+        if any(group.validation is not None for group in dataset.groups.values())
+        else None,
         "classes": None if dataset.classes is None else np.array(dataset.classes),
         "feature_shape": np.array(dataset.feature_shape) if dataset.feature_shape else None,
-        "time": torch.cat(when)[order].numpy() if when else None,
-        "time_kind": np.array(dataset.time_kind) if when and dataset.time_kind else None,
+        "time": torch.cat(when).numpy() if timed else None,
+        "time_kind": np.array(dataset.time_kind) if timed and dataset.time_kind else None,
     }
     arrays |= history.to_arrays(dataset.history, names)
     return arrays | {name: array for name, array in optional.items() if array is not None}
+
+
+def restricted(dataset: Dataset, groups: Mapping[str, Group]) -> Dataset:
+    """Leave clients out of a data set.
+
+    Args:
+        dataset: rows of all clients.
+        groups: those of the clients that are left, in the data set's order.
+
+    Returns:
+        Their data set, which knows the positions of their rows alone.
+    """
+    if dataset.rows is None:
+        return replace(dataset, groups=groups)
+    names = [name for group in groups.values() for name in group.train.names]
+    before = dataset.rows["client_name"].tolist()
+    at = np.array([before.index(name) for name in names])
+    number = np.full(len(before), -1)
+    number[at] = np.arange(len(at))
+    owner = number[dataset.rows["owner"]]
+    rows = {
+        name: column[at] if name.startswith("client_") else column[owner >= 0] for name, column in dataset.rows.items()
+    }
+    return replace(dataset, groups=groups, rows=rows | {"owner": owner[owner >= 0]})
 
 
 def to_positions(dataset: Dataset) -> dict[str, Array]:
@@ -295,11 +328,15 @@ def read(
             raise DataError(f"{path} holds no labels: array 'classes' is missing", hint="is it a regression?")
         return dataset
     layout = Layout() if layout is None else layout
-    table = user_tables.read_table(path, layout, blank_target=False, task=task)
+    found, own = user_tables.read_columns(path), (path, layout.client, layout.exclude_clients)
+    user_tables.check_clients(*own, found[0])
+    read = user_tables.without_clients(*own, found)
+    table = user_tables.read_table(path, layout, blank_target=False, task=task, read=read)
     table = user_tables.without_gaps(table, layout, least=2 if table.split is None else 1)
     if table.times is not None:
         table = user_tables.sorted_by_time(table, table.times, layout.time)
-    return _of_table(str(path), table, layout, (test_share, last), task, {"source": path.name})
+    source = {"source": path.name} | ({"excluded": ", ".join(own[2])} if own[2] else {})
+    return _of_table(str(path), table, layout, (test_share, last), task, source)
 
 
 def of_clients(

@@ -48,6 +48,13 @@ class Transform(NamedTuple):
         low: lower bound of the targets, of a kind that is between bounds.
         high: upper bound, likewise.
         power: lambda of the Yeo-Johnson transform, in [0, 2].
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.data.transforms import Transform
+        >>> log1p = Transform("log1p")
+        >>> log1p.forward(torch.tensor([0.0, 1.0]).double()).numpy().round(3).tolist()
+        [0.0, 0.693]
     """
 
     name: str

@@ -102,7 +102,9 @@ def to_predict(path: Path, shape: tuple[int, ...], client: str | None = None, fi
         places = image_folders.to_predict(path, client)
         look = Look(shape[-1] if fit else None, "grey" if shape[0] == 1 else "rgb")
         pixels, where = image_files.read([place.path for place in places], look), [str(one.path) for one in places]
-        brought = Brought(pixels, [one.label for one in places], [one.client for one in places], None, where)
+        split = any(one.test is not None for one in places)
+        tests = np.array([bool(one.test) for one in places]) if split else None
+        brought = Brought(pixels, [one.label for one in places], [one.client for one in places], tests, where)
     else:
         brought = _of_arrays(path, client)
         if not brought.client[0]:
@@ -127,7 +129,9 @@ def by_client(brought: Brought, labels: Tensor) -> user_tables.Table:
     owned = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in dict.fromkeys(brought.client)}
     cells.check_names([*owned])
     clients = {name: (inputs[rows], labels[rows]) for name, rows in owned.items()}
-    return user_tables.Table(clients, ("image",), None, ())
+    tests = None if brought.test is None else torch.from_numpy(brought.test)
+    split = None if tests is None else {name: tests[rows] for name, rows in owned.items()}
+    return user_tables.Table(clients, ("image",), split, ())
 
 
 def numbered(brought: Brought, classes: Sequence[str]) -> Tensor:

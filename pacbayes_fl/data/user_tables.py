@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pacbayes_fl import settings
 from pacbayes_fl.data import cells, csv_text, memory, user_features
 from pacbayes_fl.data.cells import Cells
 from pacbayes_fl.data.history import History
@@ -139,7 +140,7 @@ def read_table(
     columns = dict(given)
     if layout.client not in columns and default_client is not None:
         columns[layout.client] = [default_client] * len(places)
-    wanted = layout.wanted([*columns], made)
+    wanted = layout.wanted([*columns], made, () if made is not None else _empty(path, columns, layout))
     past_known = () if past is None else past.columns
     needed = [feature.source for feature in wanted if feature.source and feature.source not in past_known]
     roles = [layout.client, *([layout.target] if need_target else [])]
@@ -176,6 +177,19 @@ def read_table(
     dark = {name: torch.from_numpy(unclear[rows]) for name, rows in owned.items()} if unclear.any() else None
     table = Table(clients, result.names, split, tuple(new), by_time, kind, result.words, result.history)
     return table._replace(made_of=wanted, unclear=dark)
+
+
+def _empty(path: Path, columns: Mapping[str, Sequence[object]], layout: Layout) -> list[str]:
+    """Find columns without any value that no role names, such as remarks that nobody made, and warn of them."""
+    if layout.features:
+        return []
+    named = {layout.client, layout.target, layout.time, "split", layout.group, layout.latitude, layout.longitude}
+    named |= {*layout.categorical, *layout.client_features}
+    empty = [name for name, values in columns.items() if name not in named and cells.is_empty(values)]
+    if empty:
+        what = f"{path}: no row has a value of {listed(empty)}, which becomes no feature"
+        warnings.warn(what, stacklevel=caller_stacklevel())
+    return empty
 
 
 def _owned(owners: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
@@ -242,6 +256,46 @@ def read_columns(path: Path) -> tuple[dict[str, list[Any]], list[str]]:
     if path.suffix.lower() not in TABLES:
         raise DataError(f"{path} is not {' or '.join(TABLES)}", hint="a spreadsheet can be saved as CSV")
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else csv_text.read(path)
+
+
+def without_clients(
+    path: Path, client: str, names: Sequence[str], read: tuple[Mapping[str, Sequence[object]], Sequence[str]]
+) -> tuple[dict[str, Sequence[object]], list[str]]:
+    """Leave out the rows of some clients, of which nothing is read.
+
+    Args:
+        path: of the table.
+        client: name of its client column.
+        names: of these clients; those that the table does not have are ignored.
+        read: what `read_columns` gave of the file.
+
+    Returns:
+        The columns without these rows, and where the others stand.
+    """
+    columns, places = read
+    if client not in columns:
+        return {**columns}, [*places]
+    kept = [row for row, value in enumerate(columns[client]) if str(value) not in names]
+    return {name: [values[row] for row in kept] for name, values in columns.items()}, [places[row] for row in kept]
+
+
+def check_clients(path: Path, client: str, names: Sequence[str], columns: Mapping[str, Sequence[object]]) -> None:
+    """Refuse names of clients that a table does not have.
+
+    Args:
+        path: of the table.
+        client: name of its client column.
+        names: that a study says.
+        columns: as `read_columns` gave them.
+
+    Raises:
+        DataError: naming the first, and the client that is called most alike.
+    """
+    known = [*dict.fromkeys(map(str, columns.get(client, ())))]
+    for name in names:
+        if name not in known and known:
+            hint = settings.nearest(name, known)
+            raise DataError(f"data.exclude_clients: {path} has no client {shown(name)}", hint=hint)
 
 
 def _read_parquet(path: Path) -> tuple[dict[str, list[Any]], list[str]]:

@@ -41,6 +41,32 @@ def test_folders_may_say_what_is_tested_on(tmp_path: Path) -> None:
     }
 
 
+def test_every_client_may_have_its_own_train_and_test(tmp_path: Path) -> None:
+    """As if the two lay above the clients, file by file."""
+    for part, rows in (("train", 3), ("test", 1)):
+        write_clients(tmp_path / "above" / part, rows=rows)
+        for client in ("anna", "bob"):
+            write_clients(tmp_path / "below" / client, (part,), rows=rows)
+    above, below = (image_folders.labelled(tmp_path / name) for name in ("above", "below"))
+    assert [one._replace(path=Path(one.path.name)) for one in below] == [
+        one._replace(path=Path(one.path.name)) for one in above
+    ]
+    assert below[0].path == tmp_path / "below" / "anna" / "train" / "cat" / "0.png" and below[-1].test
+    asked = image_folders.to_predict(tmp_path / "below")
+    assert [(one.client, one.label, one.test) for one in asked if one.label == "cat"] == [
+        (client, "cat", test) for client in ("anna", "bob") for test in (True, False, False, False)
+    ]
+    write_image(tmp_path / "below" / "bob" / "test" / "cat" / "deep" / "0.png")
+    with pytest.raises(DataError, match=r"test/cat holds images, as a class does, and the folder deep"):
+        image_folders.labelled(tmp_path / "below")
+    write_image(tmp_path / "below" / "carl" / "cat" / "0.png")
+    with pytest.raises(DataError, match=r"client 'carl': .*below/carl holds other things than train/ and test/"):
+        image_folders.labelled(tmp_path / "below")
+    write_image(tmp_path / "below" / "0.png")
+    with pytest.raises(DataError, match=r"below/0\.png lies in no folder of a class"):
+        image_folders.labelled(tmp_path / "below")
+
+
 def test_folders_that_say_nothing_clear_are_named(tmp_path: Path) -> None:
     root = write_clients(tmp_path / "photos")
     (root / "anna" / "horse").mkdir()

@@ -16,7 +16,7 @@ from pacbayes_fl.data.shrinkage import fit_population
 from pacbayes_fl.data.summaries import settle_summaries
 from pacbayes_fl.privacy import mechanisms
 from pacbayes_fl.privacy.mechanisms import Cohorts, Mechanism
-from tests.privacy.test_audit import lower_bound
+from tests.distinguishing import lower_bound
 
 KINDS: tuple[ColumnScale, ...] = ("shrunk", "pooled", "client", "shrunk")
 RANGES = {0: (-20.0, 30.0), 1: (0.0, 10.0), 3: (-40.0, 60.0)}

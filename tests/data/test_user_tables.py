@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacbayes_fl.data import user_tables
-from pacbayes_fl.data.layout import Layout
+from pacbayes_fl.data.layout import Layout, Missing
 from pacbayes_fl.errors import DataError
 from tests.data.small_tables import CSV, LABELLED, without, write
 
@@ -51,3 +51,18 @@ def test_a_blank_target_is_one_to_predict(tmp_path: Path) -> None:
 def test_client_names_are_words_even_when_they_look_like_numbers(tmp_path: Path) -> None:
     table = user_tables.read_table(write(tmp_path, 'client,x,y\n007,1,2\n"7",1,2\n"a,b",1,2\n'))
     assert list(table.clients) == ["007", "7", "a,b"]
+
+
+@pytest.mark.parametrize("missing", ["refuse", "drop", "median"])
+def test_a_column_without_any_value_is_no_feature_and_costs_no_row(tmp_path: Path, missing: Missing) -> None:
+    """Unless the study names it: then it was wanted, and every row lacks it."""
+    path = tmp_path / "rows.csv"
+    path.write_text("client,wind,remark,y\n" + "".join(f"a,{k},{'-' if k else ''},{2 * k}\n" for k in range(6)))
+    with pytest.warns(UserWarning, match="no row has a value of remark, which becomes no feature"):
+        table = user_tables.read_table(path, Layout(missing=missing))
+    assert table.features == ("wind",)
+    assert len(user_tables.without_gaps(table, Layout(missing=missing)).clients["a"][1]) == 6
+    if missing == "drop":
+        named = Layout(missing=missing, features=("wind", "remark"))
+        with pytest.warns(UserWarning, match=r"6 of 6 rows lack a value and are left out: a 6 \(remark\)"):
+            user_tables.without_gaps(user_tables.read_table(path, named), named)

@@ -1,0 +1,158 @@
+"""Rows of many clients, from their long form and back, a block of clients at a time: see `tensors.client_blocks`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.errors import DataError
+
+Batches = tuple[ClientBatch, ClientBatch, ClientBatch | None]
+"""Training, test and validation rows of the same clients."""
+
+
+class Pieces:
+    """Rows of one part of every client, found when they are asked for.
+
+    Args:
+        x: inputs of all rows [R, *feature].
+        y: targets [R].
+        rows: positions of those of the part, client after client [R_p].
+        counts: how many each client has.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, rows: Tensor, counts: list[int]) -> None:
+        """Find out where each client begins."""
+        self._x, self._y, self._rows, self.counts = x, y, rows, counts
+        self._ends = np.cumsum(counts)
+
+    def of(self, client: int) -> tuple[Tensor, Tensor]:
+        """Rows of a client.
+
+        Args:
+            client: its number.
+
+        Returns:
+            (x [m, *feature], y [m]).
+        """
+        end = int(self._ends[client])
+        at = self._rows[end - self.counts[client] : end]
+        return self._x[at], self._y[at]
+
+
+def joined(part_of: Callable[[slice], Batches], counts: Sequence[Sequence[int]]) -> Batches:
+    """Make the batches of many clients, a block at a time: all at once would take memory twice.
+
+    Args:
+        part_of: makes those of the clients at some positions.
+        counts: rows of every client, of each of the three parts.
+
+    Returns:
+        The batches of all, the same numbers as in one block.
+
+    Raises:
+        DataError: when a name or an id is used twice.
+    """
+    clients = len(counts[0])
+    if clients <= tensors.BLOCK:
+        return part_of(slice(0, clients))
+    whole: list[tuple[Tensor, Tensor, Tensor] | None] = [None, None, None]
+    ids, names = list[int](), list[str]()
+    for own in tensors.client_blocks(clients):
+        block = part_of(own)
+        ids += block[0].ids
+        names += block[0].names
+        for at, batch in enumerate(block):
+            if batch is not None:
+                whole[at] = known = whole[at] or _room(batch, clients, max(1, *counts[at]))
+                for into, leaf in zip(known, (batch.x, batch.y, batch.mask), strict=True):
+                    into[own, : leaf.shape[1]] = leaf
+    if len(set(ids)) < len(ids):
+        count = Counter(ids)
+        double = next(name for name, i in zip(names, ids, strict=True) if count[i] > 1)
+        raise DataError("its name or id is used twice", client=double, hint="clients are told apart by name")
+    train, test, validation = (None if one is None else ClientBatch(*one, tuple(ids), tuple(names)) for one in whole)
+    return cast(ClientBatch, train), cast(ClientBatch, test), validation
+
+
+def _room(like: ClientBatch, clients: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Make room for x, y and mask of all clients."""
+    shape = (clients, width)
+    x = tensors.mapped_zeros((*shape, *like.x.shape[2:]), like.x.dtype)
+    return x, tensors.mapped_zeros(shape, like.y.dtype), tensors.mapped_zeros(shape, torch.bool)
+
+
+def by_block(batch: ClientBatch, make: Callable[[ClientBatch, slice], ClientBatch]) -> ClientBatch:
+    """Make new rows of the same clients, such as scaled ones, a block of clients at a time.
+
+    Args:
+        batch: rows [K, N, *feature].
+        make: takes rows of some clients and their positions, and gives as many rows of as many clients.
+
+    Returns:
+        The new rows [K, N, *].
+    """
+    clients, width = batch.mask.shape
+    if clients <= tensors.BLOCK or batch.x.device.type != "cpu":
+        return make(batch, slice(0, clients))
+    known: tuple[Tensor, Tensor, Tensor] | None = None
+    for own in tensors.client_blocks(clients):
+        part = make(batch.select(torch.arange(own.start, own.stop)), own)
+        known = known or _room(part, clients, width)
+        for into, leaf in zip(known, (part.x, part.y, part.mask), strict=True):
+            into[own] = leaf
+    return ClientBatch(*cast(tuple[Tensor, Tensor, Tensor], known), batch.ids, batch.names)
+
+
+class LongRows(NamedTuple):
+    """Rows of some clients, client after client, each with its training, test and validation rows.
+
+    Args:
+        x: inputs [R, d].
+        y: targets [R].
+        owner: number of each row's client [R].
+        part: 0 of training, 1 of test, 2 of validation rows [R].
+        times: [R], where they are known; else nothing.
+    """
+
+    x: Tensor
+    y: Tensor
+    owner: Tensor
+    part: Tensor
+    times: list[Tensor]
+
+
+def long_rows(batches: Batches, times: Sequence[Tensor] | None, before: int) -> LongRows:
+    """Bring clients into the long form.
+
+    Args:
+        batches: their rows.
+        times: of the training and test rows, where they are known.
+        before: number of the first client.
+
+    Returns:
+        Their real rows.
+    """
+    x, y, owner, part, when = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    for number, batch in enumerate(batches):
+        if batch is None:
+            continue
+        mask = batch.mask.cpu()
+        x.append(batch.x.cpu()[mask].flatten(1))
+        y.append(batch.y.cpu()[mask])
+        owner.append(mask.nonzero()[:, 0] + before)
+        part.append(torch.full(y[-1].shape, number))
+        if times is not None:  # those of validation rows are not kept
+            taken = times[number] if number < 2 else times[0].new_zeros(mask.shape)
+            when.append(taken.cpu()[mask[:, : taken.shape[1]]])
+    clients = torch.cat(owner)
+    order = clients.argsort(stable=True)
+    found = [torch.cat(when)[order]] if when else []
+    return LongRows(torch.cat(x)[order], torch.cat(y)[order], clients[order], torch.cat(part)[order], found)

@@ -1,0 +1,87 @@
+"""Rows of many clients block by block are those of all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pacbayes_fl import tensors
+from pacbayes_fl.data import tables
+from pacbayes_fl.data.batch import ClientBatch
+from pacbayes_fl.data.client_blocks import by_block
+from pacbayes_fl.errors import DataError
+from pacbayes_fl.study.run import run
+from tests.tiny import tiny
+
+
+def arrays(clients: int = 7, names: list[str] | None = None) -> dict[str, np.ndarray]:
+    """Return ragged clients in the long form, some of them new, some with validation rows, their rows shuffled."""
+    random = np.random.default_rng(0)
+    owner = np.repeat(np.arange(clients), np.arange(clients) + 4)
+    place = np.concatenate([np.arange(k + 4) for k in range(clients)])
+    order = random.permutation(len(owner))
+    return {
+        "x": random.normal(size=(len(owner), 2)),
+        "y": random.normal(size=len(owner)),
+        "client": owner[order],
+        "test": (place == 0)[order],
+        "validation": ((place == 1) & (owner == 3))[order],
+        "client_name": np.array(names or [f"c{k}" for k in range(clients)]),
+        "client_new": np.arange(clients) % 4 == 1,
+        "feature_name": np.array(["a", "b"]),
+        "feature_unit": np.array(["", ""]),
+        "target_name": np.array("y"),
+        "target_unit": np.array(""),
+    }
+
+
+def test_blocks_make_the_same_groups_and_the_same_long_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tables.from_arrays(arrays(), {})
+    long = tables.to_arrays(whole)
+    monkeypatch.setattr(tensors, "BLOCK", 2)
+    blocks = tables.from_arrays(arrays(), {})
+    for label, group in whole.groups.items():
+        for name in ("train", "test", "validation"):
+            one, other = getattr(group, name), getattr(blocks.groups[label], name)
+            assert (one is None) == (other is None), (label, name)
+            if one is not None:
+                assert (one.names, one.ids) == (other.names, other.ids)
+                assert all(torch.equal(getattr(one, leaf), getattr(other, leaf)) for leaf in ("x", "y", "mask"))
+    again = tables.to_arrays(blocks)
+    assert long.keys() == again.keys() and all(np.array_equal(long[name], again[name]) for name in long)
+
+
+def test_new_rows_of_clients_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "BLOCK", 2)
+    batch = tables.from_arrays(arrays(), {}).groups["existing"].train
+    factor, asked = torch.arange(batch.clients).double(), list[int]()
+
+    def scaled(part: ClientBatch, own: slice) -> ClientBatch:
+        asked.append(part.clients)
+        return ClientBatch(part.x * factor[own, None, None], part.y, part.mask, part.ids, part.names)
+
+    made = by_block(batch, scaled)
+    assert max(asked) == 2 and torch.equal(made.x, batch.x * factor[:, None, None]) and made.names == batch.names
+
+
+def test_a_client_at_fault_is_named_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "BLOCK", 2)
+    bad = arrays()
+    bad["y"][bad["client"] == 6] = np.nan
+    with pytest.raises(DataError, match="c6"):
+        tables.from_arrays(bad, {})
+
+
+def test_a_study_in_blocks_and_files_is_that_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit: rows, scaling, rounds, scores and the files of the run, and so is one that goes on."""
+    study = tiny("federation.rounds=2", "federation.cohort=3", "data.options.clients=5")
+    run(study, tmp_path / "memory")
+    monkeypatch.setattr(tensors, "BLOCK", 2)
+    monkeypatch.setattr(tensors, "MAPPED", 1)
+    run(tiny("federation.rounds=1", "federation.cohort=3", "data.options.clients=5"), tmp_path / "files")
+    run(study, tmp_path / "files", resume=True)
+    for name in ("clients.csv", "predictions.safetensors", "calibration.csv", "metrics.json", "scaling.json"):
+        assert (tmp_path / "files" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes(), name
