@@ -1,0 +1,97 @@
+"""Whether predictive distributions of numbers come true: quantile levels and the histogram of F(y)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from pacbayes_fl.pages import axis
+from pacbayes_fl.pages.chart import Chart
+from pacbayes_fl.pages.markup import Element, figures, section, tag
+from pacbayes_fl.results.calibration import coverage_by_client, pit_histogram
+from pacbayes_fl.results.moments import array
+from pacbayes_fl.results.records import GROUPS, Result
+
+_LEVELS: Final = 21
+
+
+def calibration(result: Result) -> Element | None:
+    """Make the section of calibration.
+
+    Args:
+        result: a finished run of regression.
+
+    Returns:
+        The section; None where no predictive probabilities are kept.
+    """
+    drawn = [one for group in GROUPS for one in (_levels(result, group), _histogram(result, group)) if one is not None]
+    if not drawn:
+        return None
+    text = (
+        "Of targets that lie below the predicted quantile of a level, as many as the level says should. A line flatter "
+        "than the diagonal in the middle says that predictions are too sure; so do bars that rise at both ends. A hump "
+        "in the middle says that they are not sure enough."
+    )
+    return section("calibration", "Calibration", tag("p", text), figures(drawn, pairs=True))
+
+
+def _levels(result: Result, group: str) -> Element | None:
+    """Observed against predicted quantile levels, of all rows and of the middle 90 % of clients."""
+    pit, mask = array(result, f"{group}.pit"), array(result, f"{group}.mask_test")
+    if pit is None or mask is None:
+        return None
+    real = mask & np.isfinite(pit)
+    rows = real.sum(1)
+    if not rows.any():
+        return None
+    level = np.linspace(0.0, 1.0, _LEVELS)
+    below = np.stack([((pit <= one) & real).sum(1) for one in level], 1)  # [K, H]
+    pooled, each = below.sum(0) / rows.sum(), below[rows > 0] / rows[rows > 0, None]
+    error = float(np.abs(each - level).mean())
+    says = f"Mean distance from the diagonal over clients {error:.3f}."
+    title = f"Calibration, {group} clients ({each.shape[0]})"
+    ends = (axis.fixed("predicted quantile level", 0, 1), axis.fixed("share of targets below", 0, 1))
+    chart = Chart(title, *ends, says, 360, 330)
+    if each.shape[0] > 1:
+        low, high = np.quantile(each, [0.05, 0.95], axis=0)
+        chart.band(level, low, high, "s1", "middle 90 % of clients")
+    chart.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "faint", "perfect calibration")
+    chart.line(level, pooled, "s1", f"all {rows.sum()} test rows")
+    chart.note(says)
+    return chart.figure()
+
+
+def _histogram(result: Result, group: str) -> Element | None:
+    one = pit_histogram(result, group)
+    if one is None:
+        return None
+    low, high = one.band
+    share = axis.linear("share of test rows", np.append(one.share, high), zero=True)
+    outside = int(((one.share < low) | (one.share > high)).sum())
+    says = f"{outside} of {one.share.size} bars leave the 95 % band of a right predictive."
+    title = f"Where targets fall, {group} clients"
+    chart = Chart(title, axis.fixed("predictive probability F(y)", 0, 1), share, says, 360, 330)
+    chart.bars(one.low, one.high, one.share, "s1", "test rows")
+    edges = np.append(one.low, one.high[-1])
+    for end, key in ((low, "95 % band of a right predictive, rows independent"), (high, "")):
+        chart.steps(edges, end, "ink", key)
+    chart.note(says)
+    return chart.figure()
+
+
+def lowest_coverage(result: Result, group: str) -> dict[str, tuple[float, bool]]:
+    """Give the share of every client's test rows that lie in their 95 % interval.
+
+    Args:
+        result: a finished run.
+        group: "existing" or "new".
+
+    Returns:
+        By name of client the share, and whether it lies below what chance leaves to right intervals.
+    """
+    one = coverage_by_client(result, group)
+    if one is None:
+        return {}
+    lines = zip(one.names, one.share.tolist(), one.band[0].tolist(), one.rows.tolist(), strict=True)
+    return {name: (share, share < low) for name, share, low, rows in lines if rows}
