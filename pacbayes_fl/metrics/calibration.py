@@ -39,6 +39,11 @@ def levels(name: str, count: int = 20) -> Tensor:
 
     Raises:
         StudyError: when there are no levels of that name.
+
+    Example:
+        >>> from pacbayes_fl.metrics.calibration import levels
+        >>> levels("paper", 5).tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     if name not in _RANGES:
         raise StudyError(f"levels must be one of {', '.join(_RANGES)}, got {name!r}")
@@ -68,6 +73,16 @@ def empirical_frequencies(
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
         StudyError: when there are no levels of that name.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics.calibration import empirical_frequencies
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> empirical_frequencies(predictive, y, mask, torch.tensor([0.25, 0.5, 0.75])).numpy().round(4).tolist()
+        [[0.0, 0.5, 1.0]]
     """
     y, mask = real_rows(predictive, y, mask)
     level = _resolved(levels, y)
@@ -110,6 +125,16 @@ def calibration_error(
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape, or levels is not [H].
         StudyError: when there are no levels or no norm of that name.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics.calibration import calibration_error
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> calibration_error(predictive, y, mask).numpy().round(4).tolist()
+        [0.1789]
     """
     if norm not in ("abs", "rms"):
         raise StudyError(f"norm must be one of abs, rms, got {norm!r}")
@@ -134,6 +159,16 @@ def interval_coverage(predictive: RegressionPredictive, y: Tensor, mask: Tensor,
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
         StudyError: when the level is not between 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl.metrics.calibration import interval_coverage
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> interval_coverage(predictive, y, mask).numpy().round(4).tolist()
+        [1.0]
     """
     if not 0.0 < level < 1.0:
         raise StudyError(f"level must lie between 0 and 1, got {level}")

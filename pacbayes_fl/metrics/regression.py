@@ -37,6 +37,16 @@ def rmse(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import metrics
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> metrics.rmse(predictive, y, mask).numpy().round(4).tolist()
+        [0.3536]
     """
     y, mask = real_rows(predictive, y, mask)
     return masked_mean((y - predictive.mean.double()).square(), mask).sqrt()
@@ -59,6 +69,16 @@ def rsmse(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import metrics
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> metrics.rsmse(predictive, y, mask).numpy().round(4).tolist()
+        [1.4142]
     """
     y, mask = real_rows(predictive, y, mask)
     centred = y - masked_mean(y, mask).unsqueeze(1)
@@ -84,6 +104,16 @@ def nlpd(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import metrics
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> metrics.nlpd(predictive, y, mask).numpy().round(4).tolist()
+        [0.9814]
     """
     y, mask = real_rows(predictive, y, mask)
     return -masked_mean(predictive.log_prob(y).double(), mask)
@@ -115,6 +145,16 @@ def crps(predictive: RegressionPredictive, y: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         ShapeError: when y, mask and the predictive disagree in shape.
+
+    Example:
+        >>> import torch
+        >>> from pacbayes_fl import metrics
+        >>> from pacbayes_fl.posteriors.predictive import NormalMixture
+        >>> log_weights, means, variances = torch.zeros(1, 1), torch.tensor([[[0.0, 1.0]]]), torch.ones(1, 1, 2)
+        >>> predictive = NormalMixture(log_weights.double(), means.double(), variances.double())
+        >>> y, mask = torch.tensor([[0.5, 1.0]]).double(), torch.ones(1, 2, dtype=torch.bool)
+        >>> metrics.crps(predictive, y, mask).numpy().round(4).tolist()
+        [0.2825]
     """
     y, mask = real_rows(predictive, y, mask)
     if isinstance(predictive, NormalMixture):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from pacbayes_fl import files
 from pacbayes_fl.errors import StudyError
 from pacbayes_fl.plots import certificates
+from pacbayes_fl.plots.bounds import bound_curve
 from pacbayes_fl.plots.calibration import calibration_curve
 from pacbayes_fl.plots.clients import box_plots, client_boxes, particle_ablation
 from pacbayes_fl.plots.convergence import convergence_curves
 from pacbayes_fl.plots.diagnostics import diagnostics
 from pacbayes_fl.plots.intervals import interval_plot
 from pacbayes_fl.plots.learning import learning_curve
+from pacbayes_fl.plots.paper import SCREEN, Look
 from pacbayes_fl.plots.predictive import predictive_bands
 from pacbayes_fl.plots.privacy import privacy_utility
 from pacbayes_fl.plots.reliability import reliability_diagram
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIGURES",
+    "Look",
     "NothingToDrawError",
+    "bound_curve",
     "box_plots",
     "calibration_curve",
     "certificates",
@@ -50,6 +54,7 @@ __all__ = [
     "privacy_utility",
     "reliability_diagram",
     "save_all",
+    "save_bound",
     "save_certificates",
     "save_joint",
     "sparsity_curve",
@@ -59,13 +64,13 @@ __all__ = [
 
 FIGURES: Mapping[str, Callable[[Result], Figure]] = MappingProxyType(
     {
+        "predictions": predictive_bands,  # first: of clients that are not there nothing is written
         "learning": learning_curve,
         "diagnostics": diagnostics,
         "clients": client_boxes,
         "calibration": calibration_curve,
         "pit": pit_histograms,
         "coverage": coverage,
-        "predictions": predictive_bands,
         "reliability": reliability_diagram,
         "uncertainty": uncertainty_histograms,
     }
@@ -77,7 +82,11 @@ _DATE = MappingProxyType({"svg": "Date", "pdf": "CreationDate"})  # what would d
 
 
 def save_all(
-    result: Result, folder: Path | str, formats: Sequence[str] = ("png", "svg"), clients: Sequence[str] | None = None
+    result: Result,
+    folder: Path | str,
+    formats: Sequence[str] = ("png", "svg"),
+    clients: Sequence[str] | None = None,
+    look: Look = SCREEN,
 ) -> list[Path]:
     """Write every figure that a result has the numbers for; the same result gives the same bytes.
 
@@ -86,6 +95,7 @@ def save_all(
         folder: where the files go, made if it does not exist.
         formats: file endings that matplotlib knows.
         clients: names of the clients of the predictive bands; a few of each group when None.
+        look: for a screen or for paper, and how wide.
 
     Returns:
         The files written, such as `learning.png`; figures for which the result holds nothing are left out.
@@ -94,12 +104,16 @@ def save_all(
         StudyError: when matplotlib does not know a format.
         PacBayesFLError: when matplotlib is not installed.
     """
-    figures = {**FIGURES, "predictions": lambda result: predictive_bands(result, clients)}
-    return _save({name: partial(draw, result) for name, draw in figures.items()}, Path(folder), formats)
+    figures: dict[str, Callable[[Result], Figure]] = {**FIGURES}
+    figures["predictions"] = partial(predictive_bands, clients=clients)
+    return _save({name: partial(draw, result) for name, draw in figures.items()}, Path(folder), formats, look)
 
 
 def save_certificates(
-    tables: Sequence[CertifiedRun], folder: Path | str, formats: Sequence[str] = ("png", "svg")
+    tables: Sequence[CertifiedRun],
+    folder: Path | str,
+    formats: Sequence[str] = ("png", "svg"),
+    look: Look = SCREEN,
 ) -> list[Path]:
     """Write a figure for every table of certificates; the same table gives the same bytes.
 
@@ -107,6 +121,7 @@ def save_certificates(
         tables: of one run, as `results.certificates.tables_of` reads them.
         folder: where the files go, made if it does not exist.
         formats: file endings that matplotlib knows.
+        look: for a screen or for paper, and how wide.
 
     Returns:
         The files written, such as `certificates-seeger.png`; tables without clients are left out.
@@ -116,10 +131,37 @@ def save_certificates(
         PacBayesFLError: when matplotlib is not installed.
     """
     figures = {f"certificates-{table.stem}": partial(certificates.figure, table) for table in tables}
-    return _save(figures, Path(folder), formats)
+    return _save(figures, Path(folder), formats, look)
 
 
-def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def save_bound(
+    n: Sequence[float], bounds: Sequence[float], path: Path | str, title: str, risk: float | None = None
+) -> Path:
+    """Write the figure of a bound against the number of rows.
+
+    Args:
+        n: numbers of rows.
+        bounds: one for each; NaN where there is no certificate.
+        path: of the file, whose ending is the format.
+        title: of the figure.
+        risk: empirical risk.
+
+    Returns:
+        The path.
+
+    Raises:
+        NothingToDrawError: when no bound is a certificate.
+        StudyError: when matplotlib does not know the format.
+        PacBayesFLError: when matplotlib is not installed.
+    """
+    figure, path = bound_curve(n, bounds, title, risk), Path(path)
+    _save({path.stem: lambda: figure}, path.parent, [path.suffix.removeprefix(".")], SCREEN)
+    return path
+
+
+def save_joint(
+    results: Sequence[Result], folder: Path | str, formats: Sequence[str] = ("png", "svg"), look: Look = SCREEN
+) -> list[Path]:
     """Write the figures that compare runs, as far as the results have the data.
 
     Box plots by method, the means of several methods with their intervals, the convergence of classifiers, and for
@@ -130,6 +172,7 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         results: finished runs.
         folder: where the files go, made if it does not exist.
         formats: file endings that matplotlib knows.
+        look: for a screen or for paper, and how wide.
 
     Returns:
         The files written.
@@ -151,7 +194,7 @@ def save_joint(results: Sequence[Result], folder: Path | str, formats: Sequence[
         figures["sweep"] = partial(sweep_curve, results)
     if any(result.labels.get("privacy") for result in results):
         figures["privacy_utility"] = partial(privacy_utility, results)
-    return _save(figures, Path(folder), formats)
+    return _save(figures, Path(folder), formats, look)
 
 
 def _varied(results: Sequence[Result], setting: Callable[[Result], float | None]) -> list[Result]:
@@ -163,7 +206,7 @@ def _varied(results: Sequence[Result], setting: Callable[[Result], float | None]
     return [r for r in results if setting(r) is not None and len(values[r.method]) > 1]
 
 
-def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str]) -> list[Path]:
+def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Sequence[str], look: Look) -> list[Path]:
     written = []
     with drawing():
         for name, draw in figures.items():
@@ -174,6 +217,7 @@ def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path, formats: Se
             known = figure.canvas.get_supported_filetypes()
             if unknown := [ending for ending in formats if ending not in known]:
                 raise StudyError(f"formats must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
+            look.apply(figure)
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # the first drawing places everything, the same for every format
             files.make_folder(folder)

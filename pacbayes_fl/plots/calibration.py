@@ -70,5 +70,7 @@ def _curve(axis: Axes, level: Array, pooled: Array, each: Array, colour: str) ->
     axis.plot(level, pooled, "o-", color=colour, markersize=3, clip_on=False, zorder=3, label="all test rows")
     error = np.abs(each - level).mean(1)
     axis.text(0.97, 0.04, f"mean CE over clients {error.mean():.3f}", transform=axis.transAxes, ha="right", fontsize=8)
-    axis.set(xlabel="confidence level", ylabel="empirical frequency", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axis.set(
+        xlabel="predicted quantile level", ylabel="share of targets below", xlim=(0, 1), ylim=(0, 1), aspect="equal"
+    )
     axis.legend(loc="upper left")

@@ -66,7 +66,7 @@ def figure(table: CertifiedRun) -> Figure:
             reasons = table.reasons.get(group, [])
             above = _rows(axis, table, clients, bool(reasons))
             axis.set_title(_title(group, len(clients), above, reasons))
-            axis.set(xlabel=fill(table.risk or "risk", _LETTERS), ylabel="client")
+            axis.set(xlabel=fill((table.risk or "risk").replace("^2", "²"), _LETTERS), ylabel="client")
             _names(axis, clients, height / len(clients))
             own = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
             marks = own | marks if reasons else marks | own  # the legend has grey marks only where all are grey

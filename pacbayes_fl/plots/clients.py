@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacbayes_fl.errors import StudyError
+from pacbayes_fl.names import shortened
 from pacbayes_fl.plots.style import (
     CYCLE,
     GROUP_COLOURS,
@@ -21,12 +22,18 @@ from pacbayes_fl.plots.style import (
     metric_label,
     panels,
 )
+from pacbayes_fl.results.comparison import direction
 from pacbayes_fl.results.metrics import box_columns, headline_column
 from pacbayes_fl.results.records import GROUPS, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_FEW = 5  # clients, of which quartiles say nothing
+_NAMED = 2  # outliers of a box
+_APART = 0.12  # of the range, that two names need
 
 
 def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -> Figure:
@@ -74,7 +81,7 @@ def box_plots(results: Sequence[Result], metrics: Sequence[str] | None = None) -
             low = min(axis.get_ylim()[0] for axis in row)
             high = max(axis.get_ylim()[1] for axis in row)
             for axis in row:
-                axis.set(ylim=(low, high), ylabel=metric_label(metric, results[0]))
+                axis.set(ylim=(low, high), ylabel=_with_direction(metric, results[0]))
         for top, bottom, group in zip(axes[0], axes[-1], groups, strict=True):
             n_clients = max(sum(row.group == group for row in result.clients) for result in results)
             top.set_title(f"{group} clients ({n_clients})")
@@ -106,7 +113,8 @@ def client_boxes(result: Result) -> Figure:
         for axis, metric in zip(axes[0], metrics, strict=True):
             columns = {f"{group}\n({counts[group]} clients)": _finite(result, group, metric) for group in groups}
             _boxes(axis, columns, [GROUP_COLOURS[group] for group in groups])
-            axis.set(ylabel=metric_label(metric, result), xlabel="group of clients")
+            _name_far(axis, result, groups, metric)
+            axis.set(ylabel=_with_direction(metric, result), xlabel="group of clients")
     return figure
 
 
@@ -174,10 +182,34 @@ def _finite(result: Result, group: str, metric: str) -> npt.NDArray[np.float64]:
     return values[np.isfinite(values)]
 
 
+def _with_direction(metric: str, result: Result) -> str:
+    """Name a metric for an axis, and say which end is the good one."""
+    better = direction(metric)
+    return f"{metric_label(metric, result)}\n({better} is better)" if better else metric_label(metric, result)
+
+
+def _name_far(axis: Axes, result: Result, groups: Sequence[str], metric: str) -> None:
+    """Name the clients that lie furthest beyond the whiskers of each box."""
+    for place, group in enumerate(groups, 1):
+        names = [row.name for row in result.clients if row.group == group]
+        values = np.array(result.column(group, metric), dtype=np.float64)
+        finite = values[np.isfinite(values)]
+        if finite.size < _FEW:
+            continue
+        first, third = np.quantile(finite, [0.25, 0.75])
+        beyond = np.fmax(first - values, values - third) - 1.5 * (third - first)
+        far = np.argsort(-np.nan_to_num(beyond, nan=-np.inf, posinf=-np.inf))[:_NAMED].tolist()
+        far = sorted((at for at in far if math.isfinite(values[at]) and beyond[at] > 0), key=lambda at: -values[at])
+        near = bool(far) and values[far[0]] - values[far[-1]] < _APART * float(np.ptp(finite))
+        for one in [far] if near else [[at] for at in far]:  # side by side they would lie over one another
+            text, height = "\n".join(shortened(names[at], 16) for at in one), float(np.mean(values[one]))
+            axis.annotate(text, (place + 0.34, height), fontsize=6, color=INK, va="center")
+
+
 def _boxes(axis: Axes, columns: Mapping[str, npt.NDArray[np.float64]], colours: Sequence[str]) -> None:
     position = np.arange(1, len(columns) + 1)
     parts = axis.boxplot(
-        list(columns.values()),
+        [values if values.size >= _FEW else [] for values in columns.values()],  # of few clients points alone
         positions=position,
         widths=0.6,
         showfliers=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from datetime import tzinfo
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +16,12 @@ from pacbayes_fl.plots.style import (
     INK,
     RED,
     NothingToDrawError,
-    feature_label,
     group_names,
     panels,
     predicted,
     target_label,
 )
+from pacbayes_fl.results.moments import of_group
 from pacbayes_fl.results.records import GROUPS, Result
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ Array = np.ndarray
 
 _NAMES = ("x_train", "y_train", "mask_train", "x_test", "y_test", "mask_test", "mean", "lower", "upper")
 _COLUMNS = 2
+_DAY = 86_400.0  # seconds
 
 
 def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows: int = 168) -> Figure:
     """Draw the predictive mean and 95 % band of a few clients with their training and test points (PAC-PFL, Figure 6).
 
-    With one input feature against that feature. With several, rows are taken as a series in their stored order: test
-    rows count from 0, and training rows, which need not end where those begin, have negative numbers.
+    Against the times of the rows where they are known; with one input feature against that feature. Otherwise rows are
+    taken as a series in their stored order: test rows count from 0, and training rows, which need not end where those
+    begin, have negative numbers. The title of a panel says which rows are left out.
 
     Args:
         result: a finished run with predictions.
@@ -59,7 +62,8 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
         raise NothingToDrawError("the result holds no predictions with a mean and a band")
     chosen = _chosen(result, groups, clients)
     columns = min(_COLUMNS, len(chosen))
-    series = any(arrays["x_test"][0, 0].size > 1 for arrays in groups.values())
+    moments = {group: known for group in groups if (known := of_group(result, group)) is not None}
+    series = any(known.series for known in moments.values())
     width, height = (5.2, 2.2) if series else (3.9, 2.7)
     title = f"{result.method} on {result.study}, seed {result.seed}, round {result.round}"
     with panels(-(-len(chosen) // columns), columns, title, width, height) as (figure, axes):
@@ -67,15 +71,23 @@ def predictive_bands(result: Result, clients: Sequence[str] | None = None, rows:
             client = {name: array[number] for name, array in groups[group].items()}
             train = client["y_train"][client["mask_train"]]
             test = {name: client[name][client["mask_test"]] for name in ("y_test", "mean", "lower", "upper")}
-            if series:
+            known = moments[group]
+            x_train, x_test = (getattr(known, part)[number][client[f"mask_{part}"]] for part in ("train", "test"))
+            title = f"{group_names(result, group)[number]} ({group})"
+            if known.series:
+                title += f"\nthe first {rows} of {x_test.size} test rows" if x_test.size > rows else ""
                 train, test = train[-(rows // 2) :], {name: values[:rows] for name, values in test.items()}
+                x_train, x_test = x_train[-(rows // 2) :], x_test[:rows]
+            if known.kind == "order":
                 x_train, x_test = np.arange(-train.size, 0), np.arange(test["mean"].size)
                 axis.axvline(-0.5, color=FAINT, linewidth=0.8, zorder=1)
-            else:
-                x_train, x_test = (client[f"x_{part}"][client[f"mask_{part}"]].ravel() for part in ("train", "test"))
+            label = "row (training before 0, test from 0)" if known.kind == "order" else known.label
+            if known.kind == "clock":
+                near = x_train >= x_test.min() - np.ptp(x_test) / 2
+                x_train, train, x_test = x_train[near] / _DAY, train[near], x_test / _DAY
+                _by_clock(axis, known.zone)
             _bands(axis, x_train, train, x_test, test, GROUP_COLOURS[group])
-            label = "row (training before 0, test from 0)" if series else feature_label(result, 0)
-            axis.set(title=f"{group_names(result, group)[number]} ({group})", xlabel=label, ylabel=target_label(result))
+            axis.set(title=title, xlabel=label, ylabel=target_label(result))
         for axis in axes.flat[len(chosen) :]:
             axis.remove()
         figure.legend(handles=_key(), loc="outside lower center", ncols=4)
@@ -112,6 +124,15 @@ def _bands(axis: Axes, x_train: Array, train: Array, x_test: Array, test: Mappin
     axis.plot(x, test["mean"][order], color=colour, label="mean")
     axis.plot(x, test["y_test"][order], ".", color=INK, markersize=3, alpha=0.7, label="test")
     axis.plot(x_train, train, "x", color=RED, markersize=4.5, markeredgewidth=1.2, label="training")
+
+
+def _by_clock(axis: Axes, zone: tzinfo) -> None:
+    """Let the values of x, days since 1970 in UTC, be told by the clocks of a zone."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(tz=zone, maxticks=7)  # type: ignore[no-untyped-call]
+    axis.xaxis.set_major_locator(locator)
+    axis.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))  # type: ignore[no-untyped-call]
 
 
 def _key() -> list[Artist]:

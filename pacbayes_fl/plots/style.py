@@ -55,6 +55,7 @@ _STYLE: Final = MappingProxyType(
         "figure.titlesize": 11.0,
         "figure.titleweight": "bold",
         "svg.hashsalt": "pacbayes_fl",
+        "pdf.fonttype": 42,  # letters stay letters: journals refuse the type 3 that matplotlib writes otherwise
     }
 )
 MODEL_LINES: Final[Mapping[str, str]] = MappingProxyType(dict(zip(MODELS, ("-", "--"), strict=True)))

@@ -13,7 +13,7 @@ from pacbayes_fl.results.records import ClientRow, Result
 from pacbayes_fl.results.rounds import RoundRecord
 
 Z = 1.959963984540054
-VARIATIONAL = ("pfedbayes", "sfedbayes", "cfedbayes", "bpfed", "vanilla-bnn", "pooled-bnn")
+VARIATIONAL = ("pfedbayes", "pbb", "sfedbayes", "cfedbayes", "bpfed", "vanilla-bnn", "pooled-bnn")
 UNITS = {
     "feature_name": ["time of day", "lag 1"],
     "feature_unit": ["h", "kW"],

@@ -46,7 +46,7 @@ def test_lines_and_bands_are_the_frequencies_of_the_metrics(result: Result) -> N
         error = calibration_error(predictive, y, mask).mean().item()
         assert axis.texts[0].get_text() == f"mean CE over clients {error:.3f}"
         np.testing.assert_array_equal(drawn(axis, "perfect calibration"), [[0, 1], [0, 1]])
-        assert (axis.get_xlabel(), axis.get_ylabel()) == ("confidence level", "empirical frequency")
+        assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted quantile level", "share of targets below")
     figure.canvas.draw()
 
 

@@ -1,0 +1,54 @@
+"""Figures for journals: the width that was asked for, letters of one size, no heading, fonts that are text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.text import Text
+
+from pacbayes_fl.errors import StudyError
+from pacbayes_fl.plots import Look, client_boxes, predictive_bands, save_all
+from pacbayes_fl.results.records import Result
+
+
+def test_a_pdf_has_the_width_and_letters_that_are_text(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    paths = save_all(result, tmp_path / "x", ("pdf",), look=Look("paper", 3.25))
+    assert {path.suffix for path in paths} == {".pdf"} and len(paths) > 3
+    for path in paths:
+        data = path.read_bytes()
+        (width,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) [\d.]+ \]", data)
+        assert float(width) == pytest.approx(3.25 * 72, abs=0.01)
+        assert b"/Type3" not in data and b"/CIDFontType2" in data
+
+
+def test_letters_have_one_size_and_there_is_no_heading(result: Result) -> None:
+    figure = client_boxes(result)
+    Look("paper", 3.25).apply(figure)
+    sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
+    assert sizes == {7.0} and figure.get_suptitle() == ""
+    other = client_boxes(result)
+    wide = other.get_size_inches()
+    Look().apply(other)
+    assert other.get_suptitle() and (other.get_size_inches() == wide).all()
+
+
+def test_panels_that_find_no_room_stand_below_one_another(result: Result) -> None:
+    figure = predictive_bands(result)
+    Look("paper", 3.25).apply(figure)
+    cells = [axis.get_subplotspec() for axis in figure.axes]
+    assert sorted((cell.rowspan.start, cell.colspan.start) for cell in cells if cell) == [(at, 0) for at in range(4)]
+    assert figure.get_size_inches()[0] == 3.25 and len(figure.legends) == 1
+    figure.draw_without_rendering()
+    boxes = [axis.get_tightbbox() for axis in figure.axes] + [one.get_window_extent() for one in figure.legends]
+    for at, box in enumerate(boxes):
+        assert box is not None and box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        assert not any(box.overlaps(other) for other in boxes[at + 1 :] if other is not None)
+
+
+@pytest.mark.parametrize("given", [{"style": "poster"}, {"width": 0.1}, {"width": float("nan")}])
+def test_what_is_no_look_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(StudyError, match="must be"):
+        Look(**given)  # type: ignore[arg-type]
