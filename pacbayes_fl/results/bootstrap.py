@@ -39,6 +39,12 @@ def nested_bootstrap(
     Raises:
         ShapeError: when there is no seed, or a seed without clients.
         StudyError: when the level is outside (0, 1) or there is no draw.
+
+    Example:
+        >>> from pacbayes_fl.results.bootstrap import nested_bootstrap
+        >>> mean, low, high = nested_bootstrap([[0.4, 0.6, 0.5], [0.5, 0.7, 0.6]])  # by seed, by client
+        >>> round(mean, 3), low < mean < high
+        (0.55, True)
     """
     return nested_bootstraps([values], seed, draws, level)[0]
 

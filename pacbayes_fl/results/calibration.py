@@ -134,21 +134,25 @@ def pit_histogram(result: Result, group: str, bins: int = PIT_BINS) -> Shares | 
     """
     import numpy as np
 
+    from pacbayes_fl.tensors import client_blocks
+
     arrays = _arrays(result, group, "pit", "mask_test")
     if not arrays:
         return None
-    real = arrays["mask_test"] & np.isfinite(arrays["pit"])
-    upper = arrays["pit"][real]
-    if not upper.size:
+    below = _arrays(result, group, "pit_below").get("pit_below", arrays["pit"])
+    edges, reached, count = np.linspace(0.0, 1.0, bins + 1), np.zeros(bins - 1), 0
+    for own in client_blocks(len(below)):
+        real = arrays["mask_test"][own] & np.isfinite(arrays["pit"][own])
+        upper, lower = arrays["pit"][own][real], below[own][real]
+        jump, count = upper - lower, count + upper.size
+        for at, edge in enumerate(edges[1:-1]):  # all edges at once would take as many times the memory
+            with np.errstate(invalid="ignore", divide="ignore"):
+                part = np.clip((edge - lower) / jump, 0.0, 1.0)  # of every row, below the edge
+            reached[at] += np.where(jump > 0, part, upper <= edge).sum()
+    if not count:
         return None
-    lower = _arrays(result, group, "pit_below").get("pit_below", arrays["pit"])[real]
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    jump = upper - lower
-    with np.errstate(invalid="ignore", divide="ignore"):
-        reached = np.clip((edges[1:-1, None] - lower) / jump, 0.0, 1.0)  # of every row, below the inner edges
-    reached = np.where(jump > 0, reached, upper <= edges[1:-1, None]).sum(1)
-    share = np.diff(np.concatenate([[0.0], reached, [upper.size]])) / upper.size
-    rows = np.full(bins, upper.size)
+    share = np.diff(np.concatenate([[0.0], reached, [count]])) / count
+    rows = np.full(bins, count)
     return Shares(edges[:-1], edges[1:], rows, share, 1.0 / bins, band(rows, 1.0 / bins))
 
 
@@ -212,12 +216,17 @@ def _inside(result: Result, group: str) -> tuple[npt.NDArray[np.bool_], npt.NDAr
     """Which test rows lie in their intervals, and which rows have one [K, M]; None without any."""
     import numpy as np
 
+    from pacbayes_fl.tensors import client_blocks
+
     arrays = _arrays(result, group, "lower", "upper", "y_test", "mask_test")
     if not arrays:
         return None
-    lower, upper = arrays["lower"], arrays["upper"]
-    real = arrays["mask_test"] & np.isfinite(lower) & np.isfinite(upper)
-    return ((lower <= arrays["y_test"]) & (arrays["y_test"] <= upper), real) if real.any() else None
+    held, real = np.empty(arrays["lower"].shape, dtype=bool), np.empty(arrays["lower"].shape, dtype=bool)
+    for own in client_blocks(len(held)):
+        lower, upper, y = (arrays[name][own] for name in ("lower", "upper", "y_test"))
+        real[own] = arrays["mask_test"][own] & np.isfinite(lower) & np.isfinite(upper)
+        held[own] = (lower <= y) & (y <= upper)
+    return (held, real) if real.any() else None
 
 
 def _arrays(result: Result, group: str, *wanted: str) -> dict[str, npt.NDArray[np.float64]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from pacbayes_fl.errors import CheckpointError
 from pacbayes_fl.files import JsonTable, opened, refuse_link
@@ -52,6 +52,8 @@ FILES: Mapping[str, Content] = MappingProxyType(
         "calibration.csv": Content("where test rows fall in their predictions, how often intervals hold", again=True),
         "labels.json": Content("what the numbers of the run are", again=True),
         "metrics.json": Content("the run's metrics", again=True),
+        "warnings.json": Content("what the run warned of", again=True),
+        "report.html": Content("a page of all results, with the clients' rows, for people", again=True),
         "comparison.json": Content("what a comparison is of"),
         "compare.csv": Content("a comparison's table", again=True),
         "compare.json": Content("a comparison's table", again=True),
@@ -123,9 +125,22 @@ def write_synced(path: Path, data: bytes) -> None:
     Raises:
         OSError: when it cannot be written.
     """
+    stream_synced(path, lambda file: file.write(data))
+
+
+def stream_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace a file that is too large to be held in memory, as `write_synced`.
+
+    Args:
+        path: the file; a link of that name is removed, and what it leads to stays as it is.
+        write: writes its bytes, one after the other.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
     path.unlink(missing_ok=True)
     with opened(path, "xb") as file:
-        file.write(data)
+        write(file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -149,11 +164,25 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         CheckpointError: when it cannot be written; the old file stays and nothing else is left.
     """
-    half = path.with_name(path.name + ".tmp")
-    try:
+    with half_of(path) as half:
         write_synced(half, data)
         os.replace(half, path)
         sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def half_of(path: Path) -> Iterator[Path]:
+    """Give the name under which a file is written before it takes the place of the old one; nothing of it is left.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: when it cannot be written; the old file stays.
+    """
+    half = path.with_name(path.name + ".tmp")
+    try:
+        yield half
     except OSError as error:
         with contextlib.suppress(OSError):
             half.unlink(missing_ok=True)

@@ -15,16 +15,16 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from pacbayes_fl.errors import DamageWarning, DataError, caller_stacklevel
 from pacbayes_fl.files import checksum, make_folder
 from pacbayes_fl.results import ended as results_ended
-from pacbayes_fl.results.folder import FILES, refuse_links, sync_folder, write_atomic
+from pacbayes_fl.results.folder import FILES, half_of, refuse_links, stream_synced, sync_folder, write_atomic
 
 NAME: Final = "manifest.json"
 FORMAT_VERSION: Final = 1
@@ -130,15 +130,39 @@ def put(folder: Path | str, files: Mapping[str, bytes | None], grows: bool = Fal
                 sync_folder(path.parent)
 
 
+def put_written(folder: Path | str, name: str, write: Callable[[IO[bytes]], None]) -> None:
+    """Replace a file of a run folder that is too large to be held in memory.
+
+    Args:
+        folder: of a run, made if it does not exist.
+        name: of the file, relative to the folder.
+        write: writes its bytes, one after the other.
+
+    Raises:
+        CheckpointError: when it cannot be written; the old file stays and nothing else is left.
+        DataError: when the manifest is damaged.
+    """
+    path = Path(folder) / name
+    make_folder(path.parent)
+    with half_of(path) as half:
+        stream_synced(half, write)
+        length = half.stat().st_size
+        with half.open("rb") as file:
+            print = Print(length, _hashed(file, length)[0])
+        with announced(folder, {name: print}):
+            os.replace(half, path)
+            sync_folder(path.parent)
+
+
 @contextlib.contextmanager
 def announced(
-    folder: Path | str, files: Mapping[str, bytes | None], grows: bool = False, last: bool = False
+    folder: Path | str, files: Mapping[str, bytes | Print | None], grows: bool = False, last: bool = False
 ) -> Iterator[None]:
     """Enter the new fingerprints of files into the manifest, then write the files.
 
     Args:
         folder: of a run, made if it does not exist.
-        files: bytes by name relative to the folder; None of one that goes.
+        files: bytes, or their print, by name relative to the folder; None of one that goes.
         grows: lines will be added to them.
         last: nothing follows for now: say that they are written, too.
 
@@ -151,7 +175,7 @@ def announced(
     with _locked(folder):
         known = _settled(folder, read(folder) or Manifest())
         known = {name: _grown(folder / name, one) for name, one in known.items()}
-        coming = {name: None if data is None else Print.of(data, grows) for name, data in files.items()}
+        coming = {name: Print.of(data, grows) if isinstance(data, bytes) else data for name, data in files.items()}
         _write(folder, Manifest(known, coming))
         yield
         if last:

@@ -26,7 +26,7 @@ from pacbayes_fl.results import calibration
 from pacbayes_fl.results import ended as results_ended
 from pacbayes_fl.results.folder import FILES, RELEASED, refuse_links
 from pacbayes_fl.results.frames import frame
-from pacbayes_fl.results.manifest import put, verify
+from pacbayes_fl.results.manifest import put, put_written, verify
 from pacbayes_fl.results.rounds import RoundRecord, read_rounds, readable, to_line, typed
 
 if TYPE_CHECKING:  # imported where it is used: what a command line asks first needs no tensors
@@ -87,7 +87,8 @@ class Result:
         predictions: flat names "existing.mean" and so on: for each group x_train [K, N, d], y_train [K, N],
             mask_train [K, N], x_test [K, M, d], y_test, mask_test, mean, std, lower, upper, pit [K, M], with clients
             in the order of that group's rows and everything in the data's own units; pit_below [K, M], where targets
-            have probabilities of their own, and coverage_by [K, M], the column that `report.coverage_by` names.
+            have probabilities of their own, and coverage_by [K, M], the column that `report.coverage_by` names;
+            time_train [K, N] and time_test [K, M], where rows have times, in the units that the label "time" says.
             Classification has y_test (int64)
             and mask_test (bool) [K, M], pm.probs (float32) [K, M, C], the personal models' probabilities averaged over
             draws, and gm.probs likewise where the method has a global model.
@@ -232,25 +233,23 @@ class Result:
             StudyError: when the labels are not JSON.
             CheckpointError: when a file cannot be written.
         """
-        import safetensors.torch
+        from pacbayes_fl.results import tensor_file
 
         folder = Path(folder)
         try:
             labels = _json(self.labels)
         except (TypeError, ValueError) as error:
             raise StudyError(f"labels must be JSON: {error}") from error
-        # a clone each, because safetensors refuses tensors that share memory
-        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.predictions.items()}
         # without its metrics a folder counts as unfinished, so a crash from here on never shows a mixture as a result
         put(folder, {"metrics.json": None})
         written: dict[str, bytes | None] = {
             "rounds.jsonl": "".join(map(to_line, self.rounds)).encode(),
             "clients.csv": _clients_csv(self).encode(),
-            "predictions.safetensors": safetensors.torch.save(tensors),
             calibration.FILE: calibration.to_csv(self, GROUPS),
             "labels.json": labels.encode(),
             "metrics.json": _json(self.summary()).encode(),
         }
+        put_written(folder, "predictions.safetensors", lambda file: tensor_file.write(file, self.predictions))
         put(folder, written, last=True)
 
     def __eq__(self, other: object) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from pacbayes_fl.errors import DamageWarning, DataError
+from pacbayes_fl.errors import CheckpointError, DamageWarning, DataError
 from pacbayes_fl.results.folder import FILES
-from pacbayes_fl.results.manifest import NAME, Print, adopt, announced, extend, problems, put, read, verify
+from pacbayes_fl.results.manifest import NAME, Print, adopt, announced, extend, problems, put, put_written, read, verify
 from tests.tiny import spoiled
 
 
@@ -65,6 +67,25 @@ def test_a_kill_between_the_manifest_and_the_file_is_no_damage(tmp_path: Path) -
     assert read(tmp_path) is not None and set(read(tmp_path).files) == {"labels.json", "clients.csv"}  # type: ignore[union-attr]
     (tmp_path / "labels.json").write_bytes(b"old")
     assert list(problems(tmp_path)) == ["labels.json"]
+
+
+def test_a_file_that_is_written_in_parts_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    put(tmp_path, {"data.npz": b"old"}, last=True)
+
+    def ended(reason: BaseException, file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise reason
+
+    with pytest.raises(CheckpointError, match=r"data\.npz: No space left"):
+        put_written(tmp_path, "data.npz", partial(ended, OSError(28, "No space left on device")))
+    assert [path.name for path in tmp_path.glob("data*")] == ["data.npz"]
+    with pytest.raises(KeyboardInterrupt):
+        put_written(tmp_path, "data.npz", partial(ended, KeyboardInterrupt()))
+    assert (tmp_path / "data.npz").read_bytes() == b"old" and problems(tmp_path) == {}
+    put_written(tmp_path, "data.npz", lambda file: file.writelines((b"ne", b"w")))
+    assert (tmp_path / "data.npz").read_bytes() == b"new" and problems(tmp_path) == {}
+    (tmp_path / "data.npz").write_bytes(b"nwe")
+    assert list(problems(tmp_path)) == ["data.npz"]
 
 
 def test_a_growing_file_is_vouched_for_as_far_as_it_was_seen(tmp_path: Path) -> None:

@@ -133,9 +133,8 @@ def test_one_record_brings_a_metric_into_every_table_figure_label_and_list(
     assert cli.main(["show", str(tmp_path / "both")]) == 0  # the table of a comparison
     assert "max_error, existing clients" in capsys.readouterr().out
     assert metric_label("max_error", result) == "largest error (standard deviations)"
-    assert "largest error (standard deviations)" in [
-        axis.get_ylabel() for axis in plots.client_boxes(result).figure.axes
-    ]
+    labels = [axis.get_ylabel() for axis in plots.client_boxes(result).figure.axes]
+    assert any(label.startswith("largest error (standard deviations)") for label in labels)
     assert cli.main(["list", "metrics"]) == 0
     assert f"{OWN.name:20} regression: {OWN.meaning}; lower is better" in capsys.readouterr().out
     after = run(tiny("federation.rounds=1"))  # and nothing else changes
